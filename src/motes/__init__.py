@@ -1,0 +1,25 @@
+"""Learn from videos alone which objects move and by which law; then ask about them."""
+
+from motes import kalman
+from motes.answer import Answer
+from motes.checkpoint import load
+from motes.data import Clips, cannonballs, load_clips, save_clips
+from motes.errors import InputError
+from motes.model import Model
+from motes.queries import forecast, infer, interpolate, sample
+
+__all__ = [
+    "Answer",
+    "Clips",
+    "InputError",
+    "Model",
+    "cannonballs",
+    "forecast",
+    "infer",
+    "interpolate",
+    "kalman",
+    "load",
+    "load_clips",
+    "sample",
+    "save_clips",
+]

@@ -1,0 +1,41 @@
+"""Files appear whole or not at all."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from motes.errors import InputError
+
+
+@contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path that replaces `path` when the block ends, and vanishes if it fails.
+
+    The temporary file has the folder and the suffix of `path`; its bytes are on the disk before
+    it takes the name, so a reader sees the old file or the new one, never a part of it.
+
+    Law: a block that raises leaves the folder as it was
+    (test_a_failed_write_leaves_the_old_file_and_nothing_else).
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise InputError(
+            f"got {path}; expected a file in a folder that exists; create {path.parent} first"
+        )
+    if path.is_dir():
+        raise InputError(f"got {path}, a folder; expected the name of a file; add a file name")
+    # Not tempfile: its files are private to the user, and the result should follow the umask.
+    temporary = path.with_name(f".{secrets.token_hex(8)}{path.suffix}")
+    try:
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except PermissionError as error:
+        raise InputError(
+            f"got {path}; expected a place that can be written ({error.strerror}); choose another"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)

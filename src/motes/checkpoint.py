@@ -1,0 +1,160 @@
+"""Models and training states on disk: safetensors and JSON, nothing that can run code.
+
+A run folder describes itself:
+
+    config.json              the whole configuration, versioned
+    environment.json         versions, device, commit
+    log.jsonl                one line for each report of training
+    model.safetensors        weights and pixel map, for use
+    checkpoint.safetensors   weights and optimizer state, for resuming
+
+A model to use is `config.json` and `model.safetensors` alone. Every file is replaced atomically.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from motes.atomic import atomic_path
+from motes.config import RunConfig, from_json, to_json
+from motes.errors import InputError
+from motes.model import Model, build
+from motes.shapes import Tensor
+
+SHIPPED = Path(__file__).parent / "models"
+
+
+def save_model(folder: Path, model: Model, config: RunConfig, *, half: bool = False) -> None:
+    """Writes `config.json` and `model.safetensors`; `half` stores network weights as float16."""
+    tensors = {name: value.detach().cpu() for name, value in model.state_dict().items()}
+    if half:
+        shrinks = ("renderer.", "inference.")
+        tensors = {n: v.half() if n.startswith(shrinks) else v for n, v in tensors.items()}
+    write_text(folder / "config.json", to_json(config))
+    write_tensors(folder / "model.safetensors", tensors, {"kind": "model"})
+
+
+def load(name_or_folder: str | Path, *, device: str | torch.device = "cpu") -> Model:
+    """A model shipped under a name, or the one in a run folder, ready for queries.
+
+    Raises:
+        InputError: there is no such model, or its files are damaged or of a newer version.
+    """
+    return load_with_config(name_or_folder, device=device)[0]
+
+
+def load_with_config(
+    name_or_folder: str | Path, *, device: str | torch.device = "cpu"
+) -> tuple[Model, RunConfig]:
+    """The model and the configuration of the run that made it."""
+    folder = find_model(name_or_folder)
+    config = read_config(folder)
+    model = build(config)
+    tensors, _ = read_tensors(folder / "model.safetensors")
+    restore(model, tensors, folder / "model.safetensors")
+    return model.to(device).eval(), config
+
+
+def find_model(name_or_folder: str | Path) -> Path:
+    """The folder of a model given by its shipped name or its path."""
+    shipped = SHIPPED / str(name_or_folder)
+    if shipped_name(name_or_folder) and shipped.is_dir():
+        return shipped
+    folder = Path(name_or_folder)
+    if not (folder / "config.json").is_file():
+        raise InputError(
+            f"no model at {str(name_or_folder)!r}; give a run folder (with config.json) "
+            f"or a shipped name: {', '.join(shipped_names()) or 'none in this installation'}"
+        )
+    if not (folder / "model.safetensors").is_file():
+        raise InputError(
+            f"{folder} has a config but no model.safetensors; let training reach its first "
+            f"checkpoint: motes train --resume {folder}"
+        )
+    return folder
+
+
+def shipped_names() -> list[str]:
+    """Names of the models inside the package."""
+    return sorted(path.parent.name for path in SHIPPED.glob("*/model.safetensors"))
+
+
+def shipped_name(name: str | Path) -> bool:
+    """Whether this is a bare name and not a path."""
+    return str(name) == Path(name).name
+
+
+def read_config(folder: Path) -> RunConfig:
+    """The configuration in a run folder."""
+    path = folder / "config.json"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{folder} has no config.json; give the folder of a run") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read ({error})") from None
+    return from_json(text, path)
+
+
+def restore(model: Model, tensors: dict[str, Tensor], origin: Path) -> None:
+    """Copies tensors into the model, after checking names, shapes and values."""
+    expected = model.state_dict()
+    if set(tensors) != set(expected):
+        missing, extra = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
+        raise InputError(
+            f"{origin} does not fit its config.json: missing {missing[:3]}, unknown {extra[:3]}"
+        )
+    for name, value in tensors.items():
+        if value.shape != expected[name].shape:
+            raise InputError(
+                f"{origin}: {name} has shape {tuple(value.shape)}, "
+                f"its config.json asks for {tuple(expected[name].shape)}"
+            )
+        if not value.is_floating_point() or not bool(value.isfinite().all()):
+            raise InputError(f"{origin}: {name} holds values that are not finite numbers")
+    model.load_state_dict(tensors)
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Writes a safetensors file atomically."""
+    with atomic_path(path) as temporary:
+        save_file(
+            {name: value.contiguous() for name, value in tensors.items()},
+            temporary,
+            metadata={"format": "motes", **metadata},
+        )
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file that motes wrote.
+
+    Raises:
+        InputError: missing, truncated, foreign or hostile file.
+    """
+    try:
+        with safe_open(path, framework="pt") as opened:
+            metadata = opened.metadata() or {}
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise InputError(
+            f"{path} is not a whole safetensors file ({error}); copy or train it again"
+        ) from None
+    if metadata.get("format") != "motes":
+        raise InputError(f"{path} was not written by motes")
+    return tensors, metadata
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, content: object) -> None:
+    """Writes a JSON file atomically."""
+    write_text(path, json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,48 @@
+"""The command line: a table from verb to function.
+
+Exit codes: 0 done, 1 failed, 2 bad input (told in one line on standard error).
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+
+from motes.errors import InputError
+from motes.verbs import ask, bench, learn, make
+
+VERBS: dict[str, Callable[..., None]] = {
+    "demo": make.demo,
+    "data": make.data,
+    "train": learn.train,
+    "evaluate": learn.evaluate,
+    "infer": ask.infer,
+    "forecast": ask.forecast,
+    "interpolate": ask.interpolate,
+    "sample": ask.sample,
+    "bench": bench.bench,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one verb; returns the exit code."""
+    import tyro
+
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            VERBS,
+            prog="motes",
+            description="Learn from videos alone which objects move and by which law, then ask.",
+            args=arguments,
+        )
+    except InputError as error:
+        print(f"motes: {error}", file=sys.stderr)
+        return 2
+    except FloatingPointError as error:
+        print(f"motes: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("motes: interrupted", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"motes: {error.filename or ''} {error.strerror or error}".strip(), file=sys.stderr)
+        return 1
+    return 0

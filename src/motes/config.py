@@ -1,0 +1,258 @@
+"""What a run is: frozen, validated dataclasses, the presets, and their JSON form.
+
+Configuration stops at the door: `model.build` and `train` read it, the modules below take plain
+arguments. Every schedule is a tuple of knots (step, value), see `motes.schedule`.
+"""
+
+import dataclasses
+import json
+import types
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+from motes.errors import InputError
+
+Knots = tuple[tuple[int, float], ...]
+
+FORMAT_VERSION = 1
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises `InputError` with the message unless the condition holds."""
+    if not condition:
+        raise InputError(message)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which clips are learned from: a file of the user's, or the paper's cannonballs."""
+
+    path: str | None = None  # npz file of clips; None makes cannonballs
+    num_clips: int = 60_000
+    num_objects: tuple[int, ...] = (1, 2, 3)
+    num_frames: int = 30
+    height: int = 48
+    width: int = 48
+    seed: int = 1
+    num_held_out: int = 240  # clips kept from training, for the bound that is reported
+
+    def __post_init__(self) -> None:
+        require(self.num_clips >= 1, f"num_clips is {self.num_clips}; give 1 or more")
+        require(self.num_held_out >= 1, f"num_held_out is {self.num_held_out}; give 1 or more")
+        require(
+            len(self.num_objects) > 0 and 1 <= min(self.num_objects) <= max(self.num_objects) <= 16,
+            f"num_objects is {self.num_objects}; give counts between 1 and 16",
+        )
+        require(1 <= self.num_frames <= 10_000, f"num_frames is {self.num_frames}; give 1..10000")
+        require(
+            4 <= self.height <= 512 and 4 <= self.width <= 512,
+            f"frames are {self.height}x{self.width}; give sizes between 4 and 512 pixels",
+        )
+
+    @property
+    def max_objects(self) -> int:
+        """The largest number of objects in a clip."""
+        return max(self.num_objects)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes and starting values of the three parts; the defaults are the paper's."""
+
+    family: Literal["paper"] = "paper"
+    inference_state_size: int = 1024  # S, the paper's dimension of s_t^n
+    renderer_state_size: int = 1024  # X, of x^n; the paper does not say, [Choice 3]
+    num_components: int = 2  # K
+    sampling_period: float = 0.1  # delta at the start
+    state_noise: float = 0.001  # Sigma_H = state_noise I
+    position_noise: float = 1.0  # Sigma_A = position_noise I
+    initial_spread: float = 1.0  # standard deviation of mu_k's position, and Sigma_k = spread^2 I
+    scale_floor: float = 0.01  # smallest standard deviation of q, in latent units, [Choice 4]
+    initial_scale: float = 0.5  # standard deviation of q before training, [Choice 4]
+
+    def __post_init__(self) -> None:
+        require(
+            1 <= self.inference_state_size <= 8192 and 1 <= self.renderer_state_size <= 8192,
+            "state sizes are "
+            f"{self.inference_state_size} and {self.renderer_state_size}; give 1..8192",
+        )
+        require(1 <= self.num_components <= 64, f"K is {self.num_components}; give 1..64")
+        for name in ("sampling_period", "state_noise", "position_noise", "initial_spread"):
+            value = getattr(self, name)
+            require(0 < value < 1e6, f"{name} is {value}; give a positive number")
+        require(
+            0 < self.scale_floor < self.initial_scale < 1e6,
+            f"scale_floor is {self.scale_floor} and initial_scale {self.initial_scale}; "
+            "give 0 < scale_floor < initial_scale",
+        )
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """How training changes over the steps; knots are (step, value), see `motes.schedule`."""
+
+    iterations: int = 200_000
+    frozen_dynamics: int = 10_000  # the dynamics keep their initial values until this step
+    learning_rate: Knots = ((0, 1e-3),)
+    kl_weight: Knots = ((0, 1.0),)
+    blur: Knots = ((0, 0.0),)  # standard deviation in pixels
+
+    def __post_init__(self) -> None:
+        require(self.iterations >= 1, f"iterations is {self.iterations}; give 1 or more")
+        for name in ("learning_rate", "kl_weight", "blur"):
+            knots = getattr(self, name)
+            steps = [step for step, _ in knots]
+            require(
+                len(knots) > 0 and steps == sorted(steps) and all(v >= 0 for _, v in knots),
+                f"{name} is {knots}; give (step, value) pairs with rising steps and values >= 0",
+            )
+
+    def stretched(self, iterations: int) -> "ScheduleConfig":
+        """The same schedule over another number of iterations."""
+        factor = iterations / self.iterations
+
+        def stretch(knots: Knots) -> Knots:
+            return tuple((round(step * factor), value) for step, value in knots)
+
+        return ScheduleConfig(
+            iterations=iterations,
+            frozen_dynamics=round(self.frozen_dynamics * factor),
+            learning_rate=stretch(self.learning_rate),
+            kl_weight=stretch(self.kl_weight),
+            blur=stretch(self.blur),
+        )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A whole training run."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    batch_size: int = 20
+    seed: int = 0  # of initial weights, batches and noise
+    log_every: int = 100
+    checkpoint_every: int = 2_000
+
+    def __post_init__(self) -> None:
+        require(self.batch_size >= 1, f"batch_size is {self.batch_size}; give 1 or more")
+        require(0 <= self.seed < 2**63, f"seed is {self.seed}; give 0 or a positive integer")
+        require(
+            self.log_every >= 1 and self.checkpoint_every >= 1,
+            f"log_every is {self.log_every} and checkpoint_every {self.checkpoint_every}; "
+            "give 1 or more",
+        )
+
+
+PRESETS: dict[str, RunConfig] = {
+    # The recipe as the paper writes it; our reading of what it leaves open is [Choice 5].
+    "paper": RunConfig(
+        schedule=ScheduleConfig(
+            iterations=200_000,
+            frozen_dynamics=10_000,
+            kl_weight=((0, 1.0), (10_000, 1.0), (10_000, 100.0), (60_000, 1.0)),
+        ),
+    ),
+    # Ours: coarse to fine, the KL weight up while the dynamics are frozen and down afterwards.
+    "robust": RunConfig(
+        batch_size=64,
+        schedule=ScheduleConfig(
+            iterations=60_000,
+            frozen_dynamics=10_000,
+            learning_rate=((0, 1e-3), (30_000, 1e-3), (60_000, 1e-5)),
+            kl_weight=((0, 1.0), (10_000, 15.0), (20_000, 15.0), (45_000, 4.0)),
+            blur=((0, 8.0), (12_000, 0.3), (12_000, 0.0)),
+        ),
+    ),
+    # Minutes on two cores: small frames, small networks.
+    "small": RunConfig(
+        data=DataConfig(num_clips=20_000, height=32, width=32),
+        model=ModelConfig(inference_state_size=256, renderer_state_size=256),
+        schedule=ScheduleConfig(
+            iterations=12_000,
+            frozen_dynamics=2_000,
+            learning_rate=((0, 1e-3), (8_000, 1e-3), (12_000, 1e-5)),
+            kl_weight=((0, 1.0), (2_000, 15.0), (4_000, 15.0), (8_000, 4.0)),
+            blur=((0, 6.0), (4_000, 0.3), (4_000, 0.0)),
+        ),
+        checkpoint_every=1_000,
+    ),
+    # Seconds: does everything run?
+    "smoke": RunConfig(
+        data=DataConfig(
+            num_clips=64, num_objects=(1, 2), num_frames=8, height=16, width=16, num_held_out=8
+        ),
+        model=ModelConfig(inference_state_size=16, renderer_state_size=16),
+        schedule=ScheduleConfig(
+            iterations=20,
+            frozen_dynamics=5,
+            kl_weight=((0, 1.0), (5, 5.0), (15, 1.0)),
+            blur=((0, 3.0), (10, 0.3), (10, 0.0)),
+        ),
+        batch_size=8,
+        log_every=5,
+        checkpoint_every=10,
+    ),
+}
+
+
+def to_json(config: RunConfig) -> str:
+    """The configuration as JSON text, with the version of the format."""
+    return json.dumps({"version": FORMAT_VERSION, **dataclasses.asdict(config)}, indent=2) + "\n"
+
+
+def from_json(text: str, origin: str | Path) -> RunConfig:
+    """The configuration that `to_json` wrote; `origin` is named in errors.
+
+    Raises:
+        InputError: not JSON, a newer version, unknown or missing fields, wrong types or values.
+    """
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{origin} is not JSON ({error}); expected a motes config") from None
+    require(isinstance(raw, dict), f"{origin} holds no JSON object; expected a motes config")
+    version = raw.pop("version", None)
+    require(
+        version == FORMAT_VERSION,
+        f"{origin} has format version {version!r}; this motes reads version {FORMAT_VERSION}: "
+        "use the motes that wrote it, or a newer one",
+    )
+    return _read(RunConfig, raw, str(origin))
+
+
+Record = TypeVar("Record")
+
+
+def _read(kind: type[Record], raw: Any, place: str) -> Record:
+    """Builds a dataclass from parsed JSON, strictly."""
+    require(isinstance(raw, dict), f"{place} is {raw!r:.60}; expected an object")
+    fields = {f.name: f.type for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    unknown, missing = sorted(set(raw) - set(fields)), sorted(set(fields) - set(raw))
+    require(not unknown, f"{place} has unknown fields {unknown}; expected {sorted(fields)}")
+    require(not missing, f"{place} lacks the fields {missing}")
+    return kind(**{name: _value(fields[name], raw[name], f"{place}: {name}") for name in fields})
+
+
+def _value(expected: Any, raw: Any, place: str) -> Any:
+    """Checks one JSON value against an annotation and converts lists to tuples."""
+    if dataclasses.is_dataclass(expected):
+        return _read(expected, raw, place)  # type: ignore[arg-type]
+    origin, arguments = get_origin(expected), get_args(expected)
+    if origin in (Union, types.UnionType):
+        return None if raw is None else _value(arguments[0], raw, place)
+    if origin is Literal:
+        require(raw in arguments, f"{place} is {raw!r:.60}; expected one of {list(arguments)}")
+        return raw
+    if origin is tuple:
+        require(isinstance(raw, list), f"{place} is {raw!r:.60}; expected a list")
+        if arguments[-1] is Ellipsis:
+            return tuple(_value(arguments[0], item, place) for item in raw)
+        require(len(raw) == len(arguments), f"{place} is {raw!r:.60}; expected {len(arguments)}")
+        return tuple(_value(a, item, place) for a, item in zip(arguments, raw, strict=True))
+    if expected is float and isinstance(raw, int) and not isinstance(raw, bool):
+        return float(raw)
+    require(type(raw) is expected, f"{place} is {raw!r:.60}; expected {expected.__name__}")
+    return raw

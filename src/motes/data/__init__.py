@@ -1,0 +1,21 @@
+"""Clips: made by known physics, kept in memory and on disk, read from people's videos."""
+
+from motes.data.cannonballs import cannonballs, draw_clips
+from motes.data.clips import Clips, PackedFrames, pack, video_of
+from motes.data.files import read_frames, write_gif
+from motes.data.npz import load_clips, save_clips
+from motes.data.world import World
+
+__all__ = [
+    "Clips",
+    "PackedFrames",
+    "World",
+    "cannonballs",
+    "draw_clips",
+    "load_clips",
+    "pack",
+    "read_frames",
+    "save_clips",
+    "video_of",
+    "write_gif",
+]

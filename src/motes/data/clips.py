@@ -1,0 +1,146 @@
+"""Clips in memory: frames, how many objects they show, and the truth where it is known."""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from motes.errors import InputError
+from motes.shapes import Bool, Float, Int, Tensor, UInt8
+
+
+@dataclass(frozen=True, eq=False)
+class PackedFrames:
+    """Black-and-white frames, eight pixels in a byte (288 bytes for a frame of 48x48).
+
+    The pixels of a frame run row by row and the first of eight is the highest bit, which is the
+    order of `numpy.packbits`; the last byte of a frame is filled up with zeros.
+
+    Law: packing and unpacking return the frames
+    (test_packing_then_unpacking_returns_the_frames, test_bits_stand_in_the_order_of_numpy).
+    """
+
+    bits: UInt8[Tensor, "B T bytes"]
+    height: int
+    width: int
+    # Kept beside the bits: a tensor made inside `unpack` could not be captured in a CUDA graph.
+    shifts: UInt8[Tensor, "8"] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check that the bytes of a frame are as many as its pixels need."""
+        needed = bytes_per_frame(self.height, self.width)
+        if min(self.height, self.width) < 1 or self.bits.shape[-1] != needed:
+            raise InputError(
+                f"got {self.bits.shape[-1]} bytes a frame for {self.height}x{self.width} pixels; "
+                f"expected {needed} and at least one pixel; pack the frames again"
+            )
+        shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=self.bits.device)
+        object.__setattr__(self, "shifts", shifts)
+
+    def __len__(self) -> int:
+        return self.bits.shape[0]
+
+    def __getitem__(self, index: slice | Tensor) -> "PackedFrames":
+        return replace(self, bits=self.bits[index])
+
+    def to(self, device: torch.device | str) -> "PackedFrames":
+        """Return the same frames on another device."""
+        return replace(self, bits=self.bits.to(device))
+
+    def unpack(self, indices: Int[Tensor, " b"]) -> Float[Tensor, "b T height width"]:
+        """Return the clips at `indices` as float32 zeros and ones, on the device of the bits."""
+        return self._pixels(self.bits.index_select(0, indices)).float()
+
+    def unpack_all(self) -> UInt8[Tensor, "B T height width"]:
+        """Return every clip as uint8 zeros and ones."""
+        return self._pixels(self.bits)
+
+    def _pixels(self, bits: UInt8[Tensor, "b T bytes"]) -> UInt8[Tensor, "b T height width"]:
+        pixels = torch.bitwise_right_shift(bits[..., None], self.shifts).bitwise_and_(1)
+        pixels = pixels.flatten(-2)[..., : self.height * self.width]
+        return pixels.reshape(*bits.shape[:2], self.height, self.width)
+
+
+def bytes_per_frame(height: int, width: int) -> int:
+    """Return how many bytes the bits of one frame fill."""
+    return -(-height * width // 8)
+
+
+def pack(
+    frames: Bool[Tensor, "B T height width"] | UInt8[Tensor, "B T height width"],
+) -> PackedFrames:
+    """Return black-and-white frames as bits; every value other than 0 counts as white."""
+    height, width = frames.shape[-2:]
+    bits = np.packbits(frames.flatten(-2).cpu().numpy(), axis=-1)
+    return PackedFrames(torch.from_numpy(bits), height, width)
+
+
+@dataclass(frozen=True, eq=False)
+class Clips:
+    """B clips of T frames, and what is known about them.
+
+    Attributes:
+        video: the frames as they are held: bits where they are black and white, else float32.
+        num_objects: how many objects each clip shows, or None where nobody knows.
+        positions: where the objects were drawn, pixels (x, y), NaN for objects that are absent.
+        clean: the same without the noise of the single frame.
+    """
+
+    video: PackedFrames | Float[Tensor, "B T height width"]
+    num_objects: Int[Tensor, " B"] | None = None
+    positions: Float[Tensor, "B N T 2"] | None = None
+    clean: Float[Tensor, "B N T 2"] | None = None
+
+    @cached_property
+    def frames(self) -> UInt8[Tensor, "B T height width"] | Float[Tensor, "B T height width"]:
+        """Frames as uint8 in {0, 1} where they are black and white, else float32 in [0, 1]."""
+        return self.video.unpack_all() if isinstance(self.video, PackedFrames) else self.video
+
+    def __len__(self) -> int:
+        return len(self.video)
+
+    def __getitem__(self, index: int | slice | Tensor) -> "Clips":
+        if isinstance(index, int):
+            index = range(len(self))[index]
+            index = slice(index, index + 1)
+        return Clips(
+            video=self.video[index],
+            num_objects=None if self.num_objects is None else self.num_objects[index],
+            positions=None if self.positions is None else self.positions[index],
+            clean=None if self.clean is None else self.clean[index],
+        )
+
+
+def video_of(frames: NDArray[Any]) -> PackedFrames | Float[Tensor, "B T height width"]:
+    """Return an array of frames in the form that `Clips` holds.
+
+    Args:
+        frames: [B, T, height, width], or [T, height, width] for one clip; bool, uint8 of 0 and 1,
+            uint8 of 0..255 (divided by 255), or floats in [0, 1].
+    """
+    if frames.ndim == 3:
+        frames = frames[None]
+    if frames.ndim != 4 or 0 in frames.shape:
+        raise InputError(
+            f"got frames of shape {frames.shape}; expected [clips, frames, height, width] or "
+            "[frames, height, width] with at least one of each; reshape the array"
+        )
+    if frames.dtype != np.uint8 and frames.dtype.kind not in "bf":
+        raise InputError(
+            f"got frames of type {frames.dtype}; expected bool, uint8 or floats in [0, 1]; "
+            "convert them with astype"
+        )
+    low, high = frames.min(), frames.max()
+    if frames.dtype.kind == "f" and not (low >= 0 and high <= 1):
+        raise InputError(
+            f"got frames with values from {low} to {high}; expected every value in [0, 1]; "
+            "rescale the frames and fill in missing values"
+        )
+    if frames.dtype.kind != "f" or ((frames == 0) | (frames == 1)).all():
+        if high <= 1:
+            return pack(torch.from_numpy(frames.astype(np.uint8)))
+        frames = frames / np.float32(255)
+    return torch.from_numpy(np.ascontiguousarray(frames, dtype=np.float32))

@@ -1,0 +1,71 @@
+"""From frames, some of them hidden, to q(a|v): the paper's procedure of the warmed-in state.
+
+The inference network reads every frame in order. Where a frame is hidden, it is shown the frame
+that the model expects there: the rendered mean of the most likely component's Kalman prediction,
+given the positions inferred so far. So the network arrives at the next seen frame with its
+attention on the right objects, and no hidden pixel can matter.
+"""
+
+import torch
+
+from motes import kalman
+from motes.lgssm import POSITION_DIM
+from motes.model import Model
+from motes.networks.inference import Encoding
+from motes.shapes import Bool, Float, Int, Tensor
+
+
+def encode(
+    model: Model,
+    frames: Float[Tensor, "B T height width"],
+    observed: Bool[Tensor, "B T"],
+    num_objects: Int[Tensor, " B"],
+) -> Encoding:
+    """q(a|v) for all frames; what it says where a frame is hidden means nothing.
+
+    Law: hidden frames' pixels cannot matter, and with the mask of the paper's section on past and
+    future observations it is that procedure; tests/unit/test_encoding.py.
+    """
+    seen_later = observed.flip(1).cumsum(1).flip(1) > 0
+    if not bool((~observed & seen_later).any()):
+        return model.inference(frames, num_objects)
+    return _encode_across_gaps(model, frames, observed, num_objects)
+
+
+def _encode_across_gaps(
+    model: Model,
+    frames: Float[Tensor, "B T height width"],
+    observed: Bool[Tensor, "B T"],
+    num_objects: Int[Tensor, " B"],
+) -> Encoding:
+    """Frame by frame, imagining each hidden one before going on."""
+    dynamics = model.dynamics.components()
+    belief = kalman.Belief(dynamics.initial_mean, dynamics.initial_covariance)
+    log_weights = model.dynamics.log_weights().expand(len(frames), model.max_objects, -1)
+    states = model.inference.initial_states(num_objects)
+    means, scales = [], []
+    for frame, seen in zip(frames.unbind(1), observed.unbind(1), strict=True):
+        if not bool(seen.all()):
+            imagined = expected_frame(model, belief, log_weights, num_objects)
+            frame = torch.where(seen[:, None, None], frame, imagined)
+        states = model.inference.step(states, frame)
+        mean, scale = model.inference.read_out(states)
+        means.append(mean)
+        scales.append(scale)
+        updated = kalman.update(dynamics, belief, mean[:, :, None], seen[:, None, None])
+        log_weights = log_weights + updated.log_density
+        belief = kalman.predict(dynamics, updated.belief)
+    return Encoding(torch.stack(means, 2), torch.stack(scales, 2))
+
+
+def expected_frame(
+    model: Model,
+    belief: kalman.Belief,
+    log_weights: Float[Tensor, "B N K"],
+    num_objects: Int[Tensor, " B"],
+) -> Float[Tensor, "B height width"]:
+    """The picture of the mean positions of each object's most likely component."""
+    likely = log_weights.argmax(-1, keepdim=True)
+    mean = belief.mean[..., :POSITION_DIM].expand(*log_weights.shape, POSITION_DIM)
+    expected = mean.take_along_dim(likely[..., None], 2).to(model.pixel_matrix.dtype)
+    return model.renderer(expected, model.present(num_objects)).sigmoid()[:, 0]

@@ -1,0 +1,94 @@
+"""What a query may be asked with: every input is checked here, once, with one clear line."""
+
+from typing import Any
+
+import torch
+
+from motes.errors import InputError
+from motes.model import Model
+from motes.shapes import Bool, Float, Int, Tensor
+
+
+def check_frames(
+    model: Model, frames: Any, observed: Bool[Tensor, "B T"] | None = None
+) -> Float[Tensor, "B T height width"]:
+    """Frames as float32 on the model's device; hidden frames become zero, whatever they held."""
+    try:
+        given = torch.as_tensor(frames)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"frames are not an array of numbers ({error})") from None
+    height, width = model.image_size
+    hint = "; add the clip axis: frames[None]" if given.ndim == 3 else ""
+    if given.ndim != 4:
+        raise InputError(
+            f"frames have shape {tuple(given.shape)}; expected [clips, frames, {height}, {width}]"
+            + hint
+        )
+    if tuple(given.shape[2:]) != model.image_size:
+        raise InputError(
+            f"frames are {given.shape[2]}x{given.shape[3]} pixels; this model sees "
+            f"{height}x{width}: resize them or train a model of that size"
+        )
+    if given.shape[0] < 1 or given.shape[1] < 2:
+        raise InputError(
+            f"frames hold {given.shape[0]} clips of {given.shape[1]} frames; "
+            "expected at least 1 clip of at least 2 frames"
+        )
+    if given.is_complex():
+        raise InputError("frames are complex numbers; expected real values in [0, 1]")
+    given = given.to(model.device, torch.float32)
+    if observed is not None:
+        given = torch.where(observed[:, :, None, None], given, 0.0)
+    if not bool(given.isfinite().all()):
+        raise InputError("frames hold NaN or infinite values; expected values in [0, 1]")
+    low, high = float(given.min()), float(given.max())
+    if low < 0 or high > 1:
+        raise InputError(
+            f"frames hold values from {low:g} to {high:g}; expected [0, 1]"
+            + ("; divide by 255" if 1 < high <= 255 and low >= 0 else "")
+        )
+    return given
+
+
+def check_observed(model: Model, observed: Any, frames: Any) -> Bool[Tensor, "B T"]:
+    """Which frames were seen, [T] for all clips or [B, T], as [B, T]."""
+    shape = tuple(getattr(frames, "shape", torch.as_tensor(frames).shape))[:2]
+    flags = torch.as_tensor(observed)
+    if flags.dtype != torch.bool:
+        raise InputError(f"observed has type {flags.dtype}; expected booleans, True where seen")
+    if len(shape) < 2 or flags.ndim not in (1, 2) or tuple(flags.shape) not in (shape, shape[1:]):
+        raise InputError(
+            f"observed has shape {tuple(flags.shape)} for frames of shape {shape}; expected one "
+            "flag a frame: [frames] or [clips, frames]"
+        )
+    flags = flags.to(model.device).expand(shape)
+    if not bool(flags.any(1).all()):
+        clip = int((~flags.any(1)).nonzero()[0])
+        raise InputError(f"clip {clip} has no observed frame; to imagine clips use motes.sample")
+    return flags
+
+
+def check_counts(model: Model, num_objects: Any, num_clips: int) -> Int[Tensor, " B"]:
+    """The number of objects in each clip, from an integer or from one for each clip."""
+    counts = torch.as_tensor(num_objects)
+    if counts.dtype == torch.bool or counts.is_floating_point() or counts.is_complex():
+        raise InputError(f"num_objects has type {counts.dtype}; expected whole numbers")
+    if counts.ndim > 1 or (counts.ndim == 1 and len(counts) != num_clips):
+        raise InputError(
+            f"num_objects has shape {tuple(counts.shape)} for {num_clips} clips; "
+            "give one number, or one for each clip"
+        )
+    low, high = int(counts.min()), int(counts.max())
+    if low < 1 or high > model.max_objects:
+        raise InputError(
+            f"num_objects is {low if low < 1 else high}; this model knows 1 to "
+            f"{model.max_objects} objects"
+        )
+    return counts.to(model.device, torch.int64).expand(num_clips).clone()
+
+
+def check_whole(name: str, value: Any, low: int, high: int) -> int:
+    """A whole number within limits."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InputError(f"{name} is {value!r}; give a whole number from {low} to {high}")
+    return value

@@ -1,0 +1,86 @@
+"""The three parts side by side; `build` is the only reader of their configuration."""
+
+import torch
+from torch import nn
+
+from motes.config import RunConfig
+from motes.lgssm import Dynamics
+from motes.networks.inference import InferenceNetwork
+from motes.networks.renderer import Renderer
+from motes.shapes import Bool, Float, Int, Tensor
+
+
+class Model(nn.Module):
+    """A generative model of videos and its inference network.
+
+        for each object n:   z ~ Categorical(pi);  h_1 ~ Normal(mu_z, Sigma_z)
+                             h_t = A h_{t-1} + u + Normal(0, Sigma_H)
+                             a_t = B h_t + Normal(0, Sigma_A)
+        for each frame t:    x = tanh(theta_x0);  for n: x = (1 - alpha_n) x + alpha_n xhat_n
+                             v_t ~ Bernoulli(sigm(W x + b))
+        inference:           q(a|v): s_t^n from (s_{t-1}^n, s_t^{n-1}, v_t), then a Gaussian
+
+    `pixel_matrix` and `pixel_offset` map latent positions to pixels; see `motes.alignment`.
+    """
+
+    pixel_matrix: Float[Tensor, "2 2"]
+    pixel_offset: Float[Tensor, " 2"]
+
+    def __init__(
+        self,
+        dynamics: Dynamics,
+        renderer: Renderer,
+        inference: InferenceNetwork,
+        *,
+        image_size: tuple[int, int],
+        max_objects: int,
+    ) -> None:
+        super().__init__()
+        self.dynamics = dynamics
+        self.renderer = renderer
+        self.inference = inference
+        self.image_size = image_size
+        self.max_objects = max_objects
+        self.register_buffer("pixel_matrix", torch.eye(2))
+        self.register_buffer("pixel_offset", torch.zeros(2))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's numbers live."""
+        return self.pixel_matrix.device
+
+    def present(self, num_objects: Int[Tensor, " B"]) -> Bool[Tensor, "B N"]:
+        """Which of the model's objects stand in each clip: the first `num_objects`."""
+        slots = torch.arange(self.max_objects, device=num_objects.device)
+        return slots < num_objects[:, None]
+
+    def to_pixels(self, positions: Float[Tensor, "*batch 2"]) -> Float[Tensor, "*batch 2"]:
+        """Latent positions as pixel coordinates (x to the right, y down)."""
+        return positions @ self.pixel_matrix.to(positions.dtype).T + self.pixel_offset
+
+
+def build(config: RunConfig) -> Model:
+    """A fresh model, its weights drawn from the run's seed."""
+    generator = torch.Generator().manual_seed(config.seed)
+    size, part = (config.data.height, config.data.width), config.model
+    return Model(
+        dynamics=Dynamics(
+            num_components=part.num_components,
+            sampling_period=part.sampling_period,
+            state_noise=part.state_noise,
+            position_noise=part.position_noise,
+            initial_spread=part.initial_spread,
+            generator=generator,
+        ),
+        renderer=Renderer(size, part.renderer_state_size, generator),
+        inference=InferenceNetwork(
+            size,
+            max_objects=config.data.max_objects,
+            state_size=part.inference_state_size,
+            scale_floor=part.scale_floor,
+            initial_scale=part.initial_scale,
+            generator=generator,
+        ),
+        image_size=size,
+        max_objects=config.data.max_objects,
+    )

@@ -1,0 +1,259 @@
+"""Ask a model: infer, forecast, interpolate, sample.
+
+The first three are one question with three masks. Frames and the flags `observed` become q(a|v)
+(`motes.encoding`); q's means at seen frames are the observations of one Kalman smoother; the
+smoother's states give positions where nothing was seen, paths, velocities and frames everywhere.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from motes import kalman, mixture
+from motes.answer import Answer, blank
+from motes.counting import count_log_evidence
+from motes.encoding import encode
+from motes.inputs import check_counts, check_frames, check_observed, check_whole
+from motes.lgssm import POSITION_DIM, map_vector, square_root
+from motes.model import Model
+from motes.networks.inference import Encoding
+from motes.shapes import Bool, Float, Int, Tensor
+
+NUM_DRAWS = 64  # pictures that a marginal frame averages
+MAX_FRAMES = 10_000
+
+
+def infer(model: Model, frames: Any, num_objects: Any = None, *, seed: int = 0) -> Answer:
+    """Where every object is in every frame, all frames seen.
+
+    Args:
+        model: From `motes.load`.
+        frames: [B, T, height, width], values in [0, 1].
+        num_objects: One number, one for each clip, or None to infer it.
+        seed: Of the draws that `answer.frames` averages.
+    """
+    shape = tuple(getattr(frames, "shape", torch.as_tensor(frames).shape))
+    everything = torch.ones(shape[:2], dtype=torch.bool, device=model.device)
+    return _ask(model, check_frames(model, frames), everything, num_objects, seed)
+
+
+def forecast(
+    model: Model, frames: Any, num_objects: Any = None, horizon: int = 25, *, seed: int = 0
+) -> Answer:
+    """Where every object was in the frames given and will be in the `horizon` frames after them.
+
+    The paper's procedure: the filtered state after the last frame, for the most likely component,
+    goes on by the learned dynamics. The answer covers all frames, the seen ones first.
+    """
+    check_whole("horizon", horizon, 1, MAX_FRAMES)
+    seen = check_frames(model, frames)
+    future = seen.new_zeros(len(seen), horizon, *seen.shape[2:])
+    observed = torch.arange(seen.shape[1] + horizon, device=model.device) < seen.shape[1]
+    everything = torch.cat([seen, future], 1)
+    return _ask(model, everything, observed.expand(len(seen), -1), num_objects, seed)
+
+
+def interpolate(
+    model: Model, frames: Any, observed: Any, num_objects: Any = None, *, seed: int = 0
+) -> Answer:
+    """Where every object is in every frame, though only some frames were seen.
+
+    Args:
+        model: From `motes.load`.
+        frames: [B, T, height, width]; what hidden frames hold cannot matter.
+        observed: Booleans [T] or [B, T], True where the frame was seen.
+        num_objects: One number, one for each clip, or None to infer it.
+        seed: Of the draws that `answer.frames` averages.
+    """
+    flags = check_observed(model, observed, frames)
+    return _ask(model, check_frames(model, frames, flags), flags, num_objects, seed)
+
+
+@torch.no_grad()
+def sample(
+    model: Model, num_clips: int = 8, num_objects: Any = 2, num_frames: int = 30, *, seed: int = 0
+) -> Answer:
+    """Clips that the model imagines: nothing seen, one draw of everything for each clip.
+
+    Positions and paths are the drawn ones, so their covariances are zero.
+    """
+    check_whole("num_clips", num_clips, 1, 100_000)
+    check_whole("num_frames", num_frames, 2, MAX_FRAMES)
+    check_whole("seed", seed, 0, 2**63 - 1)
+    counts = check_counts(model, num_objects, num_clips)
+    generator = torch.Generator().manual_seed(seed)
+    shape = (num_clips, model.max_objects)
+    component, path = mixture.draw_prior(model.dynamics, shape, num_frames, generator)
+    none = path.states.new_zeros(*path.states.shape, 4)
+    belief = Tracks(
+        component,
+        path.positions,
+        none[..., :2, :2],
+        kalman.Smoothed(path.states, none),
+    )
+    hidden = torch.zeros(num_clips, num_frames, dtype=torch.bool, device=model.device)
+    return _answer(model, belief, lambda: _render(model, path.positions, counts), hidden, counts)
+
+
+class Tracks(NamedTuple):
+    """What is known of every object in every frame, in latent units, float64."""
+
+    component: Int[Tensor, "B N"]
+    positions: Float[Tensor, "B N T 2"]  # of a_t
+    covariances: Float[Tensor, "B N T 2 2"]
+    states: kalman.Smoothed  # of h_t
+
+
+@torch.no_grad()
+def _ask(
+    model: Model,
+    frames: Float[Tensor, "B T height width"],
+    observed: Bool[Tensor, "B T"],
+    num_objects: Any,
+    seed: int,
+) -> Answer:
+    """The one question behind infer, forecast and interpolate."""
+    check_whole("seed", seed, 0, 2**63 - 1)
+    probabilities = None
+    if num_objects is None:
+        evidence = count_log_evidence(model, frames, observed)
+        probabilities = evidence.softmax(1)
+        counts = evidence.argmax(1) + 1
+    else:
+        counts = check_counts(model, num_objects, len(frames))
+    encoding = encode(model, frames, observed, counts)
+    log_weights, states = smooth_components(model, encoding, observed)
+    tracks = most_likely_tracks(model, encoding, observed, log_weights, states)
+
+    def draw_frames() -> Float[Tensor, "B T height width"]:
+        generator = torch.Generator().manual_seed(seed)
+        return marginal_frames(model, encoding, observed, counts, log_weights, states, generator)
+
+    return _answer(model, tracks, draw_frames, observed, counts, probabilities)
+
+
+def smooth_components(
+    model: Model, encoding: Encoding, observed: Bool[Tensor, "B T"]
+) -> tuple[Float[Tensor, "B N K"], kalman.Smoothed]:
+    """log p(z = k | seen positions), and the smoothed states under each component, [B N K T ...].
+
+    The seen positions are q's means, as in the paper; q's variances widen the states.
+    """
+    shared = bool((observed == observed[0]).all())
+    mask = observed[0] if shared else observed[:, None]  # a shared mask shares its covariances
+    log_weights = mixture.component_log_posterior(model.dynamics, encoding.means, mask)
+    states = kalman.smooth(
+        model.dynamics.components(),
+        encoding.means[:, :, None],
+        mask if shared else mask[:, None],
+        encoding.scales[:, :, None].double() ** 2,
+    )
+    return log_weights, states
+
+
+def most_likely_tracks(
+    model: Model,
+    encoding: Encoding,
+    observed: Bool[Tensor, "B T"],
+    log_weights: Float[Tensor, "B N K"],
+    states: kalman.Smoothed,
+) -> Tracks:
+    """The tracks under each object's most likely component, as in the paper."""
+    component = log_weights.argmax(-1)
+    means = states.means.take_along_dim(component[..., None, None, None], 2)[:, :, 0]
+    covariances = states.covariances.take_along_dim(component[..., None, None, None, None], 2)
+    chosen = kalman.Smoothed(means, covariances[:, :, 0])
+    hidden = emitted(model, chosen)
+    seen = observed[:, None, :, None]
+    return Tracks(
+        component=component,
+        positions=torch.where(seen, encoding.means.double(), hidden.means),
+        covariances=torch.where(
+            seen[..., None], encoding.scales.double().square().diag_embed(), hidden.covariances
+        ),
+        states=chosen,
+    )
+
+
+def emitted(model: Model, states: kalman.Smoothed) -> kalman.Smoothed:
+    """The distribution of a_t = B h_t + noise where a_t itself was not seen."""
+    dynamics = model.dynamics.components()
+    B, Sigma_A = dynamics.emission[0], dynamics.position_noise[0]  # shared by all components
+    return kalman.Smoothed(map_vector(B, states.means), B @ states.covariances @ B.mT + Sigma_A)
+
+
+def marginal_frames(
+    model: Model,
+    encoding: Encoding,
+    observed: Bool[Tensor, "B T"],
+    num_objects: Int[Tensor, " B"],
+    log_weights: Float[Tensor, "B N K"],
+    states: kalman.Smoothed,
+    generator: torch.Generator,
+) -> Float[Tensor, "B T height width"]:
+    """The probability of white, averaged over draws of each frame's positions.
+
+    Drawn from q where the frame was seen, else from the mixture of the components' predictions.
+    """
+    hidden = emitted(model, states)
+    factors = square_root(hidden.covariances)
+    borders = log_weights.exp().cumsum(-1)[..., :-1]
+    total = torch.zeros(*observed.shape, *model.image_size, device=model.device)
+    for _ in range(NUM_DRAWS):
+        noise = torch.randn(encoding.means.shape, generator=generator).to(model.device)
+        uniform = torch.rand(noise.shape[:3], generator=generator).to(model.device)
+        component = (uniform[..., None] >= borders[:, :, None]).sum(-1)[:, :, None, :, None]
+        mean = hidden.means.take_along_dim(component, 2)[:, :, 0]
+        factor = factors.take_along_dim(component[..., None], 2)[:, :, 0]
+        imagined = mean + map_vector(factor, noise.double())
+        seen = encoding.means + encoding.scales * noise
+        positions = torch.where(observed[:, None, :, None], seen.double(), imagined)
+        total += _render(model, positions, num_objects)
+    return total / NUM_DRAWS
+
+
+def _render(
+    model: Model, positions: Float[Tensor, "B N T 2"], num_objects: Int[Tensor, " B"]
+) -> Float[Tensor, "B T height width"]:
+    """Probabilities of white for known positions."""
+    with torch.no_grad():
+        drawn = positions.to(model.pixel_matrix.dtype)
+        return model.renderer(drawn, model.present(num_objects)).sigmoid()
+
+
+def _answer(
+    model: Model,
+    tracks: Tracks,
+    draw_frames: Callable[[], Float[Tensor, "B T height width"]],
+    observed: Bool[Tensor, "B T"],
+    num_objects: Int[Tensor, " B"],
+    count_probabilities: Float[Tensor, "B Nmax"] | None = None,
+) -> Answer:
+    """Tracks in latent units and in pixels, absent objects blanked."""
+    N = int(num_objects.max())
+    present = model.present(num_objects)[:, :N]
+    M, delta = model.pixel_matrix.double(), model.dynamics.log_delta.exp()
+    path = tracks.states.means[..., :POSITION_DIM]
+    path_covariances = tracks.states.covariances[..., :POSITION_DIM, :POSITION_DIM]
+    velocities = delta * tracks.states.means[..., POSITION_DIM:]
+
+    def shown(values: Tensor) -> Tensor:
+        return blank(values[:, :N].float(), present)
+
+    return Answer(
+        positions=shown(tracks.positions),
+        covariances=shown(tracks.covariances),
+        velocities=shown(velocities),
+        pixels=shown(model.to_pixels(tracks.positions)),
+        pixel_covariances=shown(M @ tracks.covariances @ M.mT),
+        pixel_velocities=shown(map_vector(M, velocities)),
+        path_pixels=shown(model.to_pixels(path)),
+        path_pixel_covariances=shown(M @ path_covariances @ M.mT),
+        component=torch.where(present, tracks.component[:, :N], -1),
+        observed=observed,
+        num_objects=num_objects,
+        count_probabilities=count_probabilities,
+        draw_frames=draw_frames,
+        draw_mean_frames=lambda: _render(model, tracks.positions, num_objects),
+    )

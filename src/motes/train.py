@@ -1,0 +1,225 @@
+"""The training loop: run folders, checkpoints, reports, clean stops, several seeds side by side."""
+
+import contextlib
+import dataclasses
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from motes.alignment import align
+from motes.checkpoint import (
+    read_config,
+    read_tensors,
+    save_model,
+    write_json,
+    write_tensors,
+    write_text,
+)
+from motes.config import RunConfig, to_json
+from motes.errors import InputError
+from motes.objective import bound_terms
+from motes.run_folder import (
+    drop_lines_after,
+    environment,
+    exclusive,
+    fast_arithmetic,
+    stop_signals,
+)
+from motes.schedule import at_step
+from motes.trainer import Trainer, TrainingData
+from motes.training_data import Dataset, fit_to_data, make_dataset
+
+Report = Callable[[dict[str, Any]], None]
+
+
+class Outcome(NamedTuple):
+    """How training ended."""
+
+    folder: Path
+    step: int
+    finished: bool  # False: stopped by a signal, to be resumed
+    held_out_bound: float  # nats a clip, KL weight 1
+    pixel_map_residual: float  # pixels
+
+
+def train(
+    config: RunConfig,
+    out: Path,
+    *,
+    device: str = "cpu",
+    replicas: int = 1,
+    report: Report = lambda line: None,
+) -> Outcome:
+    """Trains into a new folder.
+
+    With several replicas, seeds `config.seed`, `config.seed + 1`, ... train side by side into
+    `out/seed-*`, and the one with the best held-out bound is copied to `out`. No truth is used.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise InputError(
+            f"{out} is not empty; give a new folder, or go on with: motes train --resume {out}"
+        )
+    if replicas < 1:
+        raise InputError(f"replicas is {replicas}; give 1 or more")
+    config = fit_to_data(config)
+    folders = [out]
+    if replicas > 1:
+        folders = [out / f"seed-{config.seed + r}" for r in range(replicas)]
+    for offset, folder in enumerate(folders):
+        folder.mkdir(parents=True, exist_ok=True)
+        own = dataclasses.replace(config, seed=config.seed + offset)
+        write_text(folder / "config.json", to_json(own))
+    return resume(out, device=device, report=report)
+
+
+def resume(out: Path, *, device: str = "cpu", report: Report = lambda line: None) -> Outcome:
+    """Goes on with the run in a folder, from its last checkpoint or from the start."""
+    folders = sorted(path.parent for path in out.glob("seed-*/config.json")) or [out]
+    configs = [read_config(folder) for folder in folders]
+    with contextlib.ExitStack() as stack:
+        for folder in folders:
+            stack.enter_context(exclusive(folder))
+        dataset = make_dataset(configs[0], torch.device(device))
+        runs = [
+            Run(folder, config, dataset, torch.device(device), report)
+            for folder, config in zip(folders, configs, strict=True)
+        ]
+        stopping = stack.enter_context(stop_signals())
+        stack.enter_context(fast_arithmetic())
+        outcomes = run_all(runs, stopping)
+    best = max(outcomes, key=lambda outcome: outcome.held_out_bound)
+    if len(folders) > 1 and best.finished:
+        for name in ("config.json", "model.safetensors"):
+            shutil.copyfile(best.folder / name, out / name)
+        write_json(
+            out / "selection.json",
+            {"chosen": best.folder.name, "by": "held-out bound, KL weight 1", "bounds":
+             {outcome.folder.name: outcome.held_out_bound for outcome in outcomes}},
+        )  # fmt: skip
+        return best._replace(folder=out)
+    return best
+
+
+def run_all(runs: list["Run"], stopping: Callable[[], bool]) -> list[Outcome]:
+    """Advances all runs in turn until they end or a stop is asked for."""
+    while any(run.unfinished for run in runs) and not stopping():
+        for run in runs:
+            if run.unfinished:
+                run.advance()
+    return [run.finish() for run in runs]
+
+
+class Run:
+    """A trainer and its folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: RunConfig,
+        dataset: Dataset,
+        device: torch.device,
+        report: Report,
+    ) -> None:
+        self.folder, self.config, self.held_out = folder, config, dataset.held_out
+        self.trainer = Trainer(config, dataset.training, device)
+        self.leads = self.trainer.rank == 0
+        self.report = report if self.leads else lambda line: None
+        self.checkpoint = folder / "checkpoint.safetensors"
+        if self.checkpoint.is_file():
+            tensors, metadata = read_tensors(self.checkpoint)
+            self.trainer.restore(tensors, int(metadata["step"]))
+        if self.leads:
+            write_json(folder / "environment.json", environment(device))
+            drop_lines_after(folder / "log.jsonl", self.trainer.step)
+        self.last_saved: int | None = self.trainer.step if self.checkpoint.is_file() else None
+        self.outcome: Outcome | None = None
+        self.started, self.started_at = time.monotonic(), self.trainer.step
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether steps are left."""
+        return self.trainer.step < self.config.schedule.iterations
+
+    def advance(self) -> None:
+        """Takes a step; reports and saves when they are due."""
+        self.trainer.advance()
+        step = self.trainer.step
+        if step % self.config.log_every == 0:
+            self.log_terms()
+        if step % self.config.checkpoint_every == 0:
+            self.save()
+
+    def log_terms(self) -> None:
+        """Writes and reports the terms of the bound since the last time."""
+        step = self.trainer.step
+        try:
+            terms = self.trainer.mean_terms()
+        except FloatingPointError as error:
+            kept = "no checkpoint had been saved yet"
+            if self.last_saved is not None:
+                kept = f"the last good checkpoint is {self.checkpoint} of step {self.last_saved}"
+            raise FloatingPointError(f"training stopped: {error}; {kept}") from None
+        phase = at_step(self.config.schedule, step - 1)
+        rate = (step - self.started_at) / max(time.monotonic() - self.started, 1e-9)
+        self._log({
+            "step": step,
+            **{name: float(value) for name, value in terms._asdict().items()},
+            "bound": float(terms.weighted(1.0)),
+            **phase._asdict(),
+            "iterations_per_second": round(rate, 3),
+        })  # fmt: skip
+
+    def save(self) -> Outcome:
+        """Measures the held-out bound, then replaces the model and the checkpoint."""
+        if self.trainer.num_summed:
+            self.log_terms()
+        bound = held_out_bound(self.trainer, self.held_out)
+        residual = align(self.trainer.model, self.config.data.num_frames)
+        step = self.trainer.step
+        if self.leads:
+            save_model(self.folder, self.trainer.model, self.config)
+            write_tensors(self.checkpoint, self.trainer.state(), {"step": str(step)})
+            self._log({"step": step, "held_out_bound": bound, "pixel_map_residual": residual})
+        self.last_saved = step
+        self.outcome = Outcome(self.folder, step, not self.unfinished, bound, residual)
+        return self.outcome
+
+    def finish(self) -> Outcome:
+        """The last outcome, saved."""
+        if self.outcome is None or self.outcome.step != self.trainer.step:
+            self.outcome = self.save()
+        return self.outcome
+
+    def _log(self, line: dict[str, Any]) -> None:
+        if self.leads:
+            with (self.folder / "log.jsonl").open("a", encoding="utf-8") as log:
+                log.write(json.dumps(line) + "\n")
+            self.report({"folder": str(self.folder), "of": self.config.schedule.iterations, **line})
+
+
+@torch.no_grad()
+def held_out_bound(trainer: Trainer, clips: TrainingData, batch_size: int = 60) -> float:
+    """The bound of a held-out clip at KL weight 1 on sharp frames, in nats, averaged."""
+    if trainer.stream is not None:
+        trainer.stream.synchronize()
+    data = trainer.config.data
+    random = np.random.Generator(np.random.Philox(key=(data.seed, 0)))
+    total = 0.0
+    for start in range(0, len(clips.num_objects), batch_size):
+        indices = torch.arange(start, min(start + batch_size, len(clips.num_objects)))
+        shape = (len(indices), data.max_objects, data.num_frames, 2)
+        noise = torch.from_numpy(random.standard_normal(shape, dtype=np.float32))
+        terms = bound_terms(
+            trainer.model,
+            clips.frames(indices.to(trainer.device)),
+            clips.num_objects[indices.to(trainer.device)],
+            noise.to(trainer.device),
+        )
+        total += float(terms.weighted(1.0).sum())
+    return total / len(clips.num_objects)

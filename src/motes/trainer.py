@@ -1,0 +1,228 @@
+"""One model in training: its state, one step of it, and that step as a CUDA graph.
+
+Everything random in a step is a function of (seed, step) alone, so a run that is resumed from a
+saved step goes on exactly as if it had never stopped, and several processes agree on the global
+batch that they share.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import distributed
+
+from motes.config import RunConfig
+from motes.data.clips import PackedFrames
+from motes.errors import InputError
+from motes.model import build
+from motes.objective import BoundTerms, bound_terms
+from motes.schedule import Phase, at_step
+from motes.shapes import Float, Float64, Int, Tensor
+
+TERMS = (*BoundTerms._fields, "gradient")
+EAGER_STEPS = 3  # before a step is captured as a graph: real steps, which also warm up the GPU
+
+
+class TrainingData(NamedTuple):
+    """Clips to learn from, on the device where the model learns."""
+
+    video: PackedFrames | Float[Tensor, "B T height width"]
+    num_objects: Int[Tensor, " B"]
+    ink: float  # lit pixels of one object, on average; sets the contrast of blurred frames
+
+    def frames(self, indices: Int[Tensor, " b"]) -> Float[Tensor, "b T height width"]:
+        """The clips of these indices, values in [0, 1]."""
+        if isinstance(self.video, PackedFrames):
+            return self.video.unpack(indices)
+        return self.video.index_select(0, indices)
+
+
+class StepInputs(NamedTuple):
+    """What changes from step to step; on a GPU these are the inputs of the captured graph."""
+
+    indices: Int[Tensor, " B"]
+    noise: Float[Tensor, "B N T 2"]
+    settings: Float64[Tensor, " 5"]  # the four fields of Phase, then the step
+
+
+class Trainer:
+    """A model, its optimizer and its place in the schedule."""
+
+    def __init__(self, config: RunConfig, data: TrainingData, device: torch.device) -> None:
+        self.config, self.data, self.device = config, data, device
+        self.rank = distributed.get_rank() if distributed.is_initialized() else 0
+        self.world = distributed.get_world_size() if distributed.is_initialized() else 1
+        self.model = build(config).to(device)
+        captured = device.type == "cuda" and self.world == 1
+        networks = [*self.model.renderer.parameters(), *self.model.inference.parameters()]
+        self.optimizer = torch.optim.Adam(
+            [{"params": networks}, {"params": list(self.model.dynamics.parameters())}],
+            lr=torch.zeros((), device=device) if captured else 0.0,
+            betas=(0.9, 0.999),
+            eps=1e-8,
+            fused=True,
+            capturable=captured,
+        )
+        for group in self.optimizer.param_groups:  # one learning rate each, not one shared tensor
+            group["lr"] = torch.zeros((), device=device) if captured else 0.0
+        self.step = 0
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self.num_summed = 0
+        self.first_bad = torch.full((len(TERMS),), -1, dtype=torch.int64, device=device)
+        self.stream = torch.cuda.Stream(device) if captured else None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.static: StepInputs | None = None
+        self._eager_left = EAGER_STEPS
+
+    def advance(self) -> None:
+        """Takes one training step."""
+        inputs = step_inputs(self.config, len(self.data.num_objects), self.step)
+        phase = at_step(self.config.schedule, self.step)
+        mine = slice(self.rank, None, self.world)
+        inputs = inputs._replace(indices=inputs.indices[mine], noise=inputs.noise[mine])
+        if self.stream is None:
+            self._set_learning_rates(phase)
+            self._compute(StepInputs(*(value.to(self.device) for value in inputs)))
+        else:
+            with torch.cuda.stream(self.stream):
+                self._advance_on_stream(inputs)
+        self.step += 1
+        self.num_summed += 1
+
+    def mean_terms(self) -> BoundTerms:
+        """The terms of the bound for a clip, averaged over the steps since the last call.
+
+        Raises:
+            FloatingPointError: a term or a gradient was not finite; names both and the step.
+        """
+        if self.stream is not None:
+            self.stream.synchronize()
+        if self.world > 1:
+            distributed.all_reduce(self.sums)
+        broken = [(step, name) for step, name in zip(self.first_bad.tolist(), TERMS) if step >= 0]
+        if broken:
+            step, name = min(broken)
+            raise FloatingPointError(f"{name} is not finite at step {step}")
+        means = (self.sums / max(self.num_summed, 1)).cpu()
+        self.sums.zero_()
+        self.num_summed = 0
+        return BoundTerms(*means)
+
+    def state(self) -> dict[str, Tensor]:
+        """All tensors that the next step depends on."""
+        tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
+        for index, slots in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"adam/{index}/{name}": value for name, value in slots.items()}
+        return {name: value.detach().cpu() for name, value in tensors.items()}
+
+    def restore(self, tensors: dict[str, Tensor], step: int) -> None:
+        """Goes back to a state that `state` gave after `step` steps."""
+        weights = {n.removeprefix("model/"): v for n, v in tensors.items() if n[:6] == "model/"}
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            if name.startswith("adam/"):
+                _, index, slot = name.split("/")
+                moments.setdefault(int(index), {})[slot] = value
+        try:
+            self.model.load_state_dict(weights)
+            groups = self.optimizer.state_dict()["param_groups"]
+            self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise InputError(f"the checkpoint does not fit its config.json ({error})") from None
+        self.step = step
+
+    def _advance_on_stream(self, inputs: StepInputs) -> None:
+        """Runs the step eagerly the first times, then captures it once and replays it."""
+        if self.static is None:
+            self.static = StepInputs(*(torch.empty_like(v, device=self.device) for v in inputs))
+        for buffer, value in zip(self.static, inputs, strict=True):
+            buffer.copy_(value.pin_memory(), non_blocking=True)
+        if self._eager_left > 0:
+            self._eager_left -= 1
+            self._compute(self.static)
+            return
+        if self.graph is None:
+            self.optimizer.zero_grad(set_to_none=True)
+            torch.cuda.synchronize(self.device)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, stream=self.stream):
+                self._compute(self.static)
+        self.graph.replay()
+
+    def _compute(self, inputs: StepInputs) -> None:
+        """The arithmetic of a step: bound, gradient, update."""
+        _, _, kl_weight, blur_width, step = inputs.settings.unbind()
+        if self.stream is not None:
+            for group, rate in zip(self.optimizer.param_groups, inputs.settings, strict=False):
+                group["lr"].copy_(rate)
+        frames = blur(self.data.frames(inputs.indices), blur_width.float(), self.data.ink)
+        num_objects = self.data.num_objects[inputs.indices]
+        terms = bound_terms(self.model, frames, num_objects, inputs.noise)
+        loss = -terms.weighted(kl_weight.float()).sum() / self.config.batch_size
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.world > 1:
+            sum_gradients(self.model)
+        self.optimizer.step()
+        self._watch(terms, step)
+
+    @torch.no_grad()
+    def _watch(self, terms: BoundTerms, step: Float64[Tensor, ""]) -> None:
+        """Adds up the terms, and notes the first step at which something was not finite."""
+        sums = torch.stack([term.double().sum() for term in terms])
+        self.sums += sums / self.config.batch_size
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norms = torch.stack([n.double() for n in torch._foreach_norm(gradients)])
+        finite = torch.cat([sums, norms.sum()[None]]).isfinite()
+        newly_bad = (self.first_bad < 0) & ~finite
+        self.first_bad.copy_(torch.where(newly_bad, step.long(), self.first_bad))
+
+    def _set_learning_rates(self, phase: Phase) -> None:
+        rates = (phase.learning_rate, phase.dynamics_learning_rate)
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def step_inputs(config: RunConfig, num_clips: int, step: int) -> StepInputs:
+    """The clips, the noise and the settings of a step; a function of (seed, step) alone.
+
+    Law: the same on every machine and however often training was resumed;
+    tests/unit/test_trainer.py.
+    """
+    random = np.random.Generator(np.random.Philox(key=(config.seed, step)))
+    shape = (config.batch_size, config.data.max_objects, config.data.num_frames, 2)
+    return StepInputs(
+        indices=torch.from_numpy(random.integers(num_clips, size=config.batch_size)),
+        noise=torch.from_numpy(random.standard_normal(shape, dtype=np.float32)),
+        settings=torch.tensor([*at_step(config.schedule, step), step], dtype=torch.float64),
+    )
+
+
+def blur(
+    frames: Float[Tensor, "B T height width"], width: Float[Tensor, ""], ink: float
+) -> Float[Tensor, "B T height width"]:
+    """Frames seen through a Gaussian lens, their contrast restored. [Choice 7]
+
+    A lone disk of `ink` lit pixels keeps a peak of about 1: blurring takes the peak of a disk to
+    1 - exp(-ink / (2 pi width^2)), which is divided out. Width 0 leaves frames as they are.
+    """
+    width = width.clamp(min=1e-2)
+    for axis in (-2, -1):
+        size = frames.shape[axis]
+        distance = torch.arange(size, device=frames.device, dtype=frames.dtype)
+        weights = (-0.5 * ((distance[:, None] - distance) / width) ** 2).exp()
+        reach = torch.arange(-size, size + 1, device=frames.device, dtype=frames.dtype)
+        lens = weights / (-0.5 * (reach / width) ** 2).exp().sum()
+        frames = lens @ frames if axis == -2 else frames @ lens
+    return (frames / -torch.expm1(-ink / (2 * math.pi * width**2))).clamp(0, 1)
+
+
+def sum_gradients(model: torch.nn.Module) -> None:
+    """Adds the gradients of all processes, so that each holds that of the global batch."""
+    for kind in (torch.float32, torch.float64):
+        gradients = [p.grad for p in model.parameters() if p.grad is not None and p.dtype == kind]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        distributed.all_reduce(flat)
+        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients])):
+            gradient.copy_(part.view_as(gradient))

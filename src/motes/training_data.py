@@ -1,0 +1,82 @@
+"""The clips of a run: made or loaded, split, and put on the training device."""
+
+import dataclasses
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from motes.config import RunConfig
+from motes.data import Clips, PackedFrames, cannonballs, load_clips
+from motes.errors import InputError
+from motes.shapes import Int, Tensor
+from motes.trainer import TrainingData
+
+
+class Dataset(NamedTuple):
+    """Clips to learn from, and clips kept aside for the bound that is reported."""
+
+    training: TrainingData
+    held_out: TrainingData
+
+
+def fit_to_data(config: RunConfig) -> RunConfig:
+    """The configuration with the sizes of the user's clips, where a file was given."""
+    if config.data.path is None:
+        return config
+    clips = load_clips(config.data.path)
+    counts = known_counts(clips, config.data.path)
+    num_clips, num_frames, height, width = clips.frames.shape
+    held_out = min(config.data.num_held_out, max(num_clips // 10, 1))
+    if num_clips <= held_out:
+        raise InputError(f"{config.data.path} holds {num_clips} clip; training needs at least 2")
+    data = dataclasses.replace(
+        config.data,
+        path=str(Path(config.data.path).resolve()),
+        num_clips=num_clips - held_out,
+        num_held_out=held_out,
+        num_objects=tuple(range(1, int(counts.max()) + 1)),
+        num_frames=num_frames,
+        height=height,
+        width=width,
+    )
+    return dataclasses.replace(config, data=data)
+
+
+def make_dataset(config: RunConfig, device: torch.device) -> Dataset:
+    """The clips of a run, the last ones held out, on the training device."""
+    data = config.data
+    if data.path is not None:
+        clips = load_clips(data.path)
+    else:
+        clips = cannonballs(
+            num_clips=data.num_clips + data.num_held_out,
+            num_objects=data.num_objects,
+            num_frames=data.num_frames,
+            size=(data.height, data.width),
+            seed=data.seed,
+        )
+    return Dataset(
+        training=to_device(clips[: data.num_clips], device),
+        held_out=to_device(clips[data.num_clips :], device),
+    )
+
+
+def to_device(clips: Clips, device: torch.device) -> TrainingData:
+    """Clips as the trainer reads them; the ink of an object is measured on a few hundred."""
+    counts = known_counts(clips, "the clips")
+    some = clips[:256]
+    pixels = some.video.unpack_all() if isinstance(some.video, PackedFrames) else some.video
+    num_frames = pixels.shape[1]
+    ink = float(pixels.sum()) / (num_frames * float(counts[:256].sum()))
+    return TrainingData(clips.video.to(device), counts.to(device), max(ink, 1.0))
+
+
+def known_counts(clips: Clips, origin: str) -> Int[Tensor, " B"]:
+    """The number of objects in each clip, which the paper's family is told."""
+    if clips.num_objects is None:
+        raise InputError(
+            f"{origin} does not say how many objects each clip holds; "
+            "add an integer array num_objects with one entry a clip"
+        )
+    return clips.num_objects

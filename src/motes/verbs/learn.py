@@ -1,0 +1,163 @@
+"""`motes train | evaluate`."""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from tyro.conf import Positional, arg
+
+from motes import train as training
+from motes.checkpoint import load_with_config, write_json
+from motes.config import PRESETS, to_json
+from motes.data import cannonballs, load_clips
+from motes.errors import InputError
+from motes.run_folder import environment
+from motes.verbs import tell
+from motes.verbs.progress import bar, training_bar
+
+
+def train(
+    preset: Literal["small", "robust", "paper", "smoke"] = "small",
+    family: Literal["paper"] = "paper",
+    data: Path | None = None,
+    out: Path | None = None,
+    seed: int = 0,
+    replicas: int = 1,
+    iterations: int | None = None,
+    resume: Path | None = None,
+    device: str = "cpu",
+    tensorboard: bool = False,
+    dry_run: bool = False,
+    as_json: Annotated[bool, arg(name="json")] = False,
+) -> None:
+    """Learns from clips alone: which objects move, how they look and by which law.
+
+    Example: motes train --preset small --out runs/small
+    Example: motes train --resume runs/small
+
+    Args:
+        preset: small (two cores, minutes), robust (ours, GPU), paper (as written), smoke (seconds).
+        family: the paper's networks.
+        data: npz file of your own clips with num_objects; default: the paper's cannonballs.
+        out: folder of the run; must be new or empty.
+        seed: of weights, batches and noise.
+        replicas: so many seeds side by side; the best held-out bound is kept.
+        iterations: stretch or squeeze the preset's schedule to so many.
+        resume: go on with the run in this folder.
+        device: cpu or cuda.
+        tensorboard: also write TensorBoard events (pip install 'motes[tensorboard]').
+        dry_run: print the resolved configuration and stop.
+        as_json: print one JSON line instead of a sentence.
+    """
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError("device is cuda, but PyTorch sees no GPU here; use --device cpu")
+    config = dataclasses.replace(PRESETS[preset], seed=seed)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, family=family))
+    if data is not None:
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(data)))
+    if iterations is not None:
+        config = dataclasses.replace(config, schedule=config.schedule.stretched(iterations))
+    if dry_run:
+        print(to_json(config), end="")
+        return
+    if (out is None) == (resume is None):
+        raise InputError("give either --out FOLDER for a new run or --resume FOLDER to go on")
+    events = (out or resume) if tensorboard else None
+    with _process_group(device) as own_device, training_bar(events) as report:
+        if resume is not None:
+            outcome = training.resume(resume, device=own_device, report=report)
+        else:
+            assert out is not None
+            outcome = training.train(
+                config, out, device=own_device, replicas=replicas, report=report
+            )
+    record = {"verb": "train", **outcome._asdict(), "folder": str(outcome.folder)}
+    state = "finished" if outcome.finished else "stopped and saved"
+    advice = f"ask it: motes infer CLIPS --model {outcome.folder}"
+    if not outcome.finished:
+        advice = f"go on: motes train --resume {outcome.folder}"
+    tell(
+        record,
+        as_json,
+        f"{state} at step {outcome.step}: held-out bound {outcome.held_out_bound:.1f} nats a clip, "
+        f"pixel map residual {outcome.pixel_map_residual:.2f} px. {advice}",
+    )
+
+
+def evaluate(
+    model: Positional[str] = "cannonballs-48",
+    clips: Path | None = None,
+    num_clips: int = 600,
+    seed: int = 1_000_000,
+    out: Path | None = None,
+    as_json: Annotated[bool, arg(name="json")] = False,
+) -> None:
+    """Scores a model on clips whose truth is known: tracks, forecasts, gaps, error bars.
+
+    Example: motes evaluate runs/small --out results/small.json
+
+    Args:
+        model: a shipped model's name or a run folder.
+        clips: npz file with truth; default: fresh cannonballs of the model's size.
+        num_clips: how many fresh clips.
+        seed: of the fresh clips; training uses other seeds.
+        out: JSON file to write.
+        as_json: print one JSON line instead of a table.
+    """
+    from motes.evaluate import evaluate as score
+
+    loaded, config = load_with_config(model)
+    if seed == config.data.seed:
+        raise InputError(f"seed {seed} made the training clips of {model}; give another")
+    given = (
+        load_clips(clips)
+        if clips is not None
+        else cannonballs(
+            num_clips=num_clips,
+            num_objects=config.data.num_objects,
+            num_frames=config.data.num_frames,
+            size=loaded.image_size,
+            seed=seed,
+        )
+    )
+    with bar("evaluate", len(given)) as progress:
+        scores = score(loaded, given, progress)
+    record: dict[str, Any] = {
+        "model": model,
+        "training_seed": config.seed,
+        "test_seed": None if clips is not None else seed,
+        "environment": environment(torch.device("cpu")),
+        **scores,
+    }
+    if out is not None:
+        write_json(out, record)
+    tell(record, as_json, score_table(scores))
+
+
+def score_table(scores: dict[str, Any]) -> str:
+    """The scores as lines of text, one column for each number of objects."""
+    columns = scores["by_count"]
+    lines = [f"{'objects':28s}" + "".join(f"{count:>10s}" for count in columns)]
+    for name in next(iter(columns.values())):
+        cells = "".join(f"{column[name]:10.4g}" for column in columns.values())
+        lines.append(f"{name:28s}{cells}")
+    force = ", ".join(f"{value:.4f}" for value in scores["force_px_per_frame2"])
+    return "\n".join([*lines, f"recovered force {force} px/frame^2 (x right, y down)"])
+
+
+@contextlib.contextmanager
+def _process_group(device: str) -> Iterator[str]:
+    """Joins the other processes where torchrun started several; yields this one's device."""
+    if "WORLD_SIZE" not in os.environ or int(os.environ["WORLD_SIZE"]) == 1:
+        yield device
+        return
+    on_gpu = device.startswith("cuda")
+    torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
+    try:
+        yield f"cuda:{os.environ['LOCAL_RANK']}" if on_gpu else device
+    finally:
+        torch.distributed.destroy_process_group()

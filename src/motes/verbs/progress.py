@@ -1,0 +1,94 @@
+"""Progress on long work: a bar with rate and time left on a terminal, plain lines elsewhere."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from motes.errors import InputError
+
+
+@contextlib.contextmanager
+def bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error; the caller tells how much is done."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda done: progress.update(task, completed=done)
+
+
+@contextlib.contextmanager
+def training_bar(events: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Shows the reports of training: terms of the bound, iterations a second, time left.
+
+    Args:
+        events: folder that TensorBoard events are written to as well, or None.
+    """
+    if int(os.environ.get("RANK", "0")) != 0:
+        yield lambda line: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.fields[folder]}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TextColumn("{task.fields[rate]} it/s"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[terms]}"),
+    )
+    writer = _event_writer(events) if events is not None else None
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as progress:
+        tasks: dict[str, Any] = {}
+
+        def report(line: dict[str, Any]) -> None:
+            folder = line["folder"]
+            if folder not in tasks:
+                tasks[folder] = progress.add_task(
+                    "", total=line["of"], folder=folder, rate="", terms=""
+                )
+            text = describe(line)
+            if "bound" in line:
+                rate = f"{line['iterations_per_second']:.1f}"
+                progress.update(
+                    tasks[folder], completed=line["step"], terms=text, rate=rate, refresh=True
+                )
+            if not sys.stderr.isatty():
+                console.print(f"{folder} {line['step']}/{line['of']} {text}", soft_wrap=True)
+            if writer is not None:
+                for name, value in line.items():
+                    if isinstance(value, float):
+                        writer.add_scalar(name, value, line["step"])
+
+        yield report
+    if writer is not None:
+        writer.close()
+
+
+def describe(line: dict[str, Any]) -> str:
+    """One report of training in words."""
+    if "held_out_bound" in line:
+        return (
+            f"held-out bound {line['held_out_bound']:.1f}, "
+            f"pixel map residual {line['pixel_map_residual']:.2f} px, saved"
+        )
+    return (
+        f"bound {line['bound']:.1f} = picture {line['reconstruction']:.1f} "
+        f"+ entropy {line['entropy']:.1f} + motion {line['log_prior']:.1f} | "
+        f"KL x {line['kl_weight']:.2g}, blur {line['blur']:.2g} px, "
+        f"{line['iterations_per_second']:.1f} it/s"
+    )
+
+
+def _event_writer(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InputError("tensorboard is not there; pip install 'motes[tensorboard]'") from None
+    return SummaryWriter(str(folder / "events"))

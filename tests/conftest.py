@@ -1,0 +1,16 @@
+"""Shapes in annotations are checked in the whole suite; sampling is seeded; threads are few."""
+
+from jaxtyping import install_import_hook
+
+with install_import_hook("motes", "beartype.beartype"):
+    import motes  # noqa: F401
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(20261115)

@@ -1,0 +1,202 @@
+"""Algebra that holds for any model, mask and batch shape.
+
+Tolerance 1e-9, absolute and relative: condition numbers of the random problems stay below about
+1e4, values below 1e3, so rounding (1e-16) amounts to 1e-10 at the most; a wrong formula is wrong
+by far more than 1e-9.
+"""
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import diagonal_blocks, gains, log_density, one_model, posterior
+from strategies import Problem, problems
+
+from motes import kalman
+from motes.sequential import smooth_sequential
+from motes.unrolled import log_likelihood_chunked, log_likelihood_dense, smooth_dense
+
+TOLERANCE = 1e-9
+few = settings(max_examples=25, deadline=None, derandomize=True)
+
+
+def assert_same(actual: torch.Tensor, expected: torch.Tensor | np.ndarray) -> None:
+    torch.testing.assert_close(actual, torch.as_tensor(expected), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def one_by_one(problem: Problem):
+    """The model, positions and mask at every index of the broadcast leading axes, in numpy."""
+    model, positions, observed, lead = problem
+    positions = positions.expand(*lead, *positions.shape[-2:])
+    observed = observed.expand(*lead, observed.shape[-1])
+    for index in np.ndindex(*lead):
+        single = one_model(model, lead, index)
+        yield index, single, positions[index].numpy(), observed[index].numpy()
+
+
+@few
+@given(problems())
+def test_dense_log_likelihood_matches_joint_gaussian(problem: Problem) -> None:
+    value = log_likelihood_dense(*problem[:3])
+    assert value.shape == problem.lead
+    for index, model, positions, observed in one_by_one(problem):
+        assert_same(value[index], torch.tensor(log_density(model, positions, observed)).double())
+
+
+@few
+@given(problems(), st.integers(1, 8))
+def test_all_routes_to_the_log_likelihood_agree(problem: Problem, num_frames: int) -> None:
+    model, positions, observed, _ = problem
+    dense = log_likelihood_dense(model, positions, observed)
+    assert_same(log_likelihood_chunked(model, positions, observed, num_frames), dense)
+    assert_same(kalman.filter(model, positions, observed).log_likelihood, dense)
+    assert_same(kalman.log_likelihood(model, positions, observed), dense)
+    everything = torch.ones(positions.shape[-2], dtype=torch.bool)
+    assert_same(
+        log_likelihood_chunked(model, positions, None, num_frames),
+        log_likelihood_dense(model, positions, everything),
+    )
+
+
+@few
+@given(problems())
+def test_filter_matches_dense_conditioning(problem: Problem) -> None:
+    result = kalman.filter(*problem[:3])
+    for index, model, positions, observed in one_by_one(problem):
+        for t in range(len(positions)):
+            until, before = observed.copy(), observed.copy()
+            until[t + 1 :], before[t:] = False, False
+            mean, cov = posterior(model, positions, until)
+            mean_pred, cov_pred = posterior(model, positions, before)
+            assert_same(result.means[index][t], mean[t])
+            assert_same(result.covariances[index][t], cov[t, :, t])
+            assert_same(result.predicted_means[index][t], mean_pred[t])
+            assert_same(result.predicted_covariances[index][t], cov_pred[t, :, t])
+
+
+@few
+@given(problems())
+def test_smoother_matches_dense_posterior(problem: Problem) -> None:
+    result = kalman.smooth(*problem[:3])
+    for index, model, positions, observed in one_by_one(problem):
+        mean, cov = posterior(model, positions, observed)
+        assert_same(result.means[index], mean)
+        assert_same(result.covariances[index], diagonal_blocks(cov))
+
+
+@few
+@given(problems())
+def test_dense_and_sequential_smoothers_agree(problem: Problem) -> None:
+    model, positions, observed, _ = problem
+    variances = positions.square()
+    for given_variances in (None, variances):
+        dense = smooth_dense(model, positions, observed, given_variances)
+        sequential = smooth_sequential(model, positions, observed, given_variances)
+        assert_same(sequential.means, dense.means)
+        assert_same(sequential.covariances, dense.covariances)
+
+
+@few
+@given(problems())
+def test_uncertain_positions_add_the_variance_of_the_smoothed_mean(problem: Problem) -> None:
+    model, positions, observed, lead = problem
+    variances = positions.square()
+    result = kalman.smooth(model, positions, observed, variances)
+    assert_same(result.means, kalman.smooth(model, positions, observed).means)
+    for index, single, a, seen in one_by_one(problem):
+        T, D = len(a), len(single.transition)
+        gain = gains(single, seen)
+        spread = (gain * a.reshape(-1) ** 2 @ gain.T).reshape(T, D, T, D)
+        _, cov = posterior(single, a, seen)
+        assert_same(result.covariances[index], diagonal_blocks(cov + spread))
+
+
+@few
+@given(problems())
+def test_hiding_a_frame_is_deleting_its_rows(problem: Problem) -> None:
+    """Whatever a hidden position holds; the oracle deletes, so here only the values vary."""
+    model, positions, observed, _ = problem
+    garbage = torch.where(observed[..., None], positions, torch.nan)
+    variances = torch.where(observed[..., None], positions.square(), torch.nan)
+    assert_same(
+        kalman.log_likelihood(model, garbage, observed),
+        kalman.log_likelihood(model, positions, observed),
+    )
+    for with_garbage, clean in zip(
+        kalman.smooth(model, garbage, observed, variances),
+        kalman.smooth(model, positions, observed, positions.square()),
+        strict=True,
+    ):
+        assert torch.equal(with_garbage, clean)
+
+
+@few
+@given(problems())
+def test_one_mask_for_each_clip_is_one_clip_at_a_time(problem: Problem) -> None:
+    value = kalman.log_likelihood(*problem[:3])
+    track = kalman.smooth(*problem[:3])
+    for index, model, positions, observed in one_by_one(problem):
+        single = type(model)(*(torch.tensor(field) for field in model))
+        a, seen = torch.tensor(positions), torch.tensor(observed)
+        assert_same(value[index], kalman.log_likelihood(single, a, seen))
+        assert_same(track.means[index], kalman.smooth(single, a, seen).means)
+        assert_same(track.covariances[index], kalman.smooth(single, a, seen).covariances)
+
+
+@few
+@given(problems())
+def test_one_step_at_a_time_is_the_filter(problem: Problem) -> None:
+    model, positions, _, lead = problem
+    expected = kalman.filter(model, positions)
+    belief = kalman.Belief(model.initial_mean, model.initial_covariance)
+    for t, position in enumerate(positions.unbind(-2)):
+        belief = kalman.update(model, *belief, position)
+        assert_same(belief.mean, expected.means[..., t, :])
+        assert_same(
+            belief.covariance.expand_as(expected.covariances[..., t, :, :]),
+            expected.covariances[..., t, :, :],
+        )
+        belief = kalman.predict(model, *belief)
+
+
+@few
+@given(problems())
+def test_zero_noise_gives_the_smoothed_mean(problem: Problem) -> None:
+    model, positions, observed, _ = problem
+    size = model.transition.shape[-1] + positions.shape[-1]
+    noise = torch.zeros(positions.shape[-2], size, dtype=torch.float64)
+    drawn = kalman.draw_states(model, positions, observed, noise=noise)
+    assert_same(drawn, kalman.smooth(model, positions, observed).means)
+
+
+@few
+@given(problems())
+def test_nothing_seen_leaves_the_prior(problem: Problem) -> None:
+    model, positions, observed, lead = problem
+    nothing = torch.zeros_like(observed)
+    assert (kalman.log_likelihood(model, positions, nothing) == 0).all()
+    smooth, past = (f(model, positions, nothing) for f in (kalman.smooth, kalman.filter))
+    belief = kalman.Belief(model.initial_mean, model.initial_covariance)
+    for t in range(positions.shape[-2]):
+        for means, covariances in (smooth, past[:2]):
+            assert_same(means[..., t, :], belief.mean.expand_as(means[..., t, :]))
+            expected = belief.covariance.expand_as(covariances[..., t, :, :])
+            assert_same(covariances[..., t, :, :], expected)
+        belief = kalman.predict(model, *belief)
+
+
+@few
+@given(problems())
+def test_evidence_is_the_product_of_one_step_predictions(problem: Problem) -> None:
+    model, positions, observed, lead = problem
+    T = positions.shape[-2]
+    whole = kalman.log_likelihood(model, positions, observed)
+    for t in range(T):
+        upto = observed & (torch.arange(T) <= t)
+        shorter = kalman.log_likelihood(
+            model, positions[..., : t + 1, :], observed[..., : t + 1]
+        )
+        assert_same(kalman.log_likelihood(model, positions, upto), shorter)
+    assert_same(whole, shorter)
+
+
