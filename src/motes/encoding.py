@@ -52,9 +52,11 @@ def _encode_across_gaps(
         mean, scale = model.inference.read_out(states)
         means.append(mean)
         scales.append(scale)
-        updated = kalman.update(dynamics, belief, mean[:, :, None], seen[:, None, None])
-        log_weights = log_weights + updated.log_density
-        belief = kalman.predict(dynamics, updated.belief)
+        belief, log_density = kalman.update(
+            dynamics, *belief, mean[:, :, None], seen[:, None, None]
+        )
+        log_weights = log_weights + log_density
+        belief = kalman.predict(dynamics, *belief)
     return Encoding(torch.stack(means, 2), torch.stack(scales, 2))
 
 

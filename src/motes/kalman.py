@@ -15,7 +15,15 @@ import torch
 
 from motes.errors import InputError
 from motes.lgssm import LGSSM, draw_path
-from motes.sequential import Belief, Filtered, predict, run_filter, smooth_sequential, update
+from motes.sequential import (
+    Belief,
+    Filtered,
+    Updated,
+    predict,
+    run_filter,
+    smooth_sequential,
+    update,
+)
 from motes.shapes import Bool, Float, Tensor
 from motes.unrolled import (
     Smoothed,
@@ -28,6 +36,7 @@ __all__ = [
     "Belief",
     "Filtered",
     "Smoothed",
+    "Updated",
     "draw_states",
     "filter",
     "log_likelihood",

@@ -59,6 +59,11 @@ def map_vector(
     return torch.einsum("...ij,...j->...i", matrix, vector)
 
 
+def identity(size: int, like: Tensor) -> Float[Tensor, "size size"]:
+    """The identity matrix, in the type and on the device of another tensor."""
+    return torch.eye(size, dtype=like.dtype, device=like.device)
+
+
 def square_root(covariance: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:
     """The lower-triangular L with L L' = covariance, for singular covariances too.
 
@@ -176,11 +181,11 @@ class Dynamics(nn.Module):
     def components(self) -> LGSSM:
         """The K models, on the leading axis of every field."""
         K = self.logits.shape[0]
-        identity = torch.eye(POSITION_DIM, dtype=torch.float64, device=self.logits.device)
-        zero = torch.zeros_like(identity)
-        top = torch.cat([identity, self.log_delta.exp() * identity], -1)
-        A = torch.cat([top, torch.cat([zero, identity], -1)])
-        B = torch.cat([identity, zero], -1)
+        eye = identity(POSITION_DIM, self.logits)
+        zero = torch.zeros_like(eye)
+        top = torch.cat([eye, self.log_delta.exp() * eye], -1)
+        A = torch.cat([top, torch.cat([zero, eye], -1)])
+        B = torch.cat([eye, zero], -1)
         return LGSSM(
             transition=A.expand(K, -1, -1),
             force=self.force.expand(K, -1),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from motes.lgssm import LGSSM, map_vector
+from motes.lgssm import LGSSM, identity, map_vector
 from motes.shapes import Bool, Float, Tensor
 from motes.unrolled import Smoothed
 
@@ -20,6 +20,13 @@ class Belief(NamedTuple):
 
     mean: Float[Tensor, "... D"]
     covariance: Float[Tensor, "... D D"]
+
+
+class Updated(NamedTuple):
+    """A belief after one position, and the log density that it gave to that position."""
+
+    belief: Belief
+    log_density: Float[Tensor, "..."]
 
 
 class Filtered(NamedTuple):
@@ -58,14 +65,20 @@ def update(
     mean: Float[Tensor, "... D"],
     covariance: Float[Tensor, "... D D"],
     position: Float[Tensor, "... P"],
-) -> Belief:
-    """The belief about this frame's state once its position is seen.
+    observed: Bool[Tensor, "..."] | None = None,
+) -> Updated:
+    """The belief about this frame's state once its position is seen, and how likely that was.
+
+    Where the position is hidden (`observed` False) the belief stays and the log density is 0.
 
     Law: predict and update frame by frame give the filter
         (test_one_step_at_a_time_is_the_filter).
     """
-    every = torch.ones((), dtype=torch.bool, device=position.device)
-    return _update(model, Belief(mean, covariance), position.to(mean.dtype), every)[0]
+    if observed is None:
+        observed = torch.ones((), dtype=torch.bool, device=position.device)
+    a = torch.where(observed.unsqueeze(-1), position.to(mean.dtype), 0.0)
+    belief, surprise = _update(model, Belief(mean, covariance), a, observed)
+    return Updated(belief, surprise.log_density)
 
 
 def _update(
@@ -82,7 +95,7 @@ def _update(
     precision = torch.where(observed[..., None, None], torch.cholesky_inverse(L), 0.0)
     K = P @ B.mT @ precision
     residual = position - map_vector(B, m)
-    keep = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device) - K @ B
+    keep = identity(P.shape[-1], P) - K @ B
     distance = map_vector(precision, residual).mul(residual).sum(-1)
     log_scale = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     constant = 0.5 * math.log(2 * math.pi) * B.shape[-2]
@@ -150,7 +163,7 @@ def smooth_sequential(
     """
     filtered, told = run_filter(model, positions, observed)
     A, B, P = model.transition, model.emission, filtered.covariances
-    keep = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device) - told.gain @ B.unsqueeze(-3)
+    keep = identity(P.shape[-1], P) - told.gain @ B.unsqueeze(-3)
     weight = B.mT.unsqueeze(-3) @ told.precision
     pull = map_vector(weight, told.residual)
     push = weight @ B.unsqueeze(-3)
@@ -196,5 +209,5 @@ def _spread(
         keep_t = keep[..., t, :, :]
         l_var = keep_t.mT @ future[-1] @ keep_t + told_back[..., t, :, :]
         future.append(A.mT @ l_var @ A)
-    M = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device) - P @ Lam
+    M = identity(P.shape[-1], P) - P @ Lam
     return M @ torch.stack(past, -3) @ M.mT + P @ torch.stack(future[::-1], -3) @ P

@@ -21,6 +21,7 @@ def test_packing_then_unpacking_returns_the_frames(shape, seed):
     frames = random_frames(shape, seed)
     packed = pack(frames)
     assert torch.equal(packed.unpack_all(), frames)
+    assert packed.shape == frames.shape
     indices = torch.tensor([0, shape[0] - 1, 0])
     unpacked = packed.unpack(indices)
     assert unpacked.dtype == torch.float32

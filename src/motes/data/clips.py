@@ -40,6 +40,11 @@ class PackedFrames:
         shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=self.bits.device)
         object.__setattr__(self, "shifts", shifts)
 
+    @property
+    def shape(self) -> torch.Size:
+        """Shape [B, T, height, width] that the frames have when they are unpacked."""
+        return torch.Size((*self.bits.shape[:2], self.height, self.width))
+
     def __len__(self) -> int:
         return self.bits.shape[0]
 

@@ -83,15 +83,15 @@ def write_gif(path: str | Path, frames: Float[Tensor, "T height width"], fps: fl
 def _read_gif(path: Path) -> Float[Tensor, "1 T height width"]:
     with _opened(path) as gif:
         count = getattr(gif, "n_frames", 1)
-        _require_size(path, gif.size, count)
         pictures, delays = [], []
         for index in range(count):
             gif.seek(index)
+            _require_size(path, gif.size, count)  # a damaged file may grow from frame to frame
             pictures.append(_grey(gif))
             delays.append(int(gif.info.get("duration", 0)))
         held = _frames_held(delays)
         _require_size(path, gif.size, sum(held))
-    return torch.from_numpy(np.repeat(np.stack(pictures), held, axis=0))[None]
+        return torch.from_numpy(np.repeat(np.stack(pictures), held, axis=0))[None]
 
 
 def _frames_held(delays: list[int]) -> list[int]:

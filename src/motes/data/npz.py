@@ -118,9 +118,7 @@ def _read_array(file: IO[bytes] | zipfile.ZipExtFile, size: int, name: str) -> N
 def _clips_from(arrays: dict[str, NDArray[Any]]) -> Clips:
     """Return the clips that named arrays describe, once the arrays agree with each other."""
     video = _video_from(arrays)
-    num_clips, num_frames = (
-        video.bits.shape[:2] if isinstance(video, PackedFrames) else video.shape[:2]
-    )
+    num_clips, num_frames = video.shape[:2]
     num_objects = arrays.get("num_objects")
     if num_objects is not None:
         whole = num_objects.dtype.kind in "iu" and num_objects.shape == (num_clips,)

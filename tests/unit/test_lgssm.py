@@ -1,0 +1,123 @@
+import numpy as np
+import pytest
+import torch
+
+from motes.errors import InputError
+from motes.lgssm import Dynamics, draw_path, select, square_root
+from strategies import random_covariance
+
+
+def test_starting_values_are_the_papers(generator: torch.Generator) -> None:
+    dynamics = Dynamics(num_components=3, generator=generator)
+    A, u, B, Sigma_H, Sigma_A, mu, Sigma = dynamics.components()
+    eye = torch.eye(4, dtype=torch.float64)
+    step = [[1, 0, 0.1, 0], [0, 1, 0, 0.1], [0, 0, 1, 0], [0, 0, 0, 1]]
+    for k in range(3):
+        torch.testing.assert_close(
+            A[k], torch.tensor(step, dtype=torch.float64), rtol=0, atol=1e-15
+        )
+        assert torch.equal(B[k], eye[:2])
+        assert (u[k] == 0).all()
+        torch.testing.assert_close(Sigma_H[k], 0.001 * eye, rtol=1e-15, atol=0)
+        torch.testing.assert_close(Sigma_A[k], eye[:2, :2], rtol=1e-15, atol=0)
+        torch.testing.assert_close(Sigma[k], eye, rtol=1e-15, atol=0)
+    assert (mu[:, 2:] == 0).all()
+    assert mu[:, :2].unique().numel() == 6
+    torch.testing.assert_close(dynamics.log_weights().exp(), torch.full((3,), 1 / 3).double())
+    assert all(parameter.dtype == torch.float64 for parameter in dynamics.parameters())
+
+
+def test_spread_scales_the_start(generator: torch.Generator) -> None:
+    wide = Dynamics(initial_spread=8.0, generator=torch.Generator().manual_seed(1))
+    narrow = Dynamics(initial_spread=1.0, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(wide.initial_mean.data, 8 * narrow.initial_mean.data)
+    torch.testing.assert_close(
+        wide.components().initial_covariance, 64 * narrow.components().initial_covariance
+    )
+
+
+def test_covariances_are_valid_for_any_parameters(generator: torch.Generator) -> None:
+    dynamics = Dynamics(generator=generator)
+    with torch.no_grad():
+        for parameter in dynamics.parameters():
+            parameter.copy_(2 * torch.randn(parameter.shape, generator=generator))
+    model = dynamics.components()
+    for covariance in (model.state_noise, model.position_noise, model.initial_covariance):
+        assert torch.equal(covariance, covariance.mT)
+        assert (torch.linalg.eigvalsh(covariance) > 0).all()
+        assert covariance[0, 0, 1] != 0
+    assert model.transition[0, 0, 2] > 0
+
+
+def test_shared_parts_are_shared_and_the_start_is_not(generator: torch.Generator) -> None:
+    model = Dynamics(num_components=2, generator=generator).components()
+    assert all(field.shape[0] == 2 for field in model)
+    for field in model[:5]:
+        assert field.stride(0) == 0
+    assert not torch.equal(model.initial_mean[0], model.initial_mean[1])
+
+
+@pytest.mark.parametrize(
+    "setting", [{"num_components": 0}, {"sampling_period": -1.0}, {"state_noise": 0.0}]
+)
+def test_impossible_settings_are_named(
+    generator: torch.Generator, setting: dict[str, float]
+) -> None:
+    ((name, value),) = setting.items()
+    with pytest.raises(InputError, match=f"got {name}={value}; expected a positive"):
+        Dynamics(**setting, generator=generator)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 4])
+def test_square_root_of_singular_covariance(rank: int) -> None:
+    rng = np.random.default_rng(rank)
+    root = rng.normal(size=(5, 4, rank))
+    covariance = torch.from_numpy(root @ np.swapaxes(root, -1, -2)).requires_grad_()
+    factor = square_root(covariance)
+    # A dropped pivot is at most 4 eps times a diagonal entry of size 10.
+    torch.testing.assert_close(factor @ factor.mT, covariance, rtol=0, atol=1e-13)
+    assert torch.equal(factor, factor.tril())
+    (gradient,) = torch.autograd.grad(factor.sum(), covariance)
+    assert gradient.isfinite().all()
+
+
+def test_square_root_of_regular_covariance_is_choleskys() -> None:
+    covariance = torch.from_numpy(random_covariance(np.random.default_rng(0), (3,), 4))
+    expected = torch.linalg.cholesky(covariance)
+    torch.testing.assert_close(square_root(covariance), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_paths_obey_the_equations_of_motion(generator: torch.Generator) -> None:
+    """Each row of noise moves exactly what it should: checked against a plain loop."""
+    model = Dynamics(num_components=2, generator=generator).components()
+    model = type(model)(*(field.detach() for field in model))
+    noise = torch.randn(3, 2, 7, 6, dtype=torch.float64, generator=generator)
+    path = draw_path(model, noise)
+    for clip in range(3):
+        for k in range(2):
+            A, u, B, Sigma_H, Sigma_A, mu, Sigma = (field[k] for field in model)
+            h = mu + torch.linalg.cholesky(Sigma) @ noise[clip, k, 0, :4]
+            for t in range(7):
+                if t > 0:
+                    h = A @ h + u + torch.linalg.cholesky(Sigma_H) @ noise[clip, k, t, :4]
+                a = B @ h + torch.linalg.cholesky(Sigma_A) @ noise[clip, k, t, 4:]
+                torch.testing.assert_close(path.states[clip, k, t], h, rtol=1e-12, atol=1e-12)
+                torch.testing.assert_close(path.positions[clip, k, t], a, rtol=1e-12, atol=1e-12)
+
+
+def test_select_gives_each_object_its_component(generator: torch.Generator) -> None:
+    model = Dynamics(num_components=3, generator=generator).components()
+    component = torch.tensor([[2, 0], [1, 1]])
+    chosen = select(model, component)
+    assert chosen.transition.shape == (2, 2, 4, 4)
+    assert torch.equal(chosen.initial_mean[0, 0], model.initial_mean[2])
+    assert torch.equal(chosen.initial_mean[1], model.initial_mean[[1, 1]])
+
+
+def test_components_are_drawn_at_the_borders_of_pi(generator: torch.Generator) -> None:
+    dynamics = Dynamics(num_components=3, generator=generator)
+    with torch.no_grad():
+        dynamics.logits.copy_(torch.tensor([0.2, 0.5, 0.3]).log())
+    noise = torch.tensor([[0.0, 0.19, 0.21], [0.69, 0.71, 0.999999]]).double()
+    expected = torch.tensor([[0, 0, 1], [1, 2, 2]])
+    assert torch.equal(dynamics.draw_components(noise), expected)
