@@ -30,7 +30,7 @@ class Answer:
 
     positions: Float[Tensor, "B N T 2"]
     covariances: Float[Tensor, "B N T 2 2"]
-    velocities: Float[Tensor, "B N T 2"]  # of the path, latent units a frame
+    velocities: Float[Tensor, "B N T 2"]  # of the path, latent units a frame, [Choice 12]
     pixels: Float[Tensor, "B N T 2"]
     pixel_covariances: Float[Tensor, "B N T 2 2"]
     pixel_velocities: Float[Tensor, "B N T 2"]  # of the path, pixels a frame

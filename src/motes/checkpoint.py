@@ -60,9 +60,8 @@ def load_with_config(
 
 def find_model(name_or_folder: str | Path) -> Path:
     """The folder of a model given by its shipped name or its path."""
-    shipped = SHIPPED / str(name_or_folder)
-    if shipped_name(name_or_folder) and shipped.is_dir():
-        return shipped
+    if str(name_or_folder) in shipped_names():
+        return SHIPPED / name_or_folder
     folder = Path(name_or_folder)
     if not (folder / "config.json").is_file():
         raise InputError(
@@ -80,11 +79,6 @@ def find_model(name_or_folder: str | Path) -> Path:
 def shipped_names() -> list[str]:
     """Names of the models inside the package."""
     return sorted(path.parent.name for path in SHIPPED.glob("*/model.safetensors"))
-
-
-def shipped_name(name: str | Path) -> bool:
-    """Whether this is a bare name and not a path."""
-    return str(name) == Path(name).name
 
 
 def read_config(folder: Path) -> RunConfig:
@@ -113,7 +107,8 @@ def restore(model: Model, tensors: dict[str, Tensor], origin: Path) -> None:
                 f"{origin}: {name} has shape {tuple(value.shape)}, "
                 f"its config.json asks for {tuple(expected[name].shape)}"
             )
-        if not value.is_floating_point() or not bool(value.isfinite().all()):
+        known = value.dtype in (torch.float16, torch.float32, torch.float64)
+        if not known or not bool(value.to(expected[name].dtype).isfinite().all()):
             raise InputError(f"{origin}: {name} holds values that are not finite numbers")
     model.load_state_dict(tensors)
 
@@ -137,7 +132,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(path, framework="pt") as opened:
             metadata = opened.metadata() or {}
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
     except (SafetensorError, OSError, ValueError) as error:

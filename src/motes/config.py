@@ -16,12 +16,20 @@ from motes.errors import InputError
 Knots = tuple[tuple[int, float], ...]
 
 FORMAT_VERSION = 1
+MOST = 10**9  # of anything that is counted
 
 
 def require(condition: bool, message: str) -> None:
     """Raises `InputError` with the message unless the condition holds."""
     if not condition:
         raise InputError(message)
+
+
+def require_counts(record: object, lowest: int, *names: str) -> None:
+    """Raises `InputError` unless these fields lie between `lowest` and `MOST`."""
+    for name in names:
+        value = getattr(record, name)
+        require(lowest <= value <= MOST, f"{name} is {value!r:.60}; give {lowest} to {MOST}")
 
 
 @dataclass(frozen=True)
@@ -38,8 +46,8 @@ class DataConfig:
     num_held_out: int = 240  # clips kept from training, for the bound that is reported
 
     def __post_init__(self) -> None:
-        require(self.num_clips >= 1, f"num_clips is {self.num_clips}; give 1 or more")
-        require(self.num_held_out >= 1, f"num_held_out is {self.num_held_out}; give 1 or more")
+        require_counts(self, 1, "num_clips", "num_held_out")
+        require(0 <= self.seed < 2**63, f"seed is {self.seed!r:.60}; give 0 to 2**63 - 1")
         require(
             len(self.num_objects) > 0 and 1 <= min(self.num_objects) <= max(self.num_objects) <= 16,
             f"num_objects is {self.num_objects}; give counts between 1 and 16",
@@ -60,7 +68,7 @@ class DataConfig:
 class ModelConfig:
     """Sizes and starting values of the three parts; the defaults are the paper's."""
 
-    family: Literal["paper"] = "paper"
+    family: Literal["paper", "structured"] = "paper"
     inference_state_size: int = 1024  # S, the paper's dimension of s_t^n
     renderer_state_size: int = 1024  # X, of x^n; the paper does not say, [Choice 3]
     num_components: int = 2  # K
@@ -70,6 +78,11 @@ class ModelConfig:
     initial_spread: float = 1.0  # standard deviation of mu_k's position, and Sigma_k = spread^2 I
     scale_floor: float = 0.01  # smallest standard deviation of q, in latent units, [Choice 4]
     initial_scale: float = 0.5  # standard deviation of q before training, [Choice 4]
+    # Of the structured family alone:
+    glyph_reach: int = 5  # pixels from the glyph's centre to its border
+    glyph_width: float = 3.0  # standard deviation of the glyph before training, pixels
+    pixels_per_unit: float = 3.0  # scale of latent positions
+    window: int = 7  # pixels around its prediction in which an object is looked for
 
     def __post_init__(self) -> None:
         require(
@@ -78,9 +91,16 @@ class ModelConfig:
             f"{self.inference_state_size} and {self.renderer_state_size}; give 1..8192",
         )
         require(1 <= self.num_components <= 64, f"K is {self.num_components}; give 1..64")
-        for name in ("sampling_period", "state_noise", "position_noise", "initial_spread"):
+        for name in (
+            "sampling_period", "state_noise", "position_noise", "initial_spread",
+            "glyph_width", "pixels_per_unit",
+        ):  # fmt: skip
             value = getattr(self, name)
             require(0 < value < 1e6, f"{name} is {value}; give a positive number")
+        require(
+            1 <= self.glyph_reach <= 64 and 1 <= self.window <= 64,
+            f"glyph_reach is {self.glyph_reach} and window {self.window}; give 1 to 64 pixels",
+        )
         require(
             0 < self.scale_floor < self.initial_scale < 1e6,
             f"scale_floor is {self.scale_floor} and initial_scale {self.initial_scale}; "
@@ -97,15 +117,24 @@ class ScheduleConfig:
     learning_rate: Knots = ((0, 1e-3),)
     kl_weight: Knots = ((0, 1.0),)
     blur: Knots = ((0, 0.0),)  # standard deviation in pixels
+    dynamics_rate: float = 1.0  # learning rate of the dynamics, as a multiple of that of the rest
+    taught: int = 0  # steps on a teacher's lessons before the bound, see `motes.teaching`
+    steps_per_look: int = 1  # structured family: steps between two looks at the frames
+    seed_mixture: tuple[int, ...] = ()  # structured family: steps at which starts are clustered
 
     def __post_init__(self) -> None:
-        require(self.iterations >= 1, f"iterations is {self.iterations}; give 1 or more")
+        require_counts(self, 1, "iterations")
+        require_counts(self, 1, "steps_per_look")
+        require_counts(self, 0, "frozen_dynamics", "taught")
+        require(
+            0 <= self.dynamics_rate < 1e6, f"dynamics_rate is {self.dynamics_rate}; give 0 to 1e6"
+        )
         for name in ("learning_rate", "kl_weight", "blur"):
             knots = getattr(self, name)
             steps = [step for step, _ in knots]
             require(
-                len(knots) > 0 and steps == sorted(steps) and all(v >= 0 for _, v in knots),
-                f"{name} is {knots}; give (step, value) pairs with rising steps and values >= 0",
+                len(knots) > 0 and steps == sorted(steps) and all(0 <= v < 1e6 for _, v in knots),
+                f"{name} is {knots}; give (step, value) pairs, steps rising, values 0 to 1e6",
             )
 
     def stretched(self, iterations: int) -> "ScheduleConfig":
@@ -121,6 +150,10 @@ class ScheduleConfig:
             learning_rate=stretch(self.learning_rate),
             kl_weight=stretch(self.kl_weight),
             blur=stretch(self.blur),
+            dynamics_rate=self.dynamics_rate,
+            taught=round(self.taught * factor),
+            steps_per_look=self.steps_per_look,
+            seed_mixture=self.seed_mixture,
         )
 
 
@@ -133,16 +166,17 @@ class RunConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     batch_size: int = 20
     seed: int = 0  # of initial weights, batches and noise
+    teacher: str | None = None  # a structured model: its name or run folder
     log_every: int = 100
     checkpoint_every: int = 2_000
 
     def __post_init__(self) -> None:
-        require(self.batch_size >= 1, f"batch_size is {self.batch_size}; give 1 or more")
-        require(0 <= self.seed < 2**63, f"seed is {self.seed}; give 0 or a positive integer")
+        require_counts(self, 1, "batch_size", "log_every", "checkpoint_every")
+        require(0 <= self.seed < 2**63, f"seed is {self.seed!r:.60}; give 0 to 2**63 - 1")
         require(
-            self.log_every >= 1 and self.checkpoint_every >= 1,
-            f"log_every is {self.log_every} and checkpoint_every {self.checkpoint_every}; "
-            "give 1 or more",
+            self.checkpoint_every % self.schedule.steps_per_look == 0,
+            f"checkpoint_every is {self.checkpoint_every}; give a multiple of steps_per_look, "
+            f"{self.schedule.steps_per_look}",
         )
 
 
@@ -179,10 +213,24 @@ PRESETS: dict[str, RunConfig] = {
         ),
         checkpoint_every=1_000,
     ),
+    # The paper's networks, their first steps taught by the structured family (no labels either).
+    "taught": RunConfig(
+        data=DataConfig(num_clips=100_000),
+        model=ModelConfig(scale_floor=0.03, initial_scale=0.3),
+        batch_size=64,
+        teacher="cannonballs-structured",
+        schedule=ScheduleConfig(
+            iterations=70_000,
+            frozen_dynamics=35_000,
+            taught=30_000,
+            learning_rate=((0, 8e-4), (42_000, 8e-4), (70_000, 1e-5)),
+            kl_weight=((0, 1.0), (30_000, 1.0), (30_000, 4.0)),
+        ),
+    ),
     # Seconds: does everything run?
     "smoke": RunConfig(
         data=DataConfig(
-            num_clips=64, num_objects=(1, 2), num_frames=8, height=16, width=16, num_held_out=8
+            num_clips=64, num_objects=(1, 2), num_frames=12, height=16, width=16, num_held_out=8
         ),
         model=ModelConfig(inference_state_size=16, renderer_state_size=16),
         schedule=ScheduleConfig(
@@ -196,6 +244,53 @@ PRESETS: dict[str, RunConfig] = {
         checkpoint_every=10,
     ),
 }
+
+
+# Positions are pixels from the centre of the frame, three to a latent unit. The start is wide: a
+# soft glyph, noisy positions, starts and speeds anywhere.
+_STRUCTURED = RunConfig(
+    data=DataConfig(num_clips=2_000),
+    model=ModelConfig(
+        family="structured", position_noise=0.25, state_noise=7e-4, initial_spread=8.0
+    ),
+    schedule=ScheduleConfig(
+        iterations=360,
+        frozen_dynamics=0,
+        learning_rate=((0, 0.1), (216, 0.1), (360, 0.01)),
+        dynamics_rate=0.3,
+        steps_per_look=24,
+        seed_mixture=(24, 72),
+    ),
+    batch_size=48,
+    log_every=24,
+    checkpoint_every=120,
+)
+
+STRUCTURED_PRESETS: dict[str, RunConfig] = {
+    "robust": _STRUCTURED,
+    "small": dataclasses.replace(
+        _STRUCTURED, data=DataConfig(num_clips=2_000, height=32, width=32)
+    ),
+    "smoke": dataclasses.replace(
+        _STRUCTURED,
+        data=PRESETS["smoke"].data,
+        schedule=dataclasses.replace(
+            _STRUCTURED.schedule, iterations=8, steps_per_look=4, seed_mixture=(4,)
+        ),
+        batch_size=8,
+        log_every=4,
+        checkpoint_every=4,
+    ),
+}
+
+
+def preset(family: str, name: str) -> RunConfig:
+    """A preset of a family by name."""
+    presets = STRUCTURED_PRESETS if family == "structured" else PRESETS
+    require(
+        name in presets, f"the {family} family has no preset {name!r}; it has {', '.join(presets)}"
+    )
+    return presets[name]
 
 
 def to_json(config: RunConfig) -> str:
@@ -252,7 +347,7 @@ def _value(expected: Any, raw: Any, place: str) -> Any:
             return tuple(_value(arguments[0], item, place) for item in raw)
         require(len(raw) == len(arguments), f"{place} is {raw!r:.60}; expected {len(arguments)}")
         return tuple(_value(a, item, place) for a, item in zip(arguments, raw, strict=True))
-    if expected is float and isinstance(raw, int) and not isinstance(raw, bool):
+    if expected is float and type(raw) is int and abs(raw) <= MOST:
         return float(raw)
     require(type(raw) is expected, f"{place} is {raw!r:.60}; expected {expected.__name__}")
     return raw

@@ -3,7 +3,8 @@
 The inference network reads every frame in order. Where a frame is hidden, it is shown the frame
 that the model expects there: the rendered mean of the most likely component's Kalman prediction,
 given the positions inferred so far. So the network arrives at the next seen frame with its
-attention on the right objects, and no hidden pixel can matter.
+attention on the right objects, and no hidden pixel can matter. It is shown probabilities, not a
+black-and-white draw of them. [Choice 8]
 """
 
 import torch
@@ -13,6 +14,7 @@ from motes.lgssm import POSITION_DIM
 from motes.model import Model
 from motes.networks.inference import Encoding
 from motes.shapes import Bool, Float, Int, Tensor
+from motes.structured.tracker import Tracker
 
 
 def encode(
@@ -26,9 +28,15 @@ def encode(
     Law: hidden frames' pixels cannot matter, and with the mask of the paper's section on past and
     future observations it is that procedure; tests/unit/test_encoding.py.
     """
+    if isinstance(model.inference, Tracker):
+        found: Encoding = model.inference(
+            frames, num_objects, model.dynamics, model.renderer, observed
+        )
+        return found
     seen_later = observed.flip(1).cumsum(1).flip(1) > 0
     if not bool((~observed & seen_later).any()):
-        return model.inference(frames, num_objects)
+        encoding: Encoding = model.inference(frames, num_objects)
+        return encoding
     return _encode_across_gaps(model, frames, observed, num_objects)
 
 
@@ -70,4 +78,5 @@ def expected_frame(
     likely = log_weights.argmax(-1, keepdim=True)
     mean = belief.mean[..., :POSITION_DIM].expand(*log_weights.shape, POSITION_DIM)
     expected = mean.take_along_dim(likely[..., None], 2).to(model.pixel_matrix.dtype)
-    return model.renderer(expected, model.present(num_objects)).sigmoid()[:, 0]
+    logits: Tensor = model.renderer(expected, model.present(num_objects))
+    return logits.sigmoid()[:, 0]

@@ -51,7 +51,8 @@ def evaluate(
 
 def _batch_scores(model: Model, clips: Clips, count: int) -> Scores:
     """Scores of clips with the same number of objects."""
-    assert clips.positions is not None and clips.clean is not None
+    assert clips.positions is not None
+    assert clips.clean is not None
     device = model.device
     frames = clips.frames.float().to(device)
     noisy, clean = clips.positions[:, :count].to(device), clips.clean[:, :count].to(device)
@@ -84,9 +85,7 @@ def _batch_scores(model: Model, clips: Clips, count: int) -> Scores:
         order = metrics.best_order(answer.path_pixels, clean)
         path = metrics.reorder(answer.path_pixels, order)
         scores[f"{name}_rmse"] = metrics.rmse(path, clean, mask)
-        scores[f"{name}_coverage90"] = _cover(
-            answer.pixels, answer.pixel_covariances, noisy, mask
-        )
+        scores[f"{name}_coverage90"] = _cover(answer.pixels, answer.pixel_covariances, noisy, mask)
     return scores
 
 

@@ -9,14 +9,22 @@ from motes.model import Model
 from motes.shapes import Bool, Float, Int, Tensor
 
 
+def as_numbers(name: str, given: Any) -> Tensor:
+    """The input as a tensor, whatever its type and shape."""
+    try:
+        return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise InputError(
+            f"{name}: a {type(given).__name__} that cannot be read as numbers ({error}); "
+            "give a tensor or an array"
+        ) from None
+
+
 def check_frames(
     model: Model, frames: Any, observed: Bool[Tensor, "B T"] | None = None
 ) -> Float[Tensor, "B T height width"]:
     """Frames as float32 on the model's device; hidden frames become zero, whatever they held."""
-    try:
-        given = torch.as_tensor(frames)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"frames are not an array of numbers ({error})") from None
+    given = as_numbers("frames", frames)
     height, width = model.image_size
     hint = "; add the clip axis: frames[None]" if given.ndim == 3 else ""
     if given.ndim != 4:
@@ -52,8 +60,8 @@ def check_frames(
 
 def check_observed(model: Model, observed: Any, frames: Any) -> Bool[Tensor, "B T"]:
     """Which frames were seen, [T] for all clips or [B, T], as [B, T]."""
-    shape = tuple(getattr(frames, "shape", torch.as_tensor(frames).shape))[:2]
-    flags = torch.as_tensor(observed)
+    shape = tuple(as_numbers("frames", frames).shape[:2])
+    flags = as_numbers("observed", observed)
     if flags.dtype != torch.bool:
         raise InputError(f"observed has type {flags.dtype}; expected booleans, True where seen")
     if len(shape) < 2 or flags.ndim not in (1, 2) or tuple(flags.shape) not in (shape, shape[1:]):
@@ -70,7 +78,7 @@ def check_observed(model: Model, observed: Any, frames: Any) -> Bool[Tensor, "B 
 
 def check_counts(model: Model, num_objects: Any, num_clips: int) -> Int[Tensor, " B"]:
     """The number of objects in each clip, from an integer or from one for each clip."""
-    counts = torch.as_tensor(num_objects)
+    counts = as_numbers("num_objects", num_objects)
     if counts.dtype == torch.bool or counts.is_floating_point() or counts.is_complex():
         raise InputError(f"num_objects has type {counts.dtype}; expected whole numbers")
     if counts.ndim > 1 or (counts.ndim == 1 and len(counts) != num_clips):

@@ -60,7 +60,7 @@ def filter(
 
     Law: equals conditioning the joint Gaussian (test_filter_matches_dense_conditioning).
     """
-    result, _ = run_filter(model, *_admit(model, positions, observed))
+    result, _ = run_filter(model, _admit(model, positions, observed), observed)
     shape = (*result.means.shape, result.means.shape[-1])
     return result._replace(
         covariances=result.covariances.expand(shape),
@@ -87,10 +87,9 @@ def smooth(
     Law: equals conditioning the joint Gaussian (test_smoother_matches_dense_posterior);
         hiding a position is deleting it (test_hiding_a_frame_is_deleting_its_rows).
     """
-    a, observed = _admit(model, positions, observed)
-    variances = None
-    if position_variances is not None:
-        variances, _ = _admit(model, position_variances, observed)
+    a, variances = _admit(model, positions, observed), position_variances
+    if variances is not None:
+        variances = _admit(model, variances, observed)
     route = smooth_dense if a.shape[-2] <= DENSE_FRAMES else smooth_sequential
     return route(model, a, observed, variances)
 
@@ -104,10 +103,10 @@ def log_likelihood(
 
     Law: equals the filter's, either way (test_all_routes_to_the_log_likelihood_agree).
     """
-    a, mask = _admit(model, positions, observed)
+    a = _admit(model, positions, observed)
     if a.shape[-2] <= DENSE_FRAMES:
-        return log_likelihood_dense(model, a, mask)
-    return log_likelihood_chunked(model, a, None if observed is None else mask, CHUNK_FRAMES)
+        return log_likelihood_dense(model, a, observed)
+    return log_likelihood_chunked(model, a, observed, CHUNK_FRAMES)
 
 
 def draw_states(
@@ -131,7 +130,7 @@ def draw_states(
     Law: zero noise gives the smoothed means (test_zero_noise_gives_the_smoothed_mean); moments are
         those of the posterior (test_posterior_draws_have_the_moments_of_the_posterior).
     """
-    a, observed = _admit(model, positions, observed)
+    a = _admit(model, positions, observed)
     prior = draw_path(model, noise.to(model.transition.dtype))
     u, mu = torch.zeros_like(model.force), torch.zeros_like(model.initial_mean)
     centred = model._replace(force=u, initial_mean=mu)
@@ -142,8 +141,8 @@ def _admit(
     model: LGSSM,
     positions: Float[Tensor, "... T P"],
     observed: Bool[Tensor, "... T"] | None,
-) -> tuple[Float[Tensor, "... T P"], Bool[Tensor, "... T"]]:
-    """The positions in the model's type with zeros where hidden, and the mask; checked."""
+) -> Float[Tensor, "... T P"]:
+    """The positions, checked, in the model's type, and with zeros where they are hidden."""
     P = model.emission.shape[-2]
     if positions.ndim < 2 or positions.shape[-1] != P or positions.shape[-2] < 1:
         raise InputError(
@@ -151,13 +150,13 @@ def _admit(
             "put time second to last and coordinates last"
         )
     T = positions.shape[-2]
+    a = positions.to(model.transition.dtype)
     if observed is None:
-        observed = torch.ones(T, dtype=torch.bool, device=positions.device)
+        return a
     if observed.dtype != torch.bool or observed.shape[-1:] != (T,):
         raise InputError(
             f"got observed of type {observed.dtype} and shape {tuple(observed.shape)}; "
             f"expected torch.bool and (..., {T}); give one flag for each frame of positions"
         )
     # Replaced before any arithmetic: 0 * NaN would poison values, and gradients even later.
-    a = torch.where(observed.unsqueeze(-1), positions.to(model.transition.dtype), 0.0)
-    return a, observed
+    return torch.where(observed.unsqueeze(-1), a, 0.0)

@@ -56,6 +56,9 @@ def map_vector(
     A matrix that is shared by a batch of vectors is not copied for each of them: `einsum` turns
     the axes that only the vectors have into the columns of one product.
     """
+    if matrix.shape[:-2] == vector.shape[:-1]:
+        product: Tensor = (matrix @ vector.unsqueeze(-1)).squeeze(-1)
+        return product
     return torch.einsum("...ij,...j->...i", matrix, vector)
 
 

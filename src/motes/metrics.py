@@ -27,7 +27,7 @@ def best_order(
     # distance[b, i, j]: between estimate i and truth j
     gaps = (estimate[:, :, None] - truth[:, None]).square().sum(-1).nansum(-1)
     slots = torch.arange(truth.shape[1], device=truth.device)
-    costs = gaps[:, orders, slots].sum(-1)
+    costs = gaps[:, orders, slots].sum(-1).double()  # float32 would drown beside the penalty
     # An absent estimate may be matched only with an absent object.
     absent = estimate.isnan().all(-1).all(-1)[:, orders] != truth.isnan().all(-1).all(-1)[:, None]
     return orders[(costs + 1e12 * absent.sum(-1)).argmin(1)]
@@ -55,7 +55,8 @@ def tracked(
 ) -> Bool[Tensor, " B"]:
     """Whether every object of a clip is within 4 px of its true position in every frame."""
     distance = (estimate - truth).norm(dim=-1)
-    return ((distance <= TRACKED_WITHIN) | truth.isnan().any(-1)).all(-1).all(-1)
+    near: Tensor = (distance <= TRACKED_WITHIN) | truth.isnan().any(-1)
+    return near.all(-1).all(-1)
 
 
 def coverage(
@@ -71,8 +72,10 @@ def coverage(
     """
     gap = (truth - estimate)[..., frames, :].double()
     known = ~gap.isnan().any(-1)
-    solved = torch.linalg.solve(covariances[..., frames, :, :][known].double(), gap[known])
-    inside = (gap[known] * solved).sum(-1) <= -2 * math.log(1 - level)
+    chosen = covariances[..., frames, :, :][known].double()
+    solved, singular = torch.linalg.solve_ex(chosen, gap[known])
+    # An ellipse without area, which a model that draws nothing claims, holds nothing.
+    inside = (singular == 0) & ((gap[known] * solved).sum(-1) <= -2 * math.log(1 - level))
     return float(inside.double().mean())
 
 

@@ -5,9 +5,11 @@ from torch import nn
 
 from motes.config import RunConfig
 from motes.lgssm import Dynamics
-from motes.networks.inference import InferenceNetwork
+from motes.networks.inference import Encoding, InferenceNetwork
 from motes.networks.renderer import Renderer
 from motes.shapes import Bool, Float, Int, Tensor
+from motes.structured.glyph import GlyphRenderer
+from motes.structured.tracker import Tracker
 
 
 class Model(nn.Module):
@@ -29,8 +31,8 @@ class Model(nn.Module):
     def __init__(
         self,
         dynamics: Dynamics,
-        renderer: Renderer,
-        inference: InferenceNetwork,
+        renderer: Renderer | GlyphRenderer,
+        inference: InferenceNetwork | Tracker,
         *,
         image_size: tuple[int, int],
         max_objects: int,
@@ -54,6 +56,14 @@ class Model(nn.Module):
         slots = torch.arange(self.max_objects, device=num_objects.device)
         return slots < num_objects[:, None]
 
+    def encode(
+        self, frames: Float[Tensor, "B T height width"], num_objects: Int[Tensor, " B"]
+    ) -> Encoding:
+        """q(a|v) of clips that were seen whole; `motes.encoding` knows of hidden frames."""
+        if isinstance(self.inference, Tracker):
+            return self.inference(frames, num_objects, self.dynamics, self.renderer)
+        return self.inference(frames, num_objects)
+
     def to_pixels(self, positions: Float[Tensor, "*batch 2"]) -> Float[Tensor, "*batch 2"]:
         """Latent positions as pixel coordinates (x to the right, y down)."""
         return positions @ self.pixel_matrix.to(positions.dtype).T + self.pixel_offset
@@ -63,24 +73,34 @@ def build(config: RunConfig) -> Model:
     """A fresh model, its weights drawn from the run's seed."""
     generator = torch.Generator().manual_seed(config.seed)
     size, part = (config.data.height, config.data.width), config.model
-    return Model(
-        dynamics=Dynamics(
-            num_components=part.num_components,
-            sampling_period=part.sampling_period,
-            state_noise=part.state_noise,
-            position_noise=part.position_noise,
-            initial_spread=part.initial_spread,
-            generator=generator,
-        ),
-        renderer=Renderer(size, part.renderer_state_size, generator),
-        inference=InferenceNetwork(
+    dynamics = Dynamics(
+        num_components=part.num_components,
+        sampling_period=part.sampling_period,
+        state_noise=part.state_noise,
+        position_noise=part.position_noise,
+        initial_spread=part.initial_spread,
+        generator=generator,
+    )
+    renderer: Renderer | GlyphRenderer
+    inference: InferenceNetwork | Tracker
+    if part.family == "structured":
+        renderer = GlyphRenderer(
+            size,
+            reach=part.glyph_reach,
+            initial_width=part.glyph_width,
+            pixels_per_unit=part.pixels_per_unit,
+        )
+        inference = Tracker(config.data.max_objects, part.window)
+    else:
+        renderer = Renderer(size, part.renderer_state_size, generator)
+        inference = InferenceNetwork(
             size,
             max_objects=config.data.max_objects,
             state_size=part.inference_state_size,
             scale_floor=part.scale_floor,
             initial_scale=part.initial_scale,
             generator=generator,
-        ),
-        image_size=size,
-        max_objects=config.data.max_objects,
+        )
+    return Model(
+        dynamics, renderer, inference, image_size=size, max_objects=config.data.max_objects
     )

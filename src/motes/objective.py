@@ -20,13 +20,13 @@ from motes.shapes import Bool, Float, Int, Tensor
 
 
 class BoundTerms(NamedTuple):
-    """The three terms of the bound for each clip, in nats."""
+    """The three terms of the bound for each clip, or their mean over clips, in nats."""
 
-    reconstruction: Float[Tensor, " B"]
-    entropy: Float[Tensor, " B"]
-    log_prior: Float[Tensor, " B"]
+    reconstruction: Float[Tensor, "..."]
+    entropy: Float[Tensor, "..."]
+    log_prior: Float[Tensor, "..."]
 
-    def weighted(self, kl_weight: float | Float[Tensor, ""]) -> Float[Tensor, " B"]:
+    def weighted(self, kl_weight: float | Float[Tensor, ""]) -> Float[Tensor, "..."]:
         """The bound with its KL term multiplied by a weight; 1 is the bound itself."""
         return self.reconstruction + kl_weight * (self.entropy + self.log_prior)
 
@@ -36,7 +36,7 @@ def reconstruction(
     frames: Float[Tensor, "B T height width"],
     observed: Bool[Tensor, "B T"] | None = None,
 ) -> Float[Tensor, " B"]:
-    """log p(v | a), summed over the Bernoulli pixels of the seen frames (all, if None)."""
+    """The log of p(v | a), summed over the Bernoulli pixels of the seen frames (all, if None)."""
     nats = -binary_cross_entropy_with_logits(logits, frames, reduction="none").sum((2, 3))
     return nats.sum(1) if observed is None else torch.where(observed, nats, 0.0).sum(1)
 
@@ -59,15 +59,13 @@ def log_prior(
     present: Bool[Tensor, "B N"],
     observed: Bool[Tensor, "B T"] | None = None,
 ) -> Float[Tensor, " B"]:
-    """log p(a) of a draw, exact: a sum over present objects of their mixture evidence."""
+    """The log of p(a) of a draw, exact: a sum over present objects of their mixture evidence."""
     mask = None if observed is None else observed[:, None]
     evidence = mixture.log_prior(dynamics, positions, mask)
     return torch.where(present, evidence, 0.0).sum(1).to(positions.dtype)
 
 
-def draw_positions(
-    encoding: Encoding, noise: Float[Tensor, "B N T 2"]
-) -> Float[Tensor, "B N T 2"]:
+def draw_positions(encoding: Encoding, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T 2"]:
     """A draw from q by reparametrisation. Paper: [Eq. reparam-monte-carlo] with M = 1."""
     return encoding.means + encoding.scales * noise
 
@@ -79,8 +77,7 @@ def bound_terms(
     noise: Float[Tensor, "B N T 2"],
 ) -> BoundTerms:
     """The terms of the bound for each clip, all frames seen, from one draw of q."""
-    encoding = model.inference(frames, num_objects)
-    return terms_of(model, encoding, frames, num_objects, noise)
+    return terms_of(model, model.encode(frames, num_objects), frames, num_objects, noise)
 
 
 def terms_of(

@@ -33,9 +33,9 @@ def infer(model: Model, frames: Any, num_objects: Any = None, *, seed: int = 0) 
         num_objects: One number, one for each clip, or None to infer it.
         seed: Of the draws that `answer.frames` averages.
     """
-    shape = tuple(getattr(frames, "shape", torch.as_tensor(frames).shape))
-    everything = torch.ones(shape[:2], dtype=torch.bool, device=model.device)
-    return _ask(model, check_frames(model, frames), everything, num_objects, seed)
+    seen = check_frames(model, frames)
+    everything = torch.ones(seen.shape[:2], dtype=torch.bool, device=model.device)
+    return _ask(model, seen, everything, num_objects, seed)
 
 
 def forecast(
@@ -136,9 +136,9 @@ def _ask(
 def smooth_components(
     model: Model, encoding: Encoding, observed: Bool[Tensor, "B T"]
 ) -> tuple[Float[Tensor, "B N K"], kalman.Smoothed]:
-    """log p(z = k | seen positions), and the smoothed states under each component, [B N K T ...].
+    """The log of p(z = k | seen positions), and the smoothed states under each, [B N K T ...].
 
-    The seen positions are q's means, as in the paper; q's variances widen the states.
+    The seen positions are q's means, as in the paper; q's variances widen the states. [Choice 9]
     """
     shared = bool((observed == observed[0]).all())
     mask = observed[0] if shared else observed[:, None]  # a shared mask shares its covariances
@@ -219,7 +219,8 @@ def _render(
     """Probabilities of white for known positions."""
     with torch.no_grad():
         drawn = positions.to(model.pixel_matrix.dtype)
-        return model.renderer(drawn, model.present(num_objects)).sigmoid()
+        logits: Tensor = model.renderer(drawn, model.present(num_objects))
+        return logits.sigmoid()
 
 
 def _answer(

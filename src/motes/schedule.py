@@ -1,4 +1,4 @@
-"""What training does at a step, as pure functions of the step. [Choice 5]"""
+"""What training does at a step, as pure functions of the step ([Choice 5])."""
 
 import math
 from typing import NamedTuple
@@ -20,7 +20,9 @@ def at_step(schedule: ScheduleConfig, step: int) -> Phase:
     learning_rate = between(schedule.learning_rate, step)
     return Phase(
         learning_rate=learning_rate,
-        dynamics_learning_rate=0.0 if step < schedule.frozen_dynamics else learning_rate,
+        dynamics_learning_rate=(
+            0.0 if step < schedule.frozen_dynamics else schedule.dynamics_rate * learning_rate
+        ),
         kl_weight=between(schedule.kl_weight, step),
         blur=between(schedule.blur, step),
     )

@@ -2,7 +2,7 @@
 
 Covariances depend on the model and the mask alone, never on positions: here they have the leading
 axes of those two and no others, and only means are batched over positions. As in
-`motes.unrolled`, `observed` is always given and hidden positions are already finite numbers.
+`motes.unrolled`, hidden positions are already finite numbers.
 """
 
 import math
@@ -105,12 +105,14 @@ def _update(
 
 
 def run_filter(
-    model: LGSSM, positions: Float[Tensor, "... T P"], observed: Bool[Tensor, "... T"]
+    model: LGSSM, positions: Float[Tensor, "... T P"], observed: Bool[Tensor, "... T"] | None
 ) -> tuple[Filtered, Surprise]:
     """The filtered states, and for the smoother what the positions told.
 
     Covariances depend on the model and the mask alone, and have the leading axes of those.
     """
+    if observed is None:
+        observed = torch.ones(positions.shape[-2], dtype=torch.bool, device=positions.device)
     matrices = (model.transition, model.emission, model.state_noise, model.position_noise)
     mu, Sigma = model.initial_mean, model.initial_covariance
     lead = torch.broadcast_shapes(
@@ -150,7 +152,7 @@ def _stack(
 def smooth_sequential(
     model: LGSSM,
     positions: Float[Tensor, "... T P"],
-    observed: Bool[Tensor, "... T"],
+    observed: Bool[Tensor, "... T"] | None,
     position_variances: Float[Tensor, "... T P"] | None = None,
 ) -> Smoothed:
     """The smoothed states by one pass forward and one back; cost O(T).

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from motes.alignment import align
+from motes.atomic import atomic_path
+from motes.batches import TrainingData
 from motes.checkpoint import (
     read_config,
     read_tensors,
@@ -23,6 +25,7 @@ from motes.checkpoint import (
 )
 from motes.config import RunConfig, to_json
 from motes.errors import InputError
+from motes.model import Model
 from motes.objective import bound_terms
 from motes.run_folder import (
     drop_lines_after,
@@ -32,7 +35,8 @@ from motes.run_folder import (
     stop_signals,
 )
 from motes.schedule import at_step
-from motes.trainer import Trainer, TrainingData
+from motes.teaching import find_teacher, give_lessons
+from motes.trainer import Trainer
 from motes.training_data import Dataset, fit_to_data, make_dataset
 
 Report = Callable[[dict[str, Any]], None]
@@ -61,6 +65,8 @@ def train(
     With several replicas, seeds `config.seed`, `config.seed + 1`, ... train side by side into
     `out/seed-*`, and the one with the best held-out bound is copied to `out`. No truth is used.
     """
+    if out.is_file():
+        raise InputError(f"{out} is a file; give a new folder")
     if out.exists() and any(out.iterdir()):
         raise InputError(
             f"{out} is not empty; give a new folder, or go on with: motes train --resume {out}"
@@ -86,29 +92,37 @@ def resume(out: Path, *, device: str = "cpu", report: Report = lambda line: None
         for folder in folders:
             stack.enter_context(exclusive(folder))
         dataset = make_dataset(configs[0], torch.device(device))
+        teacher = find_teacher(configs[0], torch.device(device))
+        if teacher is not None:
+            dataset = dataset._replace(training=give_lessons(teacher, dataset.training))
         runs = [
-            Run(folder, config, dataset, torch.device(device), report)
+            Run(folder, config, dataset, torch.device(device), report, teacher)
             for folder, config in zip(folders, configs, strict=True)
         ]
         stopping = stack.enter_context(stop_signals())
         stack.enter_context(fast_arithmetic())
         outcomes = run_all(runs, stopping)
     best = max(outcomes, key=lambda outcome: outcome.held_out_bound)
-    if len(folders) > 1 and best.finished:
+    if len(folders) == 1:
+        return best
+    finished = all(outcome.finished for outcome in outcomes)
+    if finished:
         for name in ("config.json", "model.safetensors"):
-            shutil.copyfile(best.folder / name, out / name)
+            with atomic_path(out / name) as temporary:
+                shutil.copyfile(best.folder / name, temporary)
         write_json(
             out / "selection.json",
             {"chosen": best.folder.name, "by": "held-out bound, KL weight 1", "bounds":
              {outcome.folder.name: outcome.held_out_bound for outcome in outcomes}},
         )  # fmt: skip
-        return best._replace(folder=out)
-    return best
+    return best._replace(folder=out, finished=finished)
 
 
 def run_all(runs: list["Run"], stopping: Callable[[], bool]) -> list[Outcome]:
     """Advances all runs in turn until they end or a stop is asked for."""
-    while any(run.unfinished for run in runs) and not stopping():
+    while any(run.unfinished for run in runs):
+        if stopping() and all(run.between_looks for run in runs):
+            break
         for run in runs:
             if run.unfinished:
                 run.advance()
@@ -125,6 +139,7 @@ class Run:
         dataset: Dataset,
         device: torch.device,
         report: Report,
+        teacher: Model | None = None,
     ) -> None:
         self.folder, self.config, self.held_out = folder, config, dataset.held_out
         self.trainer = Trainer(config, dataset.training, device)
@@ -133,7 +148,11 @@ class Run:
         self.checkpoint = folder / "checkpoint.safetensors"
         if self.checkpoint.is_file():
             tensors, metadata = read_tensors(self.checkpoint)
+            if not metadata.get("step", "").isdecimal():
+                raise InputError(f"{self.checkpoint} is no training state; delete it to start anew")
             self.trainer.restore(tensors, int(metadata["step"]))
+        elif teacher is not None:
+            self.trainer.model.dynamics.load_state_dict(teacher.dynamics.state_dict())
         if self.leads:
             write_json(folder / "environment.json", environment(device))
             drop_lines_after(folder / "log.jsonl", self.trainer.step)
@@ -145,6 +164,11 @@ class Run:
     def unfinished(self) -> bool:
         """Whether steps are left."""
         return self.trainer.step < self.config.schedule.iterations
+
+    @property
+    def between_looks(self) -> bool:
+        """Whether the next step looks at new frames, so that nothing but the state is needed."""
+        return self.trainer.step % self.config.schedule.steps_per_look == 0
 
     def advance(self) -> None:
         """Takes a step; reports and saves when they are due."""
@@ -182,7 +206,7 @@ class Run:
         bound = held_out_bound(self.trainer, self.held_out)
         residual = align(self.trainer.model, self.config.data.num_frames)
         step = self.trainer.step
-        if self.leads:
+        if self.leads and step != self.last_saved:
             save_model(self.folder, self.trainer.model, self.config)
             write_tensors(self.checkpoint, self.trainer.state(), {"step": str(step)})
             self._log({"step": step, "held_out_bound": bound, "pixel_map_residual": residual})

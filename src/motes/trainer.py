@@ -5,45 +5,23 @@ saved step goes on exactly as if it had never stopped, and several processes agr
 batch that they share.
 """
 
-import math
-from typing import NamedTuple
-
-import numpy as np
 import torch
 from torch import distributed
 
+from motes.batches import StepInputs, TrainingData, blur, step_inputs
 from motes.config import RunConfig
-from motes.data.clips import PackedFrames
 from motes.errors import InputError
 from motes.model import build
-from motes.objective import BoundTerms, bound_terms
+from motes.networks.inference import Encoding
+from motes.objective import BoundTerms, bound_terms, terms_of
 from motes.schedule import Phase, at_step
 from motes.shapes import Float, Float64, Int, Tensor
+from motes.structured.seeding import seed_mixture
+from motes.structured.tracker import Tracker
+from motes.teaching import lesson_terms
 
 TERMS = (*BoundTerms._fields, "gradient")
 EAGER_STEPS = 3  # before a step is captured as a graph: real steps, which also warm up the GPU
-
-
-class TrainingData(NamedTuple):
-    """Clips to learn from, on the device where the model learns."""
-
-    video: PackedFrames | Float[Tensor, "B T height width"]
-    num_objects: Int[Tensor, " B"]
-    ink: float  # lit pixels of one object, on average; sets the contrast of blurred frames
-
-    def frames(self, indices: Int[Tensor, " b"]) -> Float[Tensor, "b T height width"]:
-        """The clips of these indices, values in [0, 1]."""
-        if isinstance(self.video, PackedFrames):
-            return self.video.unpack(indices)
-        return self.video.index_select(0, indices)
-
-
-class StepInputs(NamedTuple):
-    """What changes from step to step; on a GPU these are the inputs of the captured graph."""
-
-    indices: Int[Tensor, " B"]
-    noise: Float[Tensor, "B N T 2"]
-    settings: Float64[Tensor, " 5"]  # the four fields of Phase, then the step
 
 
 class Trainer:
@@ -54,7 +32,7 @@ class Trainer:
         self.rank = distributed.get_rank() if distributed.is_initialized() else 0
         self.world = distributed.get_world_size() if distributed.is_initialized() else 1
         self.model = build(config).to(device)
-        captured = device.type == "cuda" and self.world == 1
+        captured = device.type == "cuda" and self.world == 1 and config.model.family == "paper"
         networks = [*self.model.renderer.parameters(), *self.model.inference.parameters()]
         self.optimizer = torch.optim.Adam(
             [{"params": networks}, {"params": list(self.model.dynamics.parameters())}],
@@ -74,6 +52,7 @@ class Trainer:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.static: StepInputs | None = None
         self._eager_left = EAGER_STEPS
+        self._found: Encoding | None = None  # structured family: the last look at the frames
 
     def advance(self) -> None:
         """Takes one training step."""
@@ -100,9 +79,10 @@ class Trainer:
             self.stream.synchronize()
         if self.world > 1:
             distributed.all_reduce(self.sums)
-        broken = [(step, name) for step, name in zip(self.first_bad.tolist(), TERMS) if step >= 0]
+        first_bad = zip(self.first_bad.tolist(), TERMS, strict=True)
+        broken = [(step, name) for step, name in first_bad if step >= 0]
         if broken:
-            step, name = min(broken)
+            step, name = min(broken, key=lambda first: first[0])  # of equals the first term
             raise FloatingPointError(f"{name} is not finite at step {step}")
         means = (self.sums / max(self.num_summed, 1)).cpu()
         self.sums.zero_()
@@ -120,16 +100,17 @@ class Trainer:
         """Goes back to a state that `state` gave after `step` steps."""
         weights = {n.removeprefix("model/"): v for n, v in tensors.items() if n[:6] == "model/"}
         moments: dict[int, dict[str, Tensor]] = {}
-        for name, value in tensors.items():
-            if name.startswith("adam/"):
-                _, index, slot = name.split("/")
-                moments.setdefault(int(index), {})[slot] = value
         try:
+            for name, value in tensors.items():
+                if not name.startswith("model/"):
+                    _, index, slot = name.split("/")
+                    moments.setdefault(int(index), {})[slot] = value
             self.model.load_state_dict(weights)
             groups = self.optimizer.state_dict()["param_groups"]
             self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
         except (RuntimeError, ValueError, KeyError) as error:
-            raise InputError(f"the checkpoint does not fit its config.json ({error})") from None
+            reason = " ".join(str(error).split())
+            raise InputError(f"the checkpoint does not fit its config.json ({reason})") from None
         self.step = step
 
     def _advance_on_stream(self, inputs: StepInputs) -> None:
@@ -138,6 +119,8 @@ class Trainer:
             self.static = StepInputs(*(torch.empty_like(v, device=self.device) for v in inputs))
         for buffer, value in zip(self.static, inputs, strict=True):
             buffer.copy_(value.pin_memory(), non_blocking=True)
+        if self.step == self.config.schedule.taught:  # another arithmetic from here on
+            self.graph, self._eager_left = None, EAGER_STEPS
         if self._eager_left > 0:
             self._eager_left -= 1
             self._compute(self.static)
@@ -158,7 +141,7 @@ class Trainer:
                 group["lr"].copy_(rate)
         frames = blur(self.data.frames(inputs.indices), blur_width.float(), self.data.ink)
         num_objects = self.data.num_objects[inputs.indices]
-        terms = bound_terms(self.model, frames, num_objects, inputs.noise)
+        terms = self._terms(frames, num_objects, inputs)
         loss = -terms.weighted(kl_weight.float()).sum() / self.config.batch_size
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -166,6 +149,26 @@ class Trainer:
             sum_gradients(self.model)
         self.optimizer.step()
         self._watch(terms, step)
+
+    def _terms(
+        self,
+        frames: Float[Tensor, "B T height width"],
+        num_objects: Int[Tensor, " B"],
+        inputs: StepInputs,
+    ) -> BoundTerms:
+        """The terms to maximise: the bound's, or those of a lesson while being taught."""
+        model, lessons, schedule = self.model, self.data.lessons, self.config.schedule
+        if lessons is not None and self.step < schedule.taught:
+            lesson = Encoding(*(part.index_select(0, inputs.indices) for part in lessons))
+            return lesson_terms(model, lesson, frames, num_objects, inputs.noise)
+        if not isinstance(model.inference, Tracker):
+            return bound_terms(model, frames, num_objects, inputs.noise)
+        if self._found is None or self.step % schedule.steps_per_look == 0:
+            self._found = model.inference.track(frames, num_objects, model.dynamics, model.renderer)
+            if self.step in schedule.seed_mixture:
+                seed_mixture(model.dynamics, self._found.means, model.present(num_objects))
+        encoding = model.inference.widened(self._found)
+        return terms_of(model, encoding, frames, num_objects, inputs.noise)
 
     @torch.no_grad()
     def _watch(self, terms: BoundTerms, step: Float64[Tensor, ""]) -> None:
@@ -184,45 +187,15 @@ class Trainer:
             group["lr"] = rate
 
 
-def step_inputs(config: RunConfig, num_clips: int, step: int) -> StepInputs:
-    """The clips, the noise and the settings of a step; a function of (seed, step) alone.
-
-    Law: the same on every machine and however often training was resumed;
-    tests/unit/test_trainer.py.
-    """
-    random = np.random.Generator(np.random.Philox(key=(config.seed, step)))
-    shape = (config.batch_size, config.data.max_objects, config.data.num_frames, 2)
-    return StepInputs(
-        indices=torch.from_numpy(random.integers(num_clips, size=config.batch_size)),
-        noise=torch.from_numpy(random.standard_normal(shape, dtype=np.float32)),
-        settings=torch.tensor([*at_step(config.schedule, step), step], dtype=torch.float64),
-    )
-
-
-def blur(
-    frames: Float[Tensor, "B T height width"], width: Float[Tensor, ""], ink: float
-) -> Float[Tensor, "B T height width"]:
-    """Frames seen through a Gaussian lens, their contrast restored. [Choice 7]
-
-    A lone disk of `ink` lit pixels keeps a peak of about 1: blurring takes the peak of a disk to
-    1 - exp(-ink / (2 pi width^2)), which is divided out. Width 0 leaves frames as they are.
-    """
-    width = width.clamp(min=1e-2)
-    for axis in (-2, -1):
-        size = frames.shape[axis]
-        distance = torch.arange(size, device=frames.device, dtype=frames.dtype)
-        weights = (-0.5 * ((distance[:, None] - distance) / width) ** 2).exp()
-        reach = torch.arange(-size, size + 1, device=frames.device, dtype=frames.dtype)
-        lens = weights / (-0.5 * (reach / width) ** 2).exp().sum()
-        frames = lens @ frames if axis == -2 else frames @ lens
-    return (frames / -torch.expm1(-ink / (2 * math.pi * width**2))).clamp(0, 1)
-
-
 def sum_gradients(model: torch.nn.Module) -> None:
-    """Adds the gradients of all processes, so that each holds that of the global batch."""
+    """Adds the gradients of all processes, so that each holds that of the global batch.
+
+    One sum after the backward pass instead of the DDP wrapper. [Choice 11]
+    """
     for kind in (torch.float32, torch.float64):
         gradients = [p.grad for p in model.parameters() if p.grad is not None and p.dtype == kind]
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         distributed.all_reduce(flat)
-        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients])):
+        parts = flat.split([gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import torch
 
+from motes.batches import TrainingData
 from motes.config import RunConfig
 from motes.data import Clips, PackedFrames, cannonballs, load_clips
 from motes.errors import InputError
 from motes.shapes import Int, Tensor
-from motes.trainer import TrainingData
 
 
 class Dataset(NamedTuple):

@@ -5,19 +5,30 @@ video is one stretch: one Cholesky factor for each model, one matrix product for
 A long one is a chain of stretches, each summed up by a few D x D matrices. Covariances depend on
 the model and the mask alone, so they are formed for those axes only and never for each clip.
 
-In this module `observed` is always given and hidden positions are already finite numbers;
-`motes.kalman` is the door that sees to both.
+Hidden positions are already finite numbers here; `motes.kalman` is the door that sees to it.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from motes.gaussian import hide, log_density, valid, whitened_log_density, whitener
+from motes.gaussian import hide, log_density_gradients, valid, whitened_log_density, whitener
 from motes.lgssm import LGSSM, identity, map_vector
 from motes.shapes import Bool, Float, Int, Tensor
-from motes.stretch import emit, impulse_response, kicked, pushed, repeat_diagonally, unroll
+from motes.stretch import (
+    Positions,
+    aligned,
+    emit,
+    emit_vector,
+    impulse_response,
+    prior_gradients,
+    prior_positions,
+    prior_states,
+    repeat_diagonally,
+    unroll,
+)
 
 
 class Smoothed(NamedTuple):
@@ -28,30 +39,54 @@ class Smoothed(NamedTuple):
 
 
 def log_likelihood_dense(
-    model: LGSSM, positions: Float[Tensor, "... T P"], observed: Bool[Tensor, "... T"]
+    model: LGSSM, positions: Float[Tensor, "... T P"], observed: Bool[Tensor, "... T"] | None
 ) -> Float[Tensor, "..."]:
     """The log density of the seen positions, from their joint Gaussian; cost O(T^3).
 
     Law: equals the filter's (test_all_routes_to_the_log_likelihood_agree).
     """
-    rows = emit(model, impulse_response(model.transition, positions.shape[-2]))
-    noise = repeat_diagonally(model.position_noise, positions.shape[-2])
-    residual = positions.flatten(-2) - _prior_mean(model, rows)
-    covariance = _prior_covariance(model, rows, rows) + noise
-    return log_density(residual, covariance, _per_axis(model, observed))
+    a, model, T = positions.flatten(-2), aligned(model), positions.shape[-2]
+    shape = model.initial_covariance.shape[:-1]
+    if not model.force.shape == model.initial_mean.shape == shape:
+        # Vectors with axes of their own must not multiply the matrices: take their mean off first.
+        Lam = impulse_response(model.transition, T)
+        a = a - emit_vector(model, prior_states(model, Lam).mean)
+        zero = torch.zeros(shape, dtype=a.dtype, device=a.device)
+        model = model._replace(force=zero, initial_mean=zero)
+    seen = None if observed is None else _per_axis(model, observed)
+    density: Tensor = _DenseLogLikelihood.apply(a, seen, T, *model)
+    return density
 
 
-def _prior_mean(model: LGSSM, rows: Float[Tensor, "... n TD"]) -> Float[Tensor, "... n"]:
-    mu = model.initial_mean
-    return map_vector(rows[..., : mu.shape[-1]], mu) + pushed(model, rows)
+class _DenseLogLikelihood(torch.autograd.Function):
+    """The density of all positions, with a gradient that is written out: half the time."""
 
+    @staticmethod
+    def forward(
+        ctx: Any, positions: Tensor, seen: Tensor | None, num_frames: int, *fields: Tensor
+    ) -> Tensor:
+        prior = prior_positions(LGSSM(*fields), num_frames)
+        residual, covariance = positions - prior.mean, prior.covariance
+        num_seen: Tensor | int = residual.shape[-1]
+        if seen is not None:
+            residual, covariance, num_seen = residual * seen, hide(covariance, seen), seen.sum(-1)
+        W = whitener(covariance)
+        whitened = map_vector(W, residual)
+        ctx.save_for_backward(W, whitened, seen)
+        ctx.prior, ctx.of_positions, ctx.of_A = prior, positions.shape, fields[0].shape
+        return whitened_log_density(W, whitened, num_seen)
 
-def _prior_covariance(
-    model: LGSSM, left: Float[Tensor, "... n TD"], right: Float[Tensor, "... m TD"]
-) -> Float[Tensor, "... n m"]:
-    Sigma = model.initial_covariance
-    D = Sigma.shape[-1]
-    return left[..., :D] @ Sigma @ right[..., :D].mT + kicked(model, left, right)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, ...]:
+        W, whitened, seen = ctx.saved_tensors
+        prior: Positions = ctx.prior
+        by_residual, by_covariance = log_density_gradients(
+            W, whitened, weights, prior.covariance.shape, seen
+        )
+        by_mean = -by_residual.sum_to_size(prior.mean.shape)
+        by_fields = prior_gradients(prior, by_mean, by_covariance, ctx.of_A[-1])
+        return by_residual.sum_to_size(ctx.of_positions), None, None, *by_fields
 
 
 def log_likelihood_chunked(
@@ -87,7 +122,7 @@ def log_likelihood_chunked(
     residual = a - map_vector(E, m)
     pull = map_vector(E.mT, residual)
     gain = map_vector(M, pull).mul(pull).sum(-1) - torch.logdet(identity(J.shape[-1], J) + P @ J)
-    return (whitened_log_density(W, residual, seen) + 0.5 * gain).sum(-1)
+    return (whitened_log_density(W, residual, seen.sum(-1)) + 0.5 * gain).sum(-1)
 
 
 def _stretch_masks(
@@ -147,35 +182,41 @@ def _chain(
 def smooth_dense(
     model: LGSSM,
     positions: Float[Tensor, "... T P"],
-    observed: Bool[Tensor, "... T"],
+    observed: Bool[Tensor, "... T"] | None,
     position_variances: Float[Tensor, "... T P"] | None = None,
 ) -> Smoothed:
     """The smoothed states as one regression of all states on all seen positions; cost O(T^3).
 
     Law: equals the sequential smoother (test_dense_and_sequential_smoothers_agree).
     """
-    T, D = positions.shape[-2], model.transition.shape[-1]
-    h = impulse_response(model.transition, T)
-    a = emit(model, h)
-    cross = _prior_covariance(model, h, a)
-    prior_means = _prior_mean(model, h)
-    blocks = _prior_covariance(model, h, h).unflatten(-1, (T, D)).unflatten(-3, (T, D))
-    prior_covariances = blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+    (T, P), D = positions.shape[-2:], model.transition.shape[-1]
+    seen = None if observed is None else _per_axis(model, observed)
+    kept: slice | Tensor = slice(None)
+    if seen is not None and seen.ndim == 1 and seen.device.type == "cpu":
+        # One mask for all: delete what is hidden. On a GPU, to count it would be to wait for it.
+        kept, seen = seen.nonzero().squeeze(-1), None
 
-    seen = _per_axis(model, observed)
-    noise = repeat_diagonally(model.position_noise, T)
-    W = whitener(hide(emit(model, cross) + noise, seen))
-    whitened = (cross * seen.unsqueeze(-2)) @ W.mT
+    model = aligned(model)
+    Lam = impulse_response(model.transition, T)
+    spread, prior_mean = prior_states(model, Lam)
+    R = emit(model, Lam)[..., kept, :]
+    cross = spread @ R.mT
+    noise = repeat_diagonally(model.position_noise, R.shape[-2] // P)
+    covariance = emit(model, cross)[..., kept, :] + noise
+    if seen is not None:
+        cross, covariance = cross * seen.unsqueeze(-2), hide(covariance, seen)
+    W = whitener(covariance)
+    whitened = cross @ W.mT
     gain = whitened @ W
-    residual = positions.flatten(-2) - _prior_mean(model, a)
-    means = (prior_means + map_vector(gain, residual)).unflatten(-1, (T, D))
-    blocks = whitened.unflatten(-2, (T, D))
-    covariances = prior_covariances - blocks @ blocks.mT
+    residual = (positions.flatten(-2) - emit_vector(model, prior_mean))[..., kept]
+    means = (prior_mean + map_vector(gain, residual)).unflatten(-1, (T, D))
+    Lam, spread, whitened = (part.unflatten(-2, (T, D)) for part in (Lam, spread, whitened))
+    covariances = spread @ Lam.mT - whitened @ whitened.mT
     if position_variances is not None:
         rows = gain.unflatten(-2, (T, D))
         squares = (rows.unsqueeze(-2) * rows.unsqueeze(-3)).flatten(-4, -2)
-        spread = map_vector(squares, position_variances.flatten(-2))
-        covariances = covariances + spread.unflatten(-1, (T, D, D))
+        added = map_vector(squares, position_variances.flatten(-2)[..., kept])
+        covariances = covariances + added.unflatten(-1, (T, D, D))
     return Smoothed(means, covariances.expand(*means.shape, D))
 
 

@@ -125,12 +125,23 @@ def test_gradients_are_those_of_the_values(generator: torch.Generator) -> None:
             A, u, B, *((m + m.mT) / 2 for m in (Sigma_H, Sigma_A)), mu, (Sigma + Sigma.mT) / 2
         )
 
+    each = torch.tensor([[[True, True, False, True, False]], [[False, True, True, True, True]]])
+    shift = torch.from_numpy(rng.normal(size=(2, 1, 3)))
+
+    def with_own_start(fields: tuple[torch.Tensor, ...]) -> LGSSM:
+        model = symmetric(fields)
+        return model._replace(initial_mean=model.initial_mean + shift)
+
     routes = {
-        "dense": lambda a, *m: kalman.log_likelihood(symmetric(m), a, observed),
+        "dense": lambda a, *m: kalman.log_likelihood(symmetric(m), a),
+        "masked": lambda a, *m: kalman.log_likelihood(symmetric(m), a, observed),
+        "one mask each": lambda a, *m: kalman.log_likelihood(symmetric(m), a, each),
+        "one start each": lambda a, *m: kalman.log_likelihood(with_own_start(m), a, observed),
         "chunked": lambda a, *m: log_likelihood_chunked(symmetric(m), a, everything, 2),
         "alike": lambda a, *m: log_likelihood_chunked(symmetric(m), a, None, 2),
         "filter": lambda a, *m: kalman.filter(symmetric(m), a, observed)[:2],
         "smooth": lambda a, *m: tuple(kalman.smooth(symmetric(m), a, observed, a.square())),
+        "smooth each": lambda a, *m: tuple(kalman.smooth(symmetric(m), a, each, a.square())),
         "sequential": lambda a, *m: tuple(
             smooth_sequential(symmetric(m), a * observed[:, None], observed, a.square())
         ),

@@ -19,6 +19,7 @@ from motes.shapes import Float
 # How far noise may carry a ball beyond the noise-free world before it is held at the border, in
 # standard deviations. The paper rescales by the positions that happened to be drawn; with 1.6 our
 # fixed map has the scale of such a set: gravity 0.0523 pixels a frame squared, noise 0.80 by 0.75.
+# [Choice 10]
 BORDER_SDS = 1.6
 
 Array = NDArray[Any]

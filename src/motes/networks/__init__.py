@@ -12,6 +12,7 @@ def paper_init(shape: tuple[int, int], generator: torch.Generator) -> Float[Tens
 
     Paper: section "Initialization and training". 1/sqrt(d) is read as the *variance*: as a
     standard deviation it would be about 1e-4 at the paper's size, from which nothing is learned.
+    [Choice 1]
 
     Law: the variance is 1/sqrt(d) (test_paper_init_has_variance_one_over_root_d).
     """

@@ -92,7 +92,7 @@ class InferenceNetwork(nn.Module):
     def initial_states(self, num_objects: Int[Tensor, " B"]) -> Float[Tensor, "B N state"]:
         """Return s_0 of each object, learned separately for each number of objects.
 
-        Paper: section "Inference network", footnote.
+        Paper: section "Inference network", footnote; zero before training, [Choice 2].
         """
         return self.initial.index_select(0, num_objects - 1).tanh()
 

@@ -173,13 +173,14 @@ def _write(
     verb: str, answer: Answer, source: Path, out: Path | None, gif: Path | None, as_json: bool
 ) -> None:
     """Writes the table and the animation, and says so."""
+    source = source.resolve()  # so that a folder given as `.` has a name
     table = out or source.with_name(f"{source.stem}-{verb}.csv")
     with atomic_path(table) as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         writer.writerows(answer.rows())
-    if gif is not None:
-        write_gif(gif, answer.frames[0])
+        if gif is not None:  # inside, so that no table is left where the animation fails
+            write_gif(gif, answer.frames[0])
     counts = answer.num_objects.tolist()
     record = {
         "verb": verb,

@@ -12,7 +12,8 @@ from tyro.conf import Positional, arg
 
 from motes import train as training
 from motes.checkpoint import load_with_config, write_json
-from motes.config import PRESETS, to_json
+from motes.config import preset as find_preset
+from motes.config import to_json
 from motes.data import cannonballs, load_clips
 from motes.errors import InputError
 from motes.run_folder import environment
@@ -21,8 +22,8 @@ from motes.verbs.progress import bar, training_bar
 
 
 def train(
-    preset: Literal["small", "robust", "paper", "smoke"] = "small",
-    family: Literal["paper"] = "paper",
+    preset: Literal["small", "robust", "paper", "taught", "smoke"] = "small",
+    family: Literal["paper", "structured"] = "paper",
     data: Path | None = None,
     out: Path | None = None,
     seed: int = 0,
@@ -41,7 +42,7 @@ def train(
 
     Args:
         preset: small (two cores, minutes), robust (ours, GPU), paper (as written), smoke (seconds).
-        family: the paper's networks.
+        family: the paper's networks, or structured: a glyph and a tracker with the dynamics in it.
         data: npz file of your own clips with num_objects; default: the paper's cannonballs.
         out: folder of the run; must be new or empty.
         seed: of weights, batches and noise.
@@ -55,8 +56,7 @@ def train(
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError("device is cuda, but PyTorch sees no GPU here; use --device cpu")
-    config = dataclasses.replace(PRESETS[preset], seed=seed)
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, family=family))
+    config = dataclasses.replace(find_preset(family, preset), seed=seed)
     if data is not None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(data)))
     if iterations is not None:
@@ -130,6 +130,8 @@ def evaluate(
         "model": model,
         "training_seed": config.seed,
         "test_seed": None if clips is not None else seed,
+        "frame_size": list(given.video.shape[2:]),
+        "num_frames": given.video.shape[1],
         "environment": environment(torch.device("cpu")),
         **scores,
     }

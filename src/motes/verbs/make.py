@@ -7,6 +7,7 @@ from tyro.conf import arg
 
 from motes.data import cannonballs, save_clips, write_gif
 from motes.verbs import tell
+from motes.verbs.progress import bar
 
 
 def data(
@@ -41,5 +42,32 @@ def data(
     tell(record, as_json, f"made {num_clips} clips of {num_frames} frames: {out}")
 
 
-def demo() -> None:
-    raise NotImplementedError
+def demo(
+    out: Path = Path("demo"),
+    model: str = "cannonballs-48",
+    num_clips: int = 90,
+    seed: int = 2_000_000,
+    as_json: Annotated[bool, arg(name="json")] = False,
+) -> None:
+    """Shows what a model can do on unseen clips: one HTML report with pictures and scores.
+
+    Example: motes demo --model runs/small --out demo-small
+
+    Args:
+        out: folder for report.html; made if it is not there.
+        model: a shipped model's name or a run folder.
+        num_clips: how many clips are scored.
+        seed: of the clips; training uses other seeds.
+        as_json: print one JSON line instead of a sentence.
+    """
+    from motes.demo import NUM_PICTURES, run
+
+    with bar("demo", num_clips + NUM_PICTURES) as progress:
+        record = run(model, out, seed=seed, num_clips=num_clips, progress=progress)
+    tell(
+        {"verb": "demo", **record},
+        as_json,
+        f"done in {record['seconds']:.0f} s; open this in a browser: {record['report']}\n"
+        "then try: motes data --out clips.npz\n"
+        f"          motes forecast clips.npz --model {model} --seen 5 --gif forecast.gif",
+    )

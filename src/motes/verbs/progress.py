@@ -12,11 +12,12 @@ from motes.errors import InputError
 
 @contextlib.contextmanager
 def bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error; the caller tells how much is done."""
+    """A bar on standard error if it is a terminal; the caller tells how much is done."""
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console, hidden = Console(stderr=True), not sys.stderr.isatty()
+    with Progress(console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task(title, total=total)
         yield lambda done: progress.update(task, completed=done)
 

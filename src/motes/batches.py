@@ -1,0 +1,72 @@
+"""What a training step is fed with: clips, noise and settings, and the blur over the clips."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from motes.config import RunConfig
+from motes.data.clips import PackedFrames
+from motes.networks.inference import Encoding
+from motes.schedule import at_step
+from motes.shapes import Float, Float64, Int, Tensor
+
+
+class TrainingData(NamedTuple):
+    """Clips to learn from, on the device where the model learns."""
+
+    video: PackedFrames | Float[Tensor, "B T height width"]
+    num_objects: Int[Tensor, " B"]
+    ink: float  # lit pixels of one object, on average; sets the contrast of blurred frames
+    lessons: Encoding | None = None  # a teacher's positions of all clips, see `motes.teaching`
+
+    def frames(self, indices: Int[Tensor, " b"]) -> Float[Tensor, "b T height width"]:
+        """The clips of these indices, values in [0, 1]."""
+        if isinstance(self.video, PackedFrames):
+            return self.video.unpack(indices)
+        return self.video.index_select(0, indices)
+
+
+class StepInputs(NamedTuple):
+    """What changes from step to step; on a GPU these are the inputs of the captured graph."""
+
+    indices: Int[Tensor, " B"]
+    noise: Float[Tensor, "B N T 2"]
+    settings: Float64[Tensor, " 5"]  # the four fields of Phase, then the step
+
+
+def step_inputs(config: RunConfig, num_clips: int, step: int) -> StepInputs:
+    """The clips, the noise and the settings of a step; a function of (seed, step) alone.
+
+    Law: the same on every machine and however often training was resumed;
+    tests/unit/test_trainer.py.
+    """
+    looked = step - step % config.schedule.steps_per_look  # when this batch was first looked at
+    batch = np.random.Generator(np.random.Philox(key=(2 * config.seed, looked)))
+    random = np.random.Generator(np.random.Philox(key=(2 * config.seed + 1, step)))
+    shape = (config.batch_size, config.data.max_objects, config.data.num_frames, 2)
+    return StepInputs(
+        indices=torch.from_numpy(batch.integers(num_clips, size=config.batch_size)),
+        noise=torch.from_numpy(random.standard_normal(shape, dtype=np.float32)),
+        settings=torch.tensor([*at_step(config.schedule, step), step], dtype=torch.float64),
+    )
+
+
+def blur(
+    frames: Float[Tensor, "B T height width"], width: Float[Tensor, ""], ink: float
+) -> Float[Tensor, "B T height width"]:
+    """Frames seen through a Gaussian lens, their contrast restored ([Choice 7]).
+
+    A lone disk of `ink` lit pixels keeps a peak of about 1: blurring takes the peak of a disk to
+    1 - exp(-ink / (2 pi width^2)), which is divided out. Width 0 leaves frames as they are.
+    """
+    width = width.clamp(min=1e-2)
+    for axis in (-2, -1):
+        size = frames.shape[axis]
+        distance = torch.arange(size, device=frames.device, dtype=frames.dtype)
+        weights = (-0.5 * ((distance[:, None] - distance) / width) ** 2).exp()
+        reach = torch.arange(-size, size + 1, device=frames.device, dtype=frames.dtype)
+        lens = weights / (-0.5 * (reach / width) ** 2).exp().sum()
+        frames = lens @ frames if axis == -2 else frames @ lens
+    return (frames / -torch.expm1(-ink / (2 * math.pi * width**2))).clamp(0, 1)

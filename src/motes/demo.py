@@ -1,0 +1,278 @@
+"""The demo: unseen clips, all four questions, scores and pictures, one report."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from motes import pictures, report
+from motes.alignment import drawn_centroids, find_pixel_map
+from motes.answer import Answer
+from motes.checkpoint import load_with_config, write_text
+from motes.config import RunConfig
+from motes.data import Clips, World, draw_clips
+from motes.errors import InputError
+from motes.evaluate import NUM_CONTEXT, evaluate
+from motes.lgssm import POSITION_DIM, map_vector
+from motes.model import Model
+from motes.pictures import Style, View
+from motes.queries import forecast, infer, interpolate, sample
+from motes.report_words import CAPTIONS
+from motes.run_folder import environment
+from motes.shapes import Float, Tensor
+
+REPORT = "report.html"
+NUM_PICTURES = len(CAPTIONS)
+MAX_COUNTS = 3  # rows of examples, and columns of scores
+NUM_TIMES = 8  # columns of the strip
+GRID = 9  # nodes on a side of the latent grid
+GRID_BORDER = 2.0  # pixels that stay free around it: a ball's radius
+NUM_SAMPLES = 4
+
+Examples = list[list[View]]  # for each example clip: truth, inferred, forecast, interpolated
+
+
+def run(
+    name_or_folder: str,
+    out: Path,
+    *,
+    seed: int,
+    num_clips: int,
+    progress: Callable[[int], None] = lambda done: None,
+) -> dict[str, Any]:
+    """Writes the report into a folder; returns its path, the scores and the seconds it took.
+
+    Args:
+        name_or_folder: Of the model; clips follow its frame size, length and numbers of objects.
+        out: Folder of the report; made if it is not there.
+        seed: Of the clips; must not be the one that training used.
+        num_clips: How many clips are scored.
+        progress: Told what is done, out of `num_clips` scored and NUM_PICTURES drawn.
+
+    Raises:
+        InputError: before anything is written.
+    """
+    began = time.monotonic()
+    model, config = load_with_config(name_or_folder)
+    if seed == config.data.seed:
+        raise InputError(f"seed {seed} made the training clips of {name_or_folder}; give another")
+    world = demo_world(config)
+    counts = sorted(set(config.data.num_objects))[:MAX_COUNTS]
+    clips = draw_clips(world, num_clips, counts, seed)
+    make_folder(out)
+    scores = evaluate(model, clips, progress)
+    drawn = {}
+    for name, picture in draw_pictures(model, clips, seed):
+        drawn[name] = picture
+        progress(num_clips + len(drawn))
+    findings = report.Findings(
+        # A path says where its owner keeps things; the report may travel.
+        model=Path(name_or_folder).name,
+        seed=seed,
+        frame_size=model.image_size,
+        num_frames=world.num_frames,
+        num_context=NUM_CONTEXT,
+        scores=scores,
+        true_force=tuple(world.pixel_force.tolist()),
+        starts=[*learned_starts(model), *true_starts(clips)],
+        pixel_map_residual=find_pixel_map(model, world.num_frames).residual,
+        pictures=drawn,
+        environment=portable_environment(),
+        seconds=time.monotonic() - began,
+    )
+    write_text(out / REPORT, report.page(findings))
+    return {"report": str(out / REPORT), "seconds": findings.seconds, **scores}
+
+
+def demo_world(config: RunConfig) -> World:
+    """The paper's world in the model's frames, long enough to have a gap in the middle."""
+    num_frames = max(config.data.num_frames, 3 * NUM_CONTEXT)
+    return World(num_frames, (config.data.height, config.data.width))
+
+
+def make_folder(folder: Path) -> None:
+    """Makes the folder unless it is there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"got {folder}; expected a folder that can be made ({error.strerror}); choose another"
+        ) from None
+
+
+def portable_environment() -> dict[str, Any]:
+    """Versions and machine; not the command, which may name paths."""
+    return {k: v for k, v in environment(torch.device("cpu")).items() if k != "command"}
+
+
+def draw_pictures(model: Model, clips: Clips, seed: int) -> Iterator[tuple[str, bytes]]:
+    """Every picture of the report with its name, one after the other."""
+    examples = ask_examples(model, first_of_each_count(clips))
+    middle, (truth, _, ahead, between) = examples[len(examples) // 2], examples[-1]
+    yield "animation", pictures.animation([truth, ahead, between])
+    num_frames = len(truth.frames)
+    times = np.linspace(0, num_frames - 1, NUM_TIMES).round().astype(int).tolist()
+    yield "strip", pictures.png(pictures.strip(middle, times))
+    yield "trajectories", pictures.png(pictures.trajectories(examples))
+    rows = [[(view.style.label, view.mean_frames) for view in views] for views in examples]
+    yield "overlays", pictures.png(pictures.overlays(rows))
+    imagined = sample(model, NUM_SAMPLES, len(truth.pixels), num_frames, seed=seed).frames
+    row = [(f"imagined {i + 1}", clip) for i, clip in enumerate(_array(imagined))]
+    yield "samples", pictures.png(pictures.overlays([row]))
+    yield "starts", pictures.png(_draw_starts(model, clips))
+    yield "latent_grid", pictures.png(_draw_latent_grid(model, clips))
+
+
+def first_of_each_count(clips: Clips) -> Clips:
+    """The first clip with each number of objects: examples that nobody picked."""
+    counts = clips.num_objects
+    assert counts is not None
+    firsts = [int((counts == count).nonzero()[0]) for count in sorted(set(counts.tolist()))]
+    return clips[torch.tensor(firsts)]
+
+
+def ask_examples(model: Model, clips: Clips) -> Examples:
+    """The truth of each clip and the three answers about it, as views."""
+    frames, counts = clips.frames.float(), clips.num_objects
+    assert counts is not None
+    num_frames = frames.shape[1]
+    observed = torch.ones(num_frames, dtype=torch.bool)
+    observed[NUM_CONTEXT : num_frames - NUM_CONTEXT] = False
+    horizon = num_frames - NUM_CONTEXT
+    answers = [
+        (pictures.INFERRED, infer(model, frames, counts)),
+        (pictures.FORECAST, forecast(model, frames[:, :NUM_CONTEXT], counts, horizon)),
+        (pictures.INTERPOLATED, interpolate(model, frames, observed, counts)),
+    ]
+    return [
+        [true_view(clips, i), *(view(style, answer, i) for style, answer in answers)]
+        for i in range(len(frames))
+    ]
+
+
+def true_view(clips: Clips, clip: int) -> View:
+    """One clip as it really was."""
+    assert clips.num_objects is not None
+    assert clips.positions is not None
+    assert clips.clean is not None
+    count, frames = int(clips.num_objects[clip]), _array(clips.frames[clip].float())
+    pixels = _array(clips.positions[clip, :count])
+    certain = np.zeros((*pixels.shape, 2), dtype=pixels.dtype)
+    path = _array(clips.clean[clip, :count])
+    seen = np.ones(len(frames), dtype=bool)
+    return View(pictures.TRUTH, frames, frames, pixels, certain, path, certain, seen)
+
+
+def view(style: Style, answer: Answer, clip: int) -> View:
+    """One clip as an answer tells it."""
+    present = slice(int(answer.num_objects[clip]))
+    return View(
+        style=style,
+        frames=_array(answer.frames[clip]),
+        mean_frames=_array(answer.mean_frames[clip]),
+        pixels=_array(answer.pixels[clip, present]),
+        covariances=_array(answer.pixel_covariances[clip, present]),
+        path=_array(answer.path_pixels[clip, present]),
+        path_covariances=_array(answer.path_pixel_covariances[clip, present]),
+        observed=_array(answer.observed[clip]),
+    )
+
+
+class StartsInPixels(NamedTuple):
+    """The learned mixture of starts, in pixels; a step is that to the second frame."""
+
+    shares: Float[Tensor, " K"]
+    places: Float[Tensor, "K 2"]
+    spreads: Float[Tensor, "K 2 2"]
+    steps: Float[Tensor, "K 2"]
+
+
+@torch.no_grad()
+def starts_in_pixels(model: Model) -> StartsInPixels:
+    """Where, how and how often the model lets objects start.
+
+    Law: equals the mean of many first steps that the model imagines
+    (test_learned_starts_are_the_mean_of_imagined_ones).
+    """
+    dynamics, to_pixels = model.dynamics.components(), model.pixel_matrix.double()
+    first, here = dynamics.initial_mean, slice(POSITION_DIM)
+    second = map_vector(dynamics.transition, first) + dynamics.force
+    return StartsInPixels(
+        shares=model.dynamics.log_weights().exp(),
+        places=model.to_pixels(first[:, here]),
+        spreads=to_pixels @ dynamics.initial_covariance[:, here, here] @ to_pixels.mT,
+        steps=map_vector(to_pixels, (second - first)[:, here]),
+    )
+
+
+def learned_starts(model: Model) -> list[report.Start]:
+    """The rows of the table of starts that the model found."""
+    found = starts_in_pixels(model)
+    rows = zip(found.shares.tolist(), found.places.tolist(), found.steps.tolist(), strict=True)
+    return [
+        report.Start(f"found {k + 1}", share, tuple(place), tuple(step))
+        for k, (share, place, step) in enumerate(rows)
+    ]
+
+
+def true_starts(clips: Clips) -> list[report.Start]:
+    """The means of the true starts, apart by the side that balls are shot from."""
+    points, steps = _first_points_and_steps(clips)
+    sides = {"true, from the left": steps[:, 0] > 0, "true, from the right": steps[:, 0] <= 0}
+    return [
+        report.Start(
+            name,
+            float(chosen.mean()),
+            tuple(points[chosen].mean(0).tolist()),
+            tuple(steps[chosen].mean(0).tolist()),
+        )
+        for name, chosen in sides.items()
+        if chosen.any()
+    ]
+
+
+def _first_points_and_steps(
+    clips: Clips,
+) -> tuple[Float[np.ndarray, "M 2"], Float[np.ndarray, "M 2"]]:
+    """First clean positions of all balls, and the way to the second."""
+    assert clips.clean is not None
+    two = _array(clips.clean[:, :, :2].flatten(0, 1))
+    two = two[~np.isnan(two).any((1, 2))]
+    return two[:, 0], two[:, 1] - two[:, 0]
+
+
+def _draw_starts(model: Model, clips: Clips) -> Any:
+    found = starts_in_pixels(model)
+    return pictures.starts(
+        model.image_size,
+        *_first_points_and_steps(clips),
+        *(_array(field) for field in (found.places, found.spreads, found.steps)),
+    )
+
+
+@torch.no_grad()
+def _draw_latent_grid(model: Model, clips: Clips) -> Any:
+    """Asks the renderer for one object at latent positions that should be a grid in pixels."""
+    assert clips.positions is not None
+    height, width = model.image_size
+    x, y = (torch.linspace(GRID_BORDER, side - 1 - GRID_BORDER, GRID) for side in (width, height))
+    expected = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1).reshape(-1, 2)
+    latent = torch.linalg.solve(model.pixel_matrix, (expected - model.pixel_offset).T).T
+    centroids, mass = drawn_centroids(model, latent)
+    centroids[mass < 0.3 * mass.median()] = torch.nan
+    slots = torch.zeros(1, model.max_objects, len(latent), 2)
+    slots[0, 0] = latent
+    tiles = model.renderer(slots, model.present(torch.tensor([1])))[0].sigmoid()
+
+    def nodes(values: Tensor) -> np.ndarray:
+        return _array(values.unflatten(0, (GRID, GRID)))
+
+    visited = _array(clips.positions.reshape(-1, 2))
+    return pictures.latent_grid(nodes(tiles), nodes(centroids), nodes(expected), visited)
+
+
+def _array(values: Tensor) -> np.ndarray:
+    return values.detach().cpu().numpy()

@@ -1,0 +1,80 @@
+"""A taught start: tracks that the structured family inferred, as first lessons for the paper's.
+
+The teacher learned from the same clips without labels. For the first steps the paper's renderer
+draws the teacher's positions and its inference network is asked to say them; then the bound alone
+goes on. Nothing but a starting point is passed on. [Choice 13]
+"""
+
+import math
+
+import torch
+
+from motes.batches import TrainingData
+from motes.checkpoint import load_with_config
+from motes.config import RunConfig
+from motes.encoding import encode
+from motes.errors import InputError
+from motes.model import Model
+from motes.networks.inference import Encoding
+from motes.objective import BoundTerms, draw_positions, log_prior, reconstruction
+from motes.shapes import Float, Int, Tensor
+
+BATCH = 1000
+
+
+def lesson_terms(
+    model: Model,
+    lesson: Encoding,
+    frames: Float[Tensor, "B T height width"],
+    num_objects: Int[Tensor, " B"],
+    noise: Float[Tensor, "B N T 2"],
+) -> BoundTerms:
+    """What a lesson maximises, in the places of the bound's terms.
+
+    The picture of the teacher's position, the student's log density of it (in place of the
+    entropy), and its log prior.
+    """
+    present = model.present(num_objects)
+    positions = draw_positions(lesson, noise)
+    said = model.encode(frames, num_objects)
+    surprise = ((positions - said.means) / said.scales).square() + 2 * said.scales.log()
+    density = -0.5 * (surprise + math.log(2 * math.pi)).sum((2, 3))
+    return BoundTerms(
+        reconstruction=reconstruction(model.renderer(positions, present), frames),
+        entropy=torch.where(present, density, 0.0).sum(1),
+        log_prior=log_prior(model.dynamics, positions, present),
+    )
+
+
+def find_teacher(config: RunConfig, device: torch.device) -> Model | None:
+    """The teacher that a configuration names, if it names one.
+
+    Raises:
+        InputError: there is no such model, or its clips or its dynamics are of another kind.
+    """
+    if config.teacher is None:
+        return None
+    teacher, its_config = load_with_config(config.teacher, device=device)
+    own, its = (
+        (c.data.height, c.data.width, c.data.max_objects, c.model.num_components)
+        for c in (config, its_config)
+    )
+    if own != its:
+        raise InputError(
+            f"teacher {config.teacher} has (height, width, objects, components) {its}; "
+            f"this run has {own}: choose a teacher trained on clips like yours"
+        )
+    return teacher
+
+
+@torch.no_grad()
+def give_lessons(teacher: Model, clips: TrainingData) -> TrainingData:
+    """The clips with the teacher's inferred positions beside them."""
+    device = clips.num_objects.device
+    parts = []
+    for indices in torch.arange(len(clips.num_objects), device=device).split(BATCH):
+        frames, counts = clips.frames(indices), clips.num_objects[indices]
+        everything = torch.ones(frames.shape[:2], dtype=torch.bool, device=device)
+        parts.append(encode(teacher, frames, everything, counts))
+    lessons = Encoding(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
+    return clips._replace(lessons=lessons)

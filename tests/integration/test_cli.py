@@ -1,0 +1,346 @@
+"""Every verb, from the arguments to the files and the exit code, on a model of smoke size."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import motes
+from motes import cli
+from motes.answer import COLUMNS
+from motes.data import read_frames, write_gif
+
+T, SIZE, NUM_CLIPS = 12, 16, 6
+TESTED_ELSEWHERE = {"demo"}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with clips in three forms and a trained model, all made by the command line."""
+    folder = tmp_path_factory.mktemp("world")
+    clips = [f"--num-clips={NUM_CLIPS}", "--num-objects", "1", "2", f"--num-frames={T}"]
+    made = ["data", *clips, f"--size={SIZE}", f"--out={folder}/clips.npz"]
+    assert cli.main([*made, f"--gif={folder}/first.gif"]) == 0
+    assert cli.main(["train", "--preset=smoke", f"--out={folder}/run"]) == 0
+    (folder / "pictures").mkdir()
+    frames = motes.load_clips(folder / "clips.npz").frames[0]
+    for t, frame in enumerate(frames):
+        Image.fromarray(255 * frame.numpy()).save(folder / "pictures" / f"frame{t}.png")
+    return folder
+
+
+QUESTIONS = {
+    "infer": [],
+    "forecast": ["--seen=5", "--horizon=7"],
+    "interpolate": ["--hide", "3:6", "8"],
+}
+COVERED = {"data", "train", "evaluate", "sample", "bench", *QUESTIONS}
+
+
+def test_every_verb_is_tested() -> None:
+    assert set(cli.VERBS) == COVERED | TESTED_ELSEWHERE
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_help_shows_an_example_that_starts_with_the_verb(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([verb, "--help"])
+    assert ended.value.code == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"Example: motes {verb}" in shown
+    assert "--json" in shown
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS
+    assert np.isfinite([[float(row[name]) for name in COLUMNS[:-1]] for row in rows]).all()
+    return rows
+
+
+def record_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    printed = capsys.readouterr().out
+    assert printed.count("\n") == 1
+    parsed: dict[str, Any] = json.loads(printed)
+    return parsed
+
+
+@pytest.mark.parametrize("source", ["clips.npz", "first.gif", "pictures"])
+@pytest.mark.parametrize("verb", QUESTIONS)
+def test_questions_write_a_table_and_an_animation(
+    verb: str, source: str, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, gif = tmp_path / "tracks.csv", tmp_path / "seen.gif"
+    asked = [verb, str(world / source), *QUESTIONS[verb], f"--model={world}/run"]
+    capsys.readouterr()
+    assert cli.main([*asked, f"--out={out}", f"--gif={gif}", "--json"]) == 0
+    record = record_of(capsys)
+    known = motes.load_clips(world / "clips.npz").num_objects
+    assert known is not None
+    if source == "clips.npz":
+        assert record["num_objects"] == known.tolist()
+    assert record["frames"] == T
+    assert len(table(out)) == sum(record["num_objects"]) * T
+    assert read_frames(gif).shape == (1, T, SIZE, SIZE)
+    hidden = {int(row["frame"]) for row in table(out) if row["observed"] == "False"}
+    expected = {"infer": set(), "forecast": set(range(5, T)), "interpolate": {3, 4, 5, 8}}
+    assert hidden == expected[verb]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["seen.gif", "tracks.csv"]
+
+
+@pytest.mark.parametrize("verb", QUESTIONS)
+def test_a_table_holds_what_python_answers(verb: str, world: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tracks.csv"
+    asked = [verb, f"{world}/clips.npz", *QUESTIONS[verb], f"--model={world}/run"]
+    assert cli.main([*asked, "--num-objects=2", f"--out={out}"]) == 0
+    model, frames = motes.load(world / "run"), motes.load_clips(world / "clips.npz").frames
+    observed = torch.tensor([t not in (3, 4, 5, 8) for t in range(T)])
+    answer = {
+        "infer": lambda: motes.infer(model, frames, 2),
+        "forecast": lambda: motes.forecast(model, frames[:, :5], 2, horizon=7),
+        "interpolate": lambda: motes.interpolate(model, frames, observed, 2),
+    }[verb]()
+    for row, expected in zip(table(out), answer.rows(), strict=True):
+        assert [row[name] for name in COLUMNS] == [str(value) for value in expected]
+
+
+def test_without_a_name_a_table_stands_beside_its_source(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "video").mkdir()
+    for picture in (world / "pictures").iterdir():
+        (tmp_path / "video" / picture.name).write_bytes(picture.read_bytes())
+    monkeypatch.chdir(tmp_path / "video")
+    assert cli.main(["infer", ".", f"--model={world}/run", "--num-objects=1"]) == 0
+    assert len(table(tmp_path / "video-infer.csv")) == T
+
+
+def test_sample_writes_clips_that_can_be_asked_about(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, gif = tmp_path / "samples.npz", tmp_path / "first.gif"
+    capsys.readouterr()
+    imagined = ["sample", f"--model={world}/run", f"--num-frames={T}", "--num-clips=3"]
+    assert cli.main([*imagined, f"--out={out}", f"--gif={gif}", "--json"]) == 0
+    assert record_of(capsys)["clips"] == 3
+    clips = motes.load_clips(out)
+    assert clips.frames.shape == (3, T, SIZE, SIZE)
+    assert clips.num_objects is not None
+    assert clips.num_objects.tolist() == [2, 2, 2]
+    assert read_frames(gif).shape == (1, T, SIZE, SIZE)
+    first = out.read_bytes()
+    assert cli.main([*imagined, f"--out={out}"]) == 0
+    assert out.read_bytes() == first
+
+
+def test_data_makes_the_same_clips_from_the_same_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        made = ["data", "--num-clips=3", f"--size={SIZE}", f"--seed={seed}", "--json"]
+        assert cli.main([*made, f"--out={tmp_path}/{name}.npz"]) == 0
+        assert record_of(capsys)["seed"] == seed
+    a, b, c = (motes.load_clips(tmp_path / f"{name}.npz").frames for name in "abc")
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+
+
+def test_evaluate_scores_fresh_clips_and_given_ones(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "scores.json"
+    capsys.readouterr()
+    asked = ["evaluate", f"{world}/run", "--num-clips=6"]
+    assert cli.main([*asked, f"--out={out}", "--json"]) == 0
+    record = record_of(capsys)
+    assert json.loads(out.read_text()) == record
+    assert set(record["by_count"]) == {"1", "2"}
+    assert sum(scores["clips"] for scores in record["by_count"].values()) == 6
+    assert cli.main(["evaluate", f"{world}/run", f"--clips={world}/clips.npz"]) == 0
+    shown = capsys.readouterr().out
+    for name in record["by_count"]["1"]:
+        assert name in shown
+
+
+def test_train_learns_from_a_file_of_clips(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    asked = ["train", "--preset=smoke", f"--data={world}/clips.npz", "--iterations=2", "--json"]
+    assert cli.main([*asked, "--seed=5", f"--out={run}"]) == 0
+    record = record_of(capsys)
+    assert record["finished"]
+    assert record["step"] == 2
+    config = json.loads((run / "config.json").read_text())
+    assert config["seed"] == 5
+    assert config["data"]["num_clips"] + config["data"]["num_held_out"] == NUM_CLIPS
+    assert config["data"]["num_frames"] == T
+
+
+def test_the_other_family_is_trained_and_asked_in_the_same_way(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = tmp_path / "run", tmp_path / "tracks.csv"
+    asked = ["train", "--family=structured", "--preset=smoke", f"--out={run}", "--json"]
+    assert cli.main(asked) == 0
+    assert record_of(capsys)["finished"]
+    gap = ["interpolate", f"{world}/clips.npz", "--hide", "3:6", f"--model={run}"]
+    assert cli.main([*gap, f"--out={out}"]) == 0
+    known = motes.load_clips(world / "clips.npz").num_objects
+    assert known is not None
+    assert len(table(out)) == int(known.sum()) * T
+
+
+def test_a_dry_run_prints_the_configuration_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert cli.main(["train", "--preset=paper", "--dry-run", f"--out={out}"]) == 0
+    assert json.loads(capsys.readouterr().out)["schedule"]["iterations"] == 200_000
+    assert not out.exists()
+
+
+def test_bench_compares_and_stores_its_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bench.json"
+    assert cli.main(["bench", "train", "--smoke", f"--out={out}", "--json"]) == 0
+    assert json.loads(out.read_text()) == record_of(capsys)
+
+
+WRONG: dict[str, tuple[list[str], str]] = {
+    "missing file": (["infer", "none.npz"], "none.npz"),
+    "missing folder": (["infer", "none"], "none"),
+    "unknown kind": (["infer", "notes.txt"], "notes.txt"),
+    "damaged file": (["infer", "broken.npz"], "broken.npz"),
+    "wrong size": (["infer", "large.npz"], "20x20"),
+    "one frame": (["infer", "short.npz"], "1 frames"),
+    "unknown model": (["infer", "clips.npz", "--model=none"], "'none'"),
+    "no objects": (["infer", "clips.npz", "--num-objects=0"], "num_objects is 0"),
+    "too many objects": (["forecast", "clips.npz", "--num-objects=9"], "num_objects is 9"),
+    "no horizon": (["forecast", "clips.npz", "--horizon=0"], "horizon is 0"),
+    "more seen than there are": (["forecast", "clips.npz", "--seen=99"], "seen is 99"),
+    "span of words": (["interpolate", "clips.npz", "--hide", "a:b"], "'a:b'"),
+    "span backwards": (["interpolate", "clips.npz", "--hide", "6:3"], "'6:3'"),
+    "span too long": (["interpolate", "clips.npz", "--hide", "3:99"], "'3:99'"),
+    "span before the start": (["interpolate", "clips.npz", "--hide=-1"], "'-1'"),
+    "nothing seen": (["interpolate", "clips.npz", "--hide", "0:12"], "no observed frame"),
+    "no such folder for a table": (["infer", "clips.npz", "--out=none/x.csv"], "none/x.csv"),
+    "no such folder for a gif": (
+        ["infer", "clips.npz", "--out=x.csv", "--gif=none/x.gif"],
+        "none/x.gif",
+    ),
+    "no clips": (["sample", "--num-clips=0"], "num_clips is 0"),
+    "too many imagined objects": (["sample", "--num-objects=9"], "num_objects is 9"),
+    "no clips to make": (["data", "--num-clips=0"], "num_clips"),
+    "seed of training": (["evaluate", "run", "--seed=1"], "seed 1"),
+    "clips without truth": (["evaluate", "run", "--clips=bare.npz"], "truth"),
+    "clips too short to score": (["evaluate", "run", "--clips=brief.npz"], "5 frames"),
+    "neither new nor resumed": (["train", "--preset=smoke"], "--out"),
+    "folder not empty": (["train", "--preset=smoke", "--out=run"], "not empty"),
+    "nothing to resume": (["train", "--resume=none"], "none"),
+    "no data": (["train", "--preset=smoke", "--data=none.npz", "--out=new"], "none.npz"),
+    "data without counts": (["train", "--preset=smoke", "--data=bare.npz", "--out=new"], "bare"),
+    "no iterations": (["train", "--preset=smoke", "--iterations=0", "--out=new"], "iterations"),
+    "a preset that a family lacks": (
+        ["train", "--family=structured", "--preset=paper", "--out=new"],
+        "no preset 'paper'",
+    ),
+    "no replicas": (["train", "--preset=smoke", "--replicas=0", "--out=new"], "replicas is 0"),
+}
+
+
+@pytest.fixture(scope="module")
+def mistakes(world: Path) -> Path:
+    """The world with files that cannot be used."""
+    clips = motes.load_clips(world / "clips.npz")
+    np.savez(world / "large.npz", frames=np.zeros((1, 4, 20, 20), np.uint8))
+    np.savez(world / "short.npz", frames=np.zeros((1, 1, SIZE, SIZE), np.uint8))
+    np.savez(world / "bare.npz", frames=clips.frames.numpy())
+    brief = motes.cannonballs(2, (1,), 5, SIZE, seed=4)
+    motes.save_clips(world / "brief.npz", brief)
+    (world / "broken.npz").write_bytes((world / "clips.npz").read_bytes()[:200])
+    (world / "notes.txt").write_text("no video")
+    return world
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_bad_input_is_one_line_and_exit_code_two(
+    mistake: str,
+    mistakes: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments, expected = WRONG[mistake]
+    asks = arguments[0] in (*QUESTIONS, "sample")
+    if asks and not any(given.startswith("--model") for given in arguments):
+        arguments = [*arguments, "--model=run"]
+    monkeypatch.chdir(mistakes)
+    before = listing(mistakes)
+    capsys.readouterr()
+    assert cli.main(arguments) == 2
+    printed = capsys.readouterr()
+    assert expected in printed.err
+    assert printed.err.startswith("motes: ")
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+    assert listing(mistakes) == before
+
+
+def test_a_number_that_is_none_is_refused_by_the_parser(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["sample", "--num-clips=many"])
+    assert ended.value.code == 2
+    assert "many" in capsys.readouterr().err
+
+
+def test_training_that_breaks_ends_with_one_line_and_exit_code_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*arguments: Any, **options: Any) -> None:
+        raise FloatingPointError("training stopped: entropy is not finite at step 3")
+
+    monkeypatch.setattr("motes.train.train", broken)
+    assert cli.main(["train", "--preset=smoke", f"--out={tmp_path}/run"]) == 1
+    assert capsys.readouterr().err == ("motes: training stopped: entropy is not finite at step 3\n")
+
+
+def test_the_installed_command_speaks_and_returns_the_exit_code(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "motes", "infer", "none.npz"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.count("\n") == 1
+    assert "none.npz" in ended.stderr
+
+
+def test_a_gif_of_a_clip_is_asked_about_as_the_clip_itself(world: Path, tmp_path: Path) -> None:
+    frames = motes.load_clips(world / "clips.npz").frames[:1]
+    write_gif(tmp_path / "one.gif", frames[0].float())
+    np.savez(tmp_path / "one.npz", frames=frames.numpy())
+    for name in ("one.gif", "one.npz"):
+        asked = ["infer", f"{tmp_path}/{name}", f"--model={world}/run", "--num-objects=1"]
+        assert cli.main([*asked, f"--out={tmp_path}/{name}.csv"]) == 0
+    assert table(tmp_path / "one.gif.csv") == table(tmp_path / "one.npz.csv")

@@ -1,0 +1,121 @@
+"""The demo, end to end through the command line, with a tiny untrained model."""
+
+import json
+
+import pytest
+import torch
+
+from motes import demo
+from motes.checkpoint import load_with_config, save_model
+from motes.cli import main
+from motes.config import PRESETS
+from motes.mixture import draw_prior
+from motes.model import build
+from motes.report_words import CAPTIONS, SCORES
+
+NUM_CLIPS = 6
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A model as it is before training: the demo must not depend on its being good."""
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    folder.mkdir()
+    config = PRESETS["smoke"]
+    save_model(folder, build(config), config)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def outcome(model, tmp_path_factory):
+    """One demo: its folder, and the global random state before and after."""
+    out = tmp_path_factory.mktemp("demo") / "deep" / "folder"
+    before = torch.get_rng_state()
+    record = demo.run(str(model), out, seed=77, num_clips=NUM_CLIPS)
+    return record, out, before, torch.get_rng_state()
+
+
+def test_the_demo_leaves_one_file(outcome):
+    record, out, *_ = outcome
+    assert [path.name for path in out.iterdir()] == [demo.REPORT]
+    assert record["report"] == str(out / demo.REPORT)
+
+
+def test_the_report_of_the_demo_is_complete(outcome):
+    record, out, *_ = outcome
+    page = (out / demo.REPORT).read_text(encoding="utf-8")
+    assert page.count("base64,") == len(CAPTIONS) == demo.NUM_PICTURES
+    assert sum(column["clips"] for column in record["by_count"].values()) == NUM_CLIPS
+
+
+def test_the_table_of_the_report_has_every_score_that_there_is(outcome):
+    for column in outcome[0]["by_count"].values():
+        assert set(column) - {"clips"} == set(SCORES)
+
+
+def test_the_report_names_no_place_on_this_machine(outcome, model):
+    page = (outcome[1] / demo.REPORT).read_text(encoding="utf-8")
+    assert model.name in page
+    assert str(model.parent) not in page
+
+
+def test_the_demo_leaves_global_random_state_alone(outcome):
+    assert torch.equal(outcome[2], outcome[3])
+
+
+def test_the_command_prints_one_json_line(model, tmp_path, capsys):
+    arguments = ["--model", str(model), "--out", str(tmp_path), "--num-clips", "3", "--json"]
+    assert main(["demo", *arguments]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["verb"] == "demo"
+    assert (tmp_path / demo.REPORT).stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"--model": "no-such-model"}, "no-such-model"),
+        ({"--seed": str(PRESETS["smoke"].data.seed)}, "training clips"),
+        ({"--num-clips": "0"}, "num_clips"),
+    ],
+    ids=["model", "seed", "clips"],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(changes, named, model, tmp_path, capsys):
+    out = tmp_path / "out"
+    options = {"--model": str(model), "--out": str(out), **changes}
+    assert main(["demo", *(word for pair in options.items() for word in pair)]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert named in lines[-1]
+    assert not out.exists()
+
+
+def test_a_file_in_place_of_the_folder_is_bad_input(model, tmp_path, capsys):
+    taken = tmp_path / "taken"
+    taken.write_text("mine")
+    assert main(["demo", "--model", str(model), "--out", str(taken)]) == 2
+    assert str(taken) in capsys.readouterr().err
+    assert taken.read_text() == "mine"
+
+
+@pytest.mark.statistical
+def test_learned_starts_are_the_mean_of_imagined_ones(model, generator):
+    loaded, _ = load_with_config(model)
+    with torch.no_grad():
+        loaded.dynamics.force.copy_(torch.tensor([0.3, -0.2, 0.0, 0.1]))
+        loaded.dynamics.initial_mean[:, 2:] = torch.tensor([[1.0, -2.0], [-3.0, 0.5]])
+        loaded.pixel_matrix.copy_(torch.tensor([[3.0, 0.4], [-0.2, -2.0]]))
+        loaded.pixel_offset.copy_(torch.tensor([7.0, 8.0]))
+        component, path = draw_prior(loaded.dynamics, (20_000,), 2, generator)
+    found = demo.starts_in_pixels(loaded)
+    for k in range(2):
+        points = loaded.to_pixels(path.states[component == k, :, :2]).detach()
+        steps = points[:, 1] - points[:, 0]
+        # Five standard errors: a false alarm in less than one of 100,000 seeds.
+        for draws, mean in ((points[:, 0], found.places[k]), (steps, found.steps[k])):
+            error = 5 * draws.std(0) / len(draws) ** 0.5
+            assert ((draws.mean(0) - mean).abs() < error).all()
+        share = (component == k).double().mean()
+        assert abs(share - found.shares[k]) < 5 * 0.5 / 20_000**0.5
+        S = found.spreads[k]
+        error = 5 * ((S.diagonal()[:, None] * S.diagonal() + S**2) / len(points)).sqrt()
+        assert ((torch.cov(points[:, 0].T) - S).abs() < error).all()

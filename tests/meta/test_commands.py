@@ -1,0 +1,67 @@
+"""Every command that the pages show can be typed."""
+
+import functools
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tyro
+
+from motes import cli
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+PAGES = [README, (ROOT / "docs" / "cli.md").read_text("utf-8")]
+# In backticks, after "Example:", or in a block; a command ends where its line or its code does.
+SHOWN = re.compile(r"(?:`|Example: |^    )motes ([a-z]+ [^`\n#]*[^`\n# ])", re.MULTILINE)
+COMMANDS = sorted({command for page in PAGES for command in SHOWN.findall(page)})
+
+
+def recorder(verb: Callable[..., None]) -> Callable[..., dict[str, Any]]:
+    """A function that takes what the verb takes and does nothing."""
+
+    @functools.wraps(verb)
+    def record(**arguments: Any) -> dict[str, Any]:
+        return arguments
+
+    return record
+
+
+def parse(command: str) -> dict[str, Any]:
+    """The arguments that a verb would be called with."""
+    verbs = {name: recorder(verb) for name, verb in cli.VERBS.items()}
+    parsed: dict[str, Any] = tyro.extras.subcommand_cli_from_dict(verbs, args=shlex.split(command))
+    return parsed
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_of_the_pages_are_understood(command: str):
+    first, *rest = re.split(r" Example: motes ", command)
+    assert all(isinstance(parse(part), dict) for part in (first, *rest))
+
+
+def test_the_readme_shows_how_to_make_train_and_ask():
+    shown = {command.split()[0] for command in SHOWN.findall(README)}
+    assert shown >= {"data", "train", "infer", "forecast", "interpolate", "sample", "evaluate"}
+
+
+def test_a_flag_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        parse("data --no-such-flag 3")
+    assert "no-such-flag" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_verb_has_an_example_and_speaks_to_machines(verb: str):
+    text = cli.VERBS[verb].__doc__ or ""
+    assert f"Example: motes {verb}" in text
+    assert "as_json" in cli.VERBS[verb].__annotations__
+
+
+def test_the_readme_lists_make_targets_that_exist():
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    assert set(re.findall(r"\bmake ([a-z]+)", README)) <= targets

@@ -1,0 +1,148 @@
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from motes.config import (
+    FORMAT_VERSION,
+    PRESETS,
+    STRUCTURED_PRESETS,
+    DataConfig,
+    RunConfig,
+    from_json,
+    preset,
+    to_json,
+)
+from motes.errors import InputError
+
+
+def changed(place: str, value: Any) -> str:
+    """The JSON of a preset with one value replaced; `place` is dotted."""
+    raw = json.loads(to_json(PRESETS["smoke"]))
+    *path, name = place.split(".")
+    record = raw
+    for part in path:
+        record = record[part]
+    record[name] = value
+    return json.dumps(raw)
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(InputError) as caught:
+        from_json(text, "config.json")
+    message = str(caught.value)
+    assert "config.json" in message or "give" in message
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("config", [*PRESETS.values(), *STRUCTURED_PRESETS.values()])
+def test_presets_survive_json(config: RunConfig) -> None:
+    assert from_json(to_json(config), "x") == config
+
+
+def test_a_preset_is_found_by_family_and_name() -> None:
+    assert preset("paper", "smoke") == PRESETS["smoke"]
+    assert preset("structured", "smoke") == STRUCTURED_PRESETS["smoke"]
+    with pytest.raises(InputError, match="'paper'; it has robust"):
+        preset("structured", "paper")
+
+
+def test_every_field_survives_json_when_it_is_not_the_default() -> None:
+    config = RunConfig(data=DataConfig(path="clips.npz", num_objects=(2, 5), seed=9), seed=2**62)
+    assert from_json(to_json(config), "x") == config
+
+
+@pytest.mark.parametrize("place", ["extra", "data.extra", "model.extra", "schedule.extra"])
+def test_an_unknown_field_is_named(place: str) -> None:
+    assert "'extra'" in refusal(changed(place, 1))
+
+
+def every_field(record: dict[str, Any], prefix: str = "") -> list[str]:
+    places = []
+    for name, value in record.items():
+        places.append(prefix + name)
+        if isinstance(value, dict):
+            places += every_field(value, f"{prefix}{name}.")
+    return places
+
+
+FIELDS = every_field(dataclasses.asdict(RunConfig()))
+
+
+@pytest.mark.parametrize("place", FIELDS)
+def test_a_missing_field_is_named(place: str) -> None:
+    raw = json.loads(to_json(PRESETS["smoke"]))
+    *path, name = place.split(".")
+    record = raw
+    for part in path:
+        record = record[part]
+    del record[name]
+    assert repr(name) in refusal(json.dumps(raw))
+
+
+@pytest.mark.parametrize("place", FIELDS)
+@pytest.mark.parametrize("value", [True, {"a": 1}, [[[]]]])
+def test_a_value_of_the_wrong_type_is_refused_by_name(place: str, value: Any) -> None:
+    message = refusal(changed(place, value))
+    assert place.split(".")[-1] in message or "unknown fields ['a']" in message
+
+
+HUGE = [
+    *("batch_size", "seed", "log_every", "checkpoint_every"),
+    *(f"data.{name}" for name in ("num_clips", "num_held_out", "num_frames", "seed")),
+    *(f"model.{name}" for name in ("num_components", "sampling_period", "state_noise")),
+    *(f"model.{name}" for name in ("position_noise", "initial_spread", "initial_scale")),
+    *(f"model.{name}" for name in ("glyph_reach", "glyph_width", "pixels_per_unit", "window")),
+    *(f"schedule.{name}" for name in ("iterations", "frozen_dynamics", "taught")),
+    *(f"schedule.{name}" for name in ("steps_per_look", "dynamics_rate")),
+]
+
+
+@pytest.mark.parametrize("place", HUGE)
+@pytest.mark.parametrize("value", [10**18 * 10, 10**400, -1], ids=["large", "huge", "negative"])
+def test_a_number_beyond_reason_is_refused_by_name(place: str, value: int) -> None:
+    name = place.split(".")[-1]
+    assert ("K is" if name == "num_components" else name) in refusal(changed(place, value))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("name", ["learning_rate", "kl_weight", "blur"])
+def test_a_knot_that_is_no_number_is_refused(name: str, value: float) -> None:
+    assert name in refusal(changed(f"schedule.{name}", [[0, value]]))
+
+
+@pytest.mark.parametrize("knots", [[], [[5, 1.0], [4, 1.0]], [[0]], [[0.5, 1.0]], [0, 1.0]])
+def test_knots_out_of_order_or_shape_are_refused(knots: Any) -> None:
+    assert "learning_rate" in refusal(changed("schedule.learning_rate", knots))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("data.num_objects", []),
+        ("data.num_objects", [0, 1]),
+        ("data.num_objects", [17]),
+        ("data.height", 3),
+        ("data.width", 513),
+        ("model.inference_state_size", 0),
+        ("model.renderer_state_size", 8193),
+        ("model.scale_floor", 0.5),
+        ("model.family", "other"),
+    ],
+)
+def test_a_value_outside_its_limits_is_refused(place: str, value: Any) -> None:
+    assert str(value if not isinstance(value, list) else tuple(value)) in refusal(
+        changed(place, value)
+    )
+
+
+@pytest.mark.parametrize("version", [FORMAT_VERSION + 1, None, "1", 0])
+def test_another_version_is_refused(version: Any) -> None:
+    assert f"version {version!r}" in refusal(changed("version", version))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", "[" * 100_000, '"x"', "\x00"])
+def test_what_is_no_json_object_is_refused(text: str) -> None:
+    assert "config.json" in refusal(text)

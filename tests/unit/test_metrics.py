@@ -1,0 +1,137 @@
+import math
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from motes import metrics
+
+NAN = float("nan")
+
+
+def paths(generator: torch.Generator, num_clips: int = 4, num_objects: int = 3) -> torch.Tensor:
+    return 10 * torch.randn(num_clips, num_objects, 5, 2, generator=generator)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), num_objects=st.integers(1, 4), num_absent=st.integers(0, 3))
+def test_best_order_undoes_any_permutation(seed: int, num_objects: int, num_absent: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    truth = paths(generator, 1, num_objects)
+    truth[:, num_objects - min(num_absent, num_objects - 1) :] = NAN
+    order = torch.randperm(num_objects, generator=generator)
+    back = metrics.reorder(truth[:, order], metrics.best_order(truth[:, order], truth))
+    torch.testing.assert_close(back, truth, rtol=0, atol=0, equal_nan=True)
+
+
+def naive_cost(estimate: torch.Tensor, truth: torch.Tensor, order: tuple[int, ...]) -> float:
+    cost = 0.0
+    for j, i in enumerate(order):
+        for t in range(truth.shape[1]):
+            for axis in range(2):
+                cost += float(estimate[i, t, axis] - truth[j, t, axis]) ** 2
+    return cost
+
+
+def test_best_order_is_the_cheapest_of_all_for_the_whole_clip(generator: torch.Generator) -> None:
+    estimate, truth = paths(generator), paths(generator)
+    order = metrics.best_order(estimate, truth)
+    for b in range(4):
+        costs = {o: naive_cost(estimate[b], truth[b], o) for o in permutations(range(3))}
+        assert tuple(order[b].tolist()) == min(costs, key=costs.__getitem__)
+
+
+def test_an_object_that_was_missed_is_matched_last(generator: torch.Generator) -> None:
+    """Two estimates for three objects: the two are still put where they fit best."""
+    truth = paths(generator, 20)
+    order = torch.stack([torch.randperm(3, generator=generator) for _ in range(20)])
+    estimate = metrics.reorder(truth, order) + 0.1
+    estimate[:, 2] = NAN
+    back = metrics.reorder(estimate, metrics.best_order(estimate, truth))
+    gap = (back - truth).abs()
+    assert gap.isnan().all(-1).all(-1).sum(1).tolist() == [1] * 20
+    assert gap.nan_to_num().max() < 0.2
+
+
+def test_rmse_is_the_naive_loop(generator: torch.Generator) -> None:
+    estimate, truth = paths(generator), paths(generator)
+    truth[1, 2:] = estimate[1, 2:] = NAN
+    chosen = torch.tensor([True, False, True, True, False])
+    for mask in (None, chosen):
+        total = count = 0.0
+        for b, n, t in np.ndindex(4, 3, 5):
+            if not truth[b, n, t].isnan().any() and (mask is None or mask[t]):
+                total += float((estimate[b, n, t] - truth[b, n, t]).double().square().sum())
+                count += 1
+        assert metrics.rmse(estimate, truth, mask) == pytest.approx(math.sqrt(total / count), 1e-5)
+
+
+def test_tracked_is_within_four_pixels_in_every_frame() -> None:
+    truth = torch.zeros(5, 2, 3, 2)
+    truth[4, 1] = NAN
+    estimate = torch.zeros(5, 2, 3, 2)
+    estimate[0, 1, 2] = torch.tensor([0.0, 4.0])
+    estimate[1, 1, 2] = torch.tensor([0.0, 4.001])
+    estimate[2, 0, 0] = torch.tensor([3.0, 3.0])  # 4.24 px
+    estimate[3, 0] = NAN  # an object that was missed
+    estimate[4, 1] = NAN  # an object that is not there
+    assert metrics.tracked(estimate, truth).tolist() == [True, False, False, False, True]
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("level", [0.5, 0.9])
+def test_coverage_of_gaussian_draws_is_their_level(
+    level: float, generator: torch.Generator
+) -> None:
+    B, T = 2_000, 5
+    factor = torch.randn(B, 1, T, 2, 2, generator=generator) + 2 * torch.eye(2)
+    mean = paths(generator, B, 1)
+    noise = torch.randn(B, 1, T, 2, generator=generator)
+    truth = mean + (factor @ noise[..., None])[..., 0]
+    frames = torch.tensor([True, True, False, True, True])
+    share = metrics.coverage(mean, factor @ factor.mT, truth, frames, level)
+    # A binomial share of 8,000: beyond 5 standard deviations once in 2e6 seeds.
+    assert abs(share - level) < 5 * math.sqrt(level * (1 - level) / (B * 4))
+
+
+def test_coverage_looks_at_the_chosen_frames_of_present_objects_only() -> None:
+    estimate = torch.zeros(1, 2, 3, 2)
+    cov = torch.eye(2).expand(1, 2, 3, 2, 2)
+    truth = torch.zeros(1, 2, 3, 2)
+    truth[0, 0, 2] = 100.0
+    truth[0, 1] = NAN
+    assert metrics.coverage(estimate, cov, truth, torch.tensor([True, True, False])) == 1
+    assert metrics.coverage(estimate, cov, truth, torch.tensor([False, True, True])) == 0.5
+
+
+def test_the_border_of_a_region_is_that_of_the_chi_square_law() -> None:
+    radius = math.sqrt(-2 * math.log(0.1))  # of the circle that holds 0.9 of a plane Gaussian
+    estimate, cov = torch.zeros(1, 1, 2, 2), torch.eye(2).expand(1, 1, 2, 2, 2)
+    truth = torch.tensor([[[[radius - 1e-3, 0.0], [0.0, radius + 1e-3]]]])
+    both = torch.tensor([True, True])
+    assert metrics.coverage(estimate, cov, truth, both, 0.9) == 0.5
+
+
+def test_a_region_without_extent_holds_nothing_else() -> None:
+    estimate, truth = torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2)
+    both = torch.tensor([True, True])
+    assert metrics.coverage(estimate, torch.zeros(1, 1, 2, 2, 2), truth, both) == 0
+
+
+def test_picture_loss_is_the_naive_mean(generator: torch.Generator) -> None:
+    p = torch.rand(2, 3, 4, 5, generator=generator)
+    v = (torch.rand(2, 3, 4, 5, generator=generator) < 0.5).float()
+    for b in range(2):
+        total = 0.0
+        for t, i, j in np.ndindex(3, 4, 5):
+            q = float(p[b, t, i, j])
+            total -= math.log(q if v[b, t, i, j] else 1 - q)
+        assert float(metrics.picture_loss(p, v)[b]) == pytest.approx(total / 60, rel=1e-5)
+
+
+def test_a_certain_and_wrong_picture_has_a_finite_loss() -> None:
+    wrong = metrics.picture_loss(torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2))
+    assert float(wrong) == pytest.approx(-math.log(1e-6), rel=1e-4)

@@ -1,0 +1,368 @@
+import numpy as np
+import pytest
+import torch
+
+import motes
+from motes.answer import COLUMNS, Answer
+from motes.counting import count_log_evidence
+from motes.encoding import encode
+from motes.model import Model
+from motes.networks.inference import Encoding
+from motes.objective import terms_of
+from motes.queries import NUM_DRAWS
+from oracles import gains, log_density, one_model, posterior
+from paper_procedure import most_likely_path, paper_encoding
+from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_frames, tiny_model, tiny_structured_model
+
+OF_OBJECTS = {
+    "positions": (2,),
+    "covariances": (2, 2),
+    "velocities": (2,),
+    "pixels": (2,),
+    "pixel_covariances": (2, 2),
+    "pixel_velocities": (2,),
+    "path_pixels": (2,),
+    "path_pixel_covariances": (2, 2),
+}
+FIELDS = (*OF_OBJECTS, "component", "observed", "num_objects", "frames", "mean_frames")
+GAP = [True, True, False, False, True, False, True]
+T = len(GAP)
+
+
+@pytest.fixture(scope="module", params=["paper", "structured"])
+def model(request: pytest.FixtureRequest) -> Model:
+    """Both families keep every promise of an answer."""
+    return tiny_model() if request.param == "paper" else tiny_structured_model()
+
+
+def assert_same(left: Answer, right: Answer) -> None:
+    """Bit for bit, NaN for NaN."""
+    for name in FIELDS:
+        torch.testing.assert_close(
+            getattr(left, name), getattr(right, name), rtol=0, atol=0, equal_nan=True, msg=name
+        )
+
+
+def assert_close(left: Answer, right: Answer, clip: int | None = None) -> None:
+    """To what float32 sums in another order may differ by: 1e-6 through seven frames."""
+    for name in FIELDS:
+        ours, theirs = getattr(left, name), getattr(right, name)
+        if clip is not None:
+            ours = ours[clip : clip + 1]
+            if name in OF_OBJECTS or name == "component":
+                ours = ours[:, : theirs.shape[1]]
+        if name == "frames":
+            continue  # clips draw their noise from one stream, so other company gives other draws
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize("filling", ["noise", "NaN"])
+def test_hidden_pixels_cannot_change_an_interpolation(filling: str, model: Model) -> None:
+    frames, observed = tiny_frames(2, T), torch.tensor(GAP)
+    filled = frames.clone()
+    filled[:, ~observed] = torch.nan if filling == "NaN" else tiny_frames(2, 3, seed=9)
+    for count in (2, None):
+        plain = motes.interpolate(model, frames, observed, count)
+        assert_same(motes.interpolate(model, filled, observed, count), plain)
+
+
+@pytest.mark.parametrize("filling", [0.7, torch.nan])
+def test_a_forecast_is_an_interpolation_with_the_future_hidden(
+    filling: float, model: Model
+) -> None:
+    frames = tiny_frames(2, 4)
+    longer = torch.cat([frames, torch.full((2, 5, HEIGHT, WIDTH), filling)], 1)
+    observed = torch.arange(9) < 4
+    ahead = motes.forecast(model, frames, 2, horizon=5)
+    assert ahead.observed.tolist() == [observed.tolist()] * 2
+    assert_same(motes.interpolate(model, longer, observed, 2), ahead)
+
+
+def test_infer_is_an_interpolation_with_everything_seen(model: Model) -> None:
+    frames = tiny_frames(2, T)
+    everything = torch.ones(2, T, dtype=torch.bool)
+    assert_same(motes.infer(model, frames, 3), motes.interpolate(model, frames, everything, 3))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_interpolation_is_the_procedure_of_the_paper(count: int) -> None:
+    model, frames = tiny_model(), tiny_frames(1, 30)
+    observed = np.array([True] * 5 + [False] * 20 + [True] * 5)
+    answer = motes.interpolate(model, frames, observed, count)
+    with torch.no_grad():
+        q = Encoding(*(part[0].double() for part in paper_encoding(model, frames, 5, 5, count)))
+    M, offset = model.pixel_matrix.double().numpy(), model.pixel_offset.double().numpy()
+    dynamics = model.dynamics.components()
+    # The network runs in float32: 1e-6 a step, 30 steps, and a map of order one.
+    close = {"rtol": 1e-3, "atol": 1e-3}
+    for n in range(count):
+        path, cov, k = most_likely_path(model, q.means[n].numpy(), observed)
+        assert int(answer.component[0, n]) == k
+        part = one_model(dynamics, (2,), (k,))
+        # q's variances are carried through the smoother: its mean is linear in the positions.
+        gain = gains(part, observed)
+        widened = cov + (gain * (q.scales[n].reshape(-1).numpy() ** 2) @ gain.T).reshape(cov.shape)
+        for t in range(30):
+            mean, spread = path[t], widened[t, :2, t, :2]
+            np.testing.assert_allclose(answer.path_pixels[0, n, t], M @ mean + offset, **close)
+            np.testing.assert_allclose(
+                answer.path_pixel_covariances[0, n, t], M @ spread @ M.T, **close
+            )
+            if observed[t]:
+                mean, spread = q.means[n, t].numpy(), np.diag(q.scales[n, t].numpy() ** 2)
+            else:
+                spread = spread + part.position_noise
+            np.testing.assert_allclose(answer.positions[0, n, t], mean, **close)
+            np.testing.assert_allclose(answer.covariances[0, n, t], spread, **close)
+            np.testing.assert_allclose(answer.pixels[0, n, t], M @ mean + offset, **close)
+            np.testing.assert_allclose(answer.pixel_covariances[0, n, t], M @ spread @ M.T, **close)
+
+
+def test_velocity_is_the_step_that_the_path_takes(model: Model) -> None:
+    """Far ahead nothing but the dynamics moves the path: x_{t+1} - x_t = v_t + u_x."""
+    answer = motes.forecast(model, tiny_frames(1, 3), 2, horizon=6)
+    steps = answer.positions[:, :, 4:].diff(dim=2)
+    expected = answer.velocities[:, :, 4:-1] + model.dynamics.force[:2].float().detach()
+    torch.testing.assert_close(steps, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        answer.pixel_velocities, answer.velocities @ model.pixel_matrix.T, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_mask_for_each_clip_is_one_clip_at_a_time(model: Model) -> None:
+    frames, counts = tiny_frames(3, T), torch.tensor([1, 3, 2])
+    observed = torch.tensor([GAP, [True] * T, [True] * 3 + [False] * 4])
+    together = motes.interpolate(model, frames, observed, counts)
+    for b in range(3):
+        alone = motes.interpolate(model, frames[b : b + 1], observed[b], int(counts[b]))
+        assert_close(together, alone, clip=b)
+
+
+def test_a_count_may_be_a_number_or_a_tensor(model: Model) -> None:
+    frames = tiny_frames(2, T)
+    for given in (torch.tensor([2, 2]), [2, 2], np.array([2, 2]), torch.tensor(2)):
+        assert_same(motes.infer(model, frames, 2), motes.infer(model, frames, given))
+
+
+def test_absent_objects_are_nan_and_present_ones_are_not(model: Model) -> None:
+    counts = torch.tensor([1, 3, 2])
+    for answer in (
+        motes.interpolate(model, tiny_frames(3, T), GAP, counts),
+        motes.sample(model, 3, counts, T),
+    ):
+        present = torch.arange(3) < counts[:, None]
+        for name in OF_OBJECTS:
+            missing = getattr(answer, name).isnan()
+            assert missing[~present].all(), name
+            assert not missing[present].any(), name
+        assert (answer.component[~present] == -1).all()
+        assert (answer.component[present] >= 0).all()
+        assert answer.num_objects.tolist() == [1, 3, 2]
+        assert answer.frames.isfinite().all()
+
+
+def test_an_unknown_count_is_weighed_by_the_bound(model: Model) -> None:
+    frames, observed = tiny_frames(3, T), torch.tensor([GAP] * 3)
+    answer = motes.interpolate(model, frames, observed)
+    assert answer.count_probabilities is not None
+    assert answer.count_probabilities.shape == (3, MAX_OBJECTS)
+    torch.testing.assert_close(answer.count_probabilities.sum(1), torch.ones(3))
+    assert torch.equal(answer.count_probabilities.argmax(1) + 1, answer.num_objects)
+    assert_same(answer, motes.interpolate(model, frames, observed, answer.num_objects))
+
+
+@torch.no_grad()
+def test_the_evidence_for_a_count_is_the_bound_averaged_over_draws(
+    model: Model, generator: torch.Generator
+) -> None:
+    frames, observed = tiny_frames(2, T), torch.tensor([GAP] * 2)
+    evidence = count_log_evidence(model, frames, observed)
+    for count in range(1, MAX_OBJECTS + 1):
+        counts = torch.full((2,), count)
+        q = encode(model, frames, observed, counts)
+        noise = torch.randn(100, 2, MAX_OBJECTS, T, 2, generator=generator)
+        bounds = torch.stack(
+            [terms_of(model, q, frames, counts, one, observed).weighted(1.0) for one in noise]
+        )
+        # A mean of 8 draws lies within 6 of its standard deviations but once in 1e8.
+        limit = 6 * bounds.std(0) * (1 / 8 + 1 / 100) ** 0.5
+        assert ((evidence[:, count - 1] - bounds.mean(0)).abs() <= limit).all()
+
+
+def test_every_field_has_its_shape_and_type(model: Model) -> None:
+    frames = tiny_frames(2, T)
+    for answer in (
+        motes.infer(model, frames, 2),
+        motes.forecast(model, frames[:, :4], 2, horizon=T - 4),
+        motes.interpolate(model, frames, GAP, 2),
+        motes.sample(model, 2, 2, T),
+    ):
+        for name, trailing in OF_OBJECTS.items():
+            assert getattr(answer, name).shape == (2, 2, T, *trailing), name
+            assert getattr(answer, name).dtype == torch.float32, name
+        for name in ("frames", "mean_frames"):
+            assert getattr(answer, name).shape == (2, T, HEIGHT, WIDTH), name
+            assert getattr(answer, name).dtype == torch.float32, name
+            assert (getattr(answer, name) >= 0).all(), name
+            assert (getattr(answer, name) <= 1).all(), name
+        assert answer.component.shape == (2, 2)
+        assert answer.component.dtype == torch.int64
+        assert answer.observed.shape == (2, T)
+        assert answer.observed.dtype == torch.bool
+        assert answer.num_objects.tolist() == [2, 2]
+        assert answer.count_probabilities is None
+        assert not answer.frames.requires_grad
+        assert not answer.positions.requires_grad
+
+
+def test_covariances_are_symmetric_and_positive(model: Model) -> None:
+    answer = motes.interpolate(model, tiny_frames(2, T), GAP, 3)
+    for name in ("covariances", "pixel_covariances", "path_pixel_covariances"):
+        value = getattr(answer, name)
+        torch.testing.assert_close(value, value.mT, rtol=1e-5, atol=1e-6)
+        assert (torch.linalg.eigvalsh(value.double()) > 0).all(), name
+
+
+def test_what_is_hidden_is_less_sure_than_the_path_by_the_noise_of_a_position(
+    model: Model,
+) -> None:
+    answer = motes.interpolate(model, tiny_frames(1, T), GAP, 1)
+    M = model.pixel_matrix.double()
+    Sigma_A = model.dynamics.components().position_noise[0].detach()
+    extra = (answer.pixel_covariances - answer.path_pixel_covariances)[0, 0, ~torch.tensor(GAP)]
+    expected = (M @ Sigma_A @ M.T).float().expand_as(extra)
+    torch.testing.assert_close(extra, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.statistical
+def test_frames_are_the_average_picture_of_what_is_unknown(
+    model: Model, generator: torch.Generator
+) -> None:
+    """Against draws of whole positions from dense moments, component by component."""
+    frames, observed, count, draws = tiny_frames(1, T), np.array(GAP), 2, 2_000
+    answer = motes.interpolate(model, frames, observed, count)
+    with torch.no_grad():
+        q = encode(model, frames, torch.tensor([GAP]), torch.tensor([count]))
+    positions = torch.zeros(draws, MAX_OBJECTS, T, 2)
+    normal = torch.randn(draws, count, T, 2, dtype=torch.float64, generator=generator)
+    for n in range(count):
+        track = q.means[0, n].double().numpy()
+        weights, moments = component_moments(model, track, q.scales[0, n].numpy(), observed)
+        chosen = torch.multinomial(
+            torch.from_numpy(weights), draws * T, replacement=True, generator=generator
+        ).reshape(draws, T)
+        for t in range(T):
+            if observed[t]:
+                positions[:, n, t] = q.means[0, n, t] + q.scales[0, n, t] * normal[:, n, t].float()
+                continue
+            for k, (mean, cov) in enumerate(moments):
+                drawn = mean[t] + normal[:, n, t].numpy() @ np.linalg.cholesky(cov[t]).T
+                mine = chosen[:, t] == k
+                positions[mine, n, t] = torch.from_numpy(drawn[mine.numpy()]).float()
+    with torch.no_grad():
+        present = torch.arange(MAX_OBJECTS)[None].expand(draws, -1) < count
+        pictures = model.renderer(positions, present).sigmoid()
+    # Two independent averages of pictures with this spread; 336 pixels, false alarm once in 1e6.
+    limit = 6.5 * pictures.std(0) * (1 / draws + 1 / NUM_DRAWS) ** 0.5 + 1e-6
+    assert ((answer.frames[0] - pictures.mean(0)).abs() <= limit).all()
+    # and the picture of the mean is something else, which this test can tell apart
+    assert ((answer.mean_frames[0] - pictures.mean(0)).abs() > limit).any()
+
+
+def component_moments(
+    model: Model, track: np.ndarray, scales: np.ndarray, observed: np.ndarray
+) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+    """p(z = k | seen), and mean and covariance of each a_t under each component."""
+    K = len(model.dynamics.logits)
+    parts = [one_model(model.dynamics.components(), (K,), (k,)) for k in range(K)]
+    logs = model.dynamics.log_weights().detach().numpy() + [
+        log_density(part, track, observed) for part in parts
+    ]
+    moments = []
+    for part in parts:
+        mean, cov = posterior(part, track, observed)
+        gain = gains(part, observed)
+        wide = cov + (gain * scales.reshape(-1) ** 2 @ gain.T).reshape(cov.shape)
+        blocks = [wide[t, :2, t, :2] + part.position_noise for t in range(len(track))]
+        moments.append((mean[:, :2], np.stack(blocks)))
+    weights = np.exp(logs - logs.max())
+    return weights / weights.sum(), moments
+
+
+def test_mean_frames_are_the_picture_of_the_mean(model: Model) -> None:
+    answer = motes.interpolate(model, tiny_frames(1, T), GAP, 2)
+    with torch.no_grad():
+        picture = model.renderer(answer.positions, torch.ones(1, 2, dtype=torch.bool)).sigmoid()
+    torch.testing.assert_close(answer.mean_frames, picture, rtol=1e-5, atol=1e-6)
+
+
+def test_the_seed_of_a_question_moves_the_frames_alone(model: Model) -> None:
+    frames = tiny_frames(1, T)
+    one, same, other = (motes.infer(model, frames, 2, seed=seed) for seed in (1, 1, 2))
+    assert_same(one, same)
+    assert_close(one, other)
+    assert not torch.equal(one.frames, other.frames)
+
+
+def test_the_same_seed_imagines_the_same_clips(model: Model) -> None:
+    one, same, other = (motes.sample(model, 3, 2, T, seed=seed) for seed in (1, 1, 2))
+    assert_same(one, same)
+    assert not torch.equal(one.positions, other.positions)
+    assert not one.observed.any()
+    assert (one.covariances == 0).all()
+
+
+def test_a_sample_moves_by_the_dynamics(model: Model) -> None:
+    """The path steps by velocity and force, up to the noise of the state, and starts apart."""
+    answer = motes.sample(model, 200, 1, 3, seed=0)
+    M = model.pixel_matrix
+    step = answer.path_pixels.diff(dim=2)[:, 0, 0]
+    expected = answer.pixel_velocities[:, 0, 0] + M @ model.dynamics.force[:2].float().detach()
+    Sigma_H = model.dynamics.components().state_noise[0, :2, :2].detach()
+    spread = (M.double() @ Sigma_H @ M.double().T).diagonal().sqrt()
+    # 400 gaps of a Gaussian: beyond 6 standard deviations once in 1e6
+    assert ((step - expected).abs() <= 6 * spread).all()
+    assert answer.positions[:, 0, 0].std(0).min() > 0.1
+    assert set(answer.component.flatten().tolist()) == {0, 1}
+
+
+def test_the_table_has_the_promised_columns_and_rows(model: Model) -> None:
+    answer = motes.interpolate(model, tiny_frames(3, T), GAP, torch.tensor([1, 3, 2]))
+    table = answer.to_dataframe()
+    names = "clip frame particle x y sd_x sd_y cov_xy vx vy observed".split()
+    assert list(table.columns) == list(COLUMNS) == names
+    assert len(table) == (1 + 3 + 2) * T
+    assert not table.isna().any().any()
+    for row in table.sample(10, random_state=0).itertuples():
+        b, t, n = row.clip, row.frame, row.particle
+        cov = answer.pixel_covariances[b, n, t]
+        expected = [*answer.pixels[b, n, t], cov[0, 0].sqrt(), cov[1, 1].sqrt(), cov[0, 1]]
+        given = [row.x, row.y, row.sd_x, row.sd_y, row.cov_xy]
+        np.testing.assert_allclose(given, expected, rtol=1e-6)
+        np.testing.assert_allclose([row.vx, row.vy], answer.pixel_velocities[b, n, t], rtol=1e-6)
+        assert row.observed == GAP[t]
+
+
+def test_no_question_touches_the_global_random_state(model: Model) -> None:
+    frames = tiny_frames(2, T)
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002
+    for answer in (
+        motes.infer(model, frames),
+        motes.forecast(model, frames, 2, horizon=2),
+        motes.interpolate(model, frames, GAP, 2),
+        motes.sample(model, 2, 2, T),
+    ):
+        answer.frames, answer.mean_frames  # noqa: B018 (drawn when asked)
+        answer.to_dataframe()
+    tiny_model()
+    motes.cannonballs(2, seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    after = np.random.get_state()  # noqa: NPY002
+    assert all(np.array_equal(a, b) for a, b in zip(numpy_before, after, strict=True))
+
+
+def test_questions_do_not_depend_on_gradients_being_recorded(model: Model) -> None:
+    with torch.enable_grad():
+        one = motes.interpolate(model, tiny_frames(1, T), GAP, 2)
+        assert not one.frames.requires_grad
+        assert not one.mean_frames.requires_grad

@@ -1,0 +1,118 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motes.config import PRESETS, STRUCTURED_PRESETS, ScheduleConfig
+from motes.schedule import Phase, at_step, between
+
+ALL_PRESETS = PRESETS | {f"structured {name}": c for name, c in STRUCTURED_PRESETS.items()}
+LR = 1e-3
+# (preset, step) -> learning rate, that of the dynamics, KL weight, blur; at and around each border.
+TABLE = {
+    ("paper", 0): (LR, 0, 1, 0),
+    ("paper", 9_999): (LR, 0, 1, 0),
+    ("paper", 10_000): (LR, LR, 100, 0),
+    ("paper", 35_000): (LR, LR, 10, 0),  # half-way from 100 to 1 on a logarithmic scale
+    ("paper", 60_000): (LR, LR, 1, 0),
+    ("paper", 199_999): (LR, LR, 1, 0),
+    ("robust", 0): (LR, 0, 1, 8),
+    ("robust", 5_000): (LR, 0, 15**0.5, 8 * (0.3 / 8) ** (5 / 12)),
+    ("robust", 9_999): (LR, 0, 15 ** (9_999 / 10_000), 8 * (0.3 / 8) ** (9_999 / 12_000)),
+    ("robust", 10_000): (LR, LR, 15, 8 * (0.3 / 8) ** (10 / 12)),
+    ("robust", 11_999): (LR, LR, 15, 8 * (0.3 / 8) ** (11_999 / 12_000)),
+    ("robust", 12_000): (LR, LR, 15, 0),
+    ("robust", 20_000): (LR, LR, 15, 0),
+    ("robust", 30_000): (LR, LR, 15 * (4 / 15) ** (10 / 25), 0),
+    ("robust", 45_000): (LR / 10, LR / 10, 4, 0),
+    ("robust", 60_000): (LR / 100, LR / 100, 4, 0),
+    ("small", 0): (LR, 0, 1, 6),
+    ("small", 1_999): (LR, 0, 15 ** (1_999 / 2_000), 6 * (0.3 / 6) ** (1_999 / 4_000)),
+    ("small", 2_000): (LR, LR, 15, 6 * (0.3 / 6) ** 0.5),
+    ("small", 3_999): (LR, LR, 15, 6 * (0.3 / 6) ** (3_999 / 4_000)),
+    ("small", 4_000): (LR, LR, 15, 0),
+    ("small", 8_000): (LR, LR, 4, 0),
+    ("small", 10_000): (LR / 10, LR / 10, 4, 0),
+    ("small", 12_000): (LR / 100, LR / 100, 4, 0),
+    ("taught", 0): (0.3 * LR, 0, 1, 0),
+    ("taught", 9_999): (0.3 * LR, 0, 1, 0),
+    ("taught", 10_000): (0.3 * LR, 0, 4, 0),
+    ("taught", 11_999): (0.3 * LR, 0, 4, 0),
+    ("taught", 12_000): (0.3 * LR, 0.3 * LR, 4, 0),
+    ("taught", 25_000): (0.3 * LR, 0.3 * LR, 4, 0),
+    ("taught", 32_500): (LR * 0.003**0.5, LR * 0.003**0.5, 4, 0),
+    ("taught", 40_000): (0.01 * LR, 0.01 * LR, 4, 0),
+    ("smoke", 0): (LR, 0, 1, 3),
+    ("smoke", 4): (LR, 0, 5**0.8, 3 * 0.1**0.4),
+    ("smoke", 5): (LR, LR, 5, 3 * 0.1**0.5),
+    ("smoke", 9): (LR, LR, 5 * 0.2**0.4, 3 * 0.1**0.9),
+    ("smoke", 10): (LR, LR, 5 * 0.2**0.5, 0),
+    ("smoke", 15): (LR, LR, 1, 0),
+    ("smoke", 19): (LR, LR, 1, 0),
+}
+TABLE |= {
+    (f"structured {name}", step): (rate, 0.3 * rate, 1, 0)
+    for name in ("robust", "small", "smoke")
+    for step, rate in ((0, 0.1), (216, 0.1), (288, 0.1 * 0.1**0.5), (360, 0.01))
+}
+
+
+@pytest.mark.parametrize(("preset", "step"), TABLE)
+def test_presets_follow_the_table(preset: str, step: int) -> None:
+    expected = TABLE[preset, step]
+    assert at_step(ALL_PRESETS[preset].schedule, step) == pytest.approx(expected, rel=1e-12)
+
+
+def test_every_preset_stands_in_the_table() -> None:
+    assert {preset for preset, _ in TABLE} == set(ALL_PRESETS)
+
+
+def test_every_border_stands_in_the_table() -> None:
+    for name, config in ALL_PRESETS.items():
+        schedule = config.schedule
+        knots = (*schedule.learning_rate, *schedule.kl_weight, *schedule.blur)
+        borders = {step for step, _ in knots} | {schedule.frozen_dynamics}
+        assert borders <= {step for preset, step in TABLE if preset == name}, name
+
+
+@st.composite
+def curves(draw: st.DrawFn) -> tuple[tuple[int, float], ...]:
+    steps = sorted(draw(st.lists(st.integers(0, 1000), min_size=1, max_size=6)))
+    values = st.one_of(st.just(0.0), st.floats(1e-6, 1e3))
+    return tuple((step, draw(values)) for step in steps)
+
+
+@given(curves())
+def test_a_curve_passes_through_its_knots(knots: tuple[tuple[int, float], ...]) -> None:
+    last_at = dict(knots)  # of several knots at one step the last one holds
+    for step, value in last_at.items():
+        # exp(log(value)) is off by an ulp of the logarithm, which is below 15
+        assert between(knots, step) == pytest.approx(value, rel=1e-14)
+
+
+@given(curves(), st.integers(-10, 1010))
+def test_a_curve_stays_between_its_neighbours(
+    knots: tuple[tuple[int, float], ...], step: int
+) -> None:
+    past = [value for at, value in knots if at <= step][-1:]
+    future = [value for at, value in knots if at > step][:1]
+    value, slack = between(knots, step), 1 + 1e-13
+    assert min(past + future) / slack <= value <= max(past + future) * slack
+
+
+def test_a_curve_is_geometric_between_positive_values_and_linear_to_zero() -> None:
+    assert between(((0, 1.0), (10, 100.0)), 5) == pytest.approx(10.0, rel=1e-13)
+    assert between(((0, 4.0), (8, 0.0)), 2) == pytest.approx(3.0, rel=1e-13)
+
+
+def test_the_dynamics_are_released_at_their_step() -> None:
+    schedule = ScheduleConfig(iterations=10, frozen_dynamics=3)
+    rates = [at_step(schedule, step).dynamics_learning_rate for step in range(5)]
+    assert rates == [0, 0, 0, LR, LR]
+
+
+def test_a_stretched_schedule_says_the_same_at_stretched_steps() -> None:
+    schedule = PRESETS["robust"].schedule
+    long = schedule.stretched(2 * schedule.iterations)
+    for step in range(0, schedule.iterations, 500):
+        phase: Phase = at_step(long, 2 * step)
+        assert phase == pytest.approx(at_step(schedule, step), rel=1e-12)

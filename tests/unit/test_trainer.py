@@ -1,0 +1,291 @@
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed, multiprocessing
+
+from motes.batches import TrainingData, blur, step_inputs
+from motes.config import STRUCTURED_PRESETS, RunConfig, ScheduleConfig
+from motes.data import cannonballs
+from motes.objective import BoundTerms
+from motes.schedule import at_step
+from motes.train import Run, held_out_bound
+from motes.trainer import Trainer
+from motes.training_data import Dataset, make_dataset
+from tiny import tiny_config
+
+CPU = torch.device("cpu")
+
+
+def dataset(config: RunConfig) -> Dataset:
+    return make_dataset(config, CPU)
+
+
+def trainer_of(config: RunConfig) -> Trainer:
+    return Trainer(config, dataset(config).training, CPU)
+
+
+def copy_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
+
+
+def test_what_is_random_in_a_step_is_a_function_of_seed_and_step() -> None:
+    config, before = tiny_config(), torch.get_rng_state()
+    first, other_step = step_inputs(config, 100, 7), step_inputs(config, 100, 8)
+    torch.rand(3), np.random.rand(3)  # noqa: NPY002 (whatever else draws in between)
+    torch.set_rng_state(before)
+    again = step_inputs(config, 100, 7)
+    other_seed = step_inputs(replace(config, seed=1), 100, 7)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    for other in (other_step, other_seed):
+        assert not torch.equal(first.noise, other.noise)
+        assert not torch.equal(first.indices, other.indices)
+    assert first.noise.shape == (4, 3, 7, 2)
+    assert first.noise.dtype == torch.float32
+    assert ((first.indices >= 0) & (first.indices < 100)).all()
+    assert first.settings.tolist() == [*at_step(config.schedule, 7), 7]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_batch_stays_while_it_is_looked_at_and_its_noise_changes() -> None:
+    config = tiny_config(schedule=ScheduleConfig(iterations=8, steps_per_look=4))
+    steps = [step_inputs(config, 1000, step) for step in range(8)]
+    for step, inputs in enumerate(steps):
+        assert torch.equal(inputs.indices, steps[step - step % 4].indices)
+    assert not torch.equal(steps[0].indices, steps[4].indices)
+    assert len({float(inputs.noise[0, 0, 0, 0]) for inputs in steps}) == 8
+
+
+def disk(size: int, x: int, y: int) -> torch.Tensor:
+    """The paper's ball: the 13 pixels within a distance of 2."""
+    distance = (torch.arange(size) - x) ** 2 + (torch.arange(size)[:, None] - y) ** 2
+    return (distance <= 4).float()[None, None]
+
+
+@pytest.mark.parametrize("width", [0.3, 1.0, 2.0, 4.0, 8.0])
+def test_blur_keeps_the_peak_of_a_lone_disk_near_one(width: float) -> None:
+    # The divisor is exact for a round disk of 13 pixels' area, whose radius is 2.03; the ball of
+    # pixels has the second moment 28 / 13 instead of 13 / 2 pi, so that for wide lenses the peak
+    # is off by (28 / 13 - 13 / 2 pi) / 2 w^2, and by less than 2 % for narrow ones.
+    peak = blur(disk(65, 32, 32), torch.tensor(width), ink=13.0).max()
+    assert float(peak) == pytest.approx(1.0, abs=0.03)
+
+
+def test_blur_of_width_zero_is_the_identity(generator: torch.Generator) -> None:
+    frames = torch.rand(2, 3, 9, 11, generator=generator)
+    assert torch.equal(blur(frames, torch.tensor(0.0), ink=13.0), frames)
+
+
+@pytest.mark.parametrize("width", [0.5, 2.0, 4.0])
+def test_blur_leaves_the_mass_in_its_place(width: float) -> None:
+    blurred = blur(disk(65, 30, 35), torch.tensor(width), ink=13.0)[0, 0].double()
+    mass = blurred.sum()
+    x = (blurred.sum(0) * torch.arange(65)).sum() / mass
+    y = (blurred.sum(1) * torch.arange(65)).sum() / mass
+    # The border is 7 or more widths away: exp(-7^2 / 2) = 2e-11 of the mass; float32 rounding.
+    assert float(x) == pytest.approx(30, abs=1e-3)
+    assert float(y) == pytest.approx(35, abs=1e-3)
+    divisor = 1 - math.exp(-13 / (2 * math.pi * width**2))
+    if width > 1:  # a narrow lens meets the limit of 1, which takes mass away
+        assert float(mass) == pytest.approx(13 / divisor, rel=0.02)
+
+
+def test_blur_is_a_gaussian_average_by_naive_loops(generator: torch.Generator) -> None:
+    frames = (torch.rand(1, 1, 5, 7, generator=generator) < 0.1).float()
+    width, ink = 1.3, 3.0
+    norm = sum(math.exp(-0.5 * (d / width) ** 2) for d in range(-30, 31)) ** 2
+    expected = torch.zeros(5, 7)
+    for i, j in np.ndindex(5, 7):
+        for k, m in np.ndindex(5, 7):
+            weight = math.exp(-0.5 * ((i - k) ** 2 + (j - m) ** 2) / width**2) / norm
+            expected[i, j] += weight * frames[0, 0, k, m]
+    expected /= 1 - math.exp(-ink / (2 * math.pi * width**2))
+    ours = blur(frames, torch.tensor(width), ink)[0, 0]
+    # The code sums its norm over one frame's reach: 5 px are 3.8 widths, 1e-4 of the mass.
+    torch.testing.assert_close(ours, expected.clamp(0, 1), rtol=1e-3, atol=1e-4)
+
+
+def test_frozen_dynamics_do_not_move_and_released_ones_do() -> None:
+    config = tiny_config(schedule=ScheduleConfig(iterations=4, frozen_dynamics=2))
+    trainer = trainer_of(config)
+    start, networks = copy_of(trainer.model.dynamics), copy_of(trainer.model.renderer)
+    for _ in range(2):
+        trainer.advance()
+        assert same(trainer.model.dynamics.state_dict(), start)
+    assert not same(trainer.model.renderer.state_dict(), networks)
+    trainer.advance()
+    for name, value in trainer.model.dynamics.state_dict().items():
+        assert not torch.equal(value, start[name]), name
+
+
+def test_training_overfits_one_tiny_batch() -> None:
+    schedule = ScheduleConfig(iterations=200, frozen_dynamics=50, learning_rate=((0, 1e-2),))
+    config = tiny_config(schedule=schedule, batch_size=2)
+    config = replace(config, data=replace(config.data, num_clips=2, num_objects=(1,)))
+    trainer = trainer_of(config)
+    bounds = []
+    for _ in range(4):
+        for _ in range(50):
+            trainer.advance()
+        bounds.append(float(trainer.mean_terms().weighted(1.0)))
+    assert bounds == sorted(bounds)
+    # At the start a pixel is worth log 2; a batch that is known by heart, a small part of that.
+    assert bounds[-1] > 0.6 * bounds[0]
+    assert trainer.step == 200
+
+
+def test_mean_terms_average_the_steps_since_the_last_call() -> None:
+    config = tiny_config()
+    one_by_one, at_once = trainer_of(config), trainer_of(config)
+    single = []
+    for _ in range(3):
+        one_by_one.advance()
+        at_once.advance()
+        single.append(one_by_one.mean_terms())
+    for name, value in at_once.mean_terms()._asdict().items():
+        expected = sum(float(getattr(terms, name)) for terms in single) / 3
+        assert float(value) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("config", [tiny_config(), STRUCTURED_PRESETS["smoke"]])
+def test_a_restored_state_goes_on_as_if_it_had_never_stopped(config: RunConfig) -> None:
+    straight, first, second = (trainer_of(config) for _ in range(3))
+    for _ in range(6):
+        straight.advance()
+    for _ in range(4):
+        first.advance()
+    second.restore(first.state(), 4)
+    for _ in range(2):
+        second.advance()
+    assert second.step == straight.step == 6
+    assert same(straight.state(), second.state())
+
+
+POISONS = {
+    "reconstruction": ("renderer.image_bias", torch.nan),
+    "entropy": ("inference.position_bias", torch.inf),
+    "log_prior": ("dynamics.force", torch.nan),
+}
+
+
+def poison(trainer: Trainer, term: str) -> None:
+    name, value = POISONS[term]
+    with torch.no_grad():
+        parameter = dict(trainer.model.named_parameters())[name]
+        parameter.view(-1)[-1] = value
+
+
+@pytest.mark.parametrize("term", POISONS)
+def test_a_value_that_is_not_finite_is_named_with_its_step(term: str) -> None:
+    trainer = trainer_of(tiny_config())
+    for _ in range(2):
+        trainer.advance()
+    trainer.mean_terms()
+    poison(trainer, term)
+    for _ in range(2):
+        trainer.advance()
+    with pytest.raises(FloatingPointError, match=rf"{term} is not finite at step 2"):
+        trainer.mean_terms()
+
+
+def test_a_run_that_breaks_names_its_last_good_checkpoint_and_keeps_it(tmp_path: Path) -> None:
+    config = tiny_config()  # logs every 2 steps, saves every 4
+    clips = dataset(config)
+    run = Run(tmp_path, config, clips, CPU, lambda line: None)
+    for _ in range(4):
+        run.advance()
+    saved = (tmp_path / "checkpoint.safetensors").read_bytes()
+    run.advance()
+    poison(run.trainer, "log_prior")
+    with pytest.raises(FloatingPointError) as caught:
+        run.advance()
+    message = str(caught.value)
+    assert "log_prior is not finite at step 5" in message
+    assert re.search(r"last good checkpoint is \S*checkpoint\.safetensors of step 4", message)
+    assert (tmp_path / "checkpoint.safetensors").read_bytes() == saved
+
+
+def test_a_run_that_breaks_at_once_says_that_nothing_was_saved(tmp_path: Path) -> None:
+    config = tiny_config()
+    run = Run(tmp_path, config, dataset(config), CPU, lambda line: None)
+    poison(run.trainer, "reconstruction")
+    run.advance()
+    with pytest.raises(FloatingPointError, match="no checkpoint had been saved yet"):
+        run.advance()
+
+
+def test_the_held_out_bound_is_a_mean_over_clips_however_they_are_batched() -> None:
+    config = tiny_config()
+    clips, trainer = dataset(config).held_out, trainer_of(config)
+    assert len(clips.num_objects) == config.data.num_held_out
+    whole = held_out_bound(trainer, clips)
+    assert held_out_bound(trainer, clips) == whole
+    # Other batches are given other noise: the same to the noise of a draw, some nats of 200.
+    assert held_out_bound(trainer, clips, batch_size=3) == pytest.approx(whole, rel=0.1)
+
+
+def test_packed_and_grey_clips_train_alike() -> None:
+    config = tiny_config()
+    packed = dataset(config).training
+    grey = TrainingData(packed.frames(torch.arange(12)), packed.num_objects, packed.ink)
+    trainers = [Trainer(config, clips, CPU) for clips in (packed, grey)]
+    for trainer in trainers:
+        trainer.advance()
+    assert same(trainers[0].state(), trainers[1].state())
+
+
+def test_the_ink_of_an_object_is_its_number_of_pixels() -> None:
+    config = tiny_config()
+    config = replace(config, data=replace(config.data, num_objects=(1,), height=32, width=32))
+    clips = cannonballs(16, (1,), 7, (32, 32), seed=config.data.seed).frames
+    lit = float(clips[:12].sum()) / (12 * 7)
+    assert dataset(config).training.ink == pytest.approx(lit, rel=1e-6)
+
+
+SHARED_BATCH = tiny_config(batch_size=5)  # not divisible by two, so that the shares differ
+
+
+def take_steps(config: RunConfig) -> tuple[dict[str, torch.Tensor], BoundTerms, torch.Tensor]:
+    trainer = trainer_of(config)
+    trainer.advance()
+    gradient = torch.cat([p.grad.double().flatten() for p in trainer.model.parameters()])
+    for _ in range(2):
+        trainer.advance()
+    return trainer.state(), trainer.mean_terms(), gradient
+
+
+def work(rank: int, folder: str) -> None:
+    """One of two processes; saves what it has after three steps."""
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2
+    )
+    state, terms, gradient = take_steps(SHARED_BATCH)
+    torch.save({"state": state, "terms": list(terms), "gradient": gradient}, f"{folder}/{rank}")
+    distributed.destroy_process_group()
+
+
+def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
+    multiprocessing.spawn(work, args=(str(tmp_path),), nprocs=2)
+    ours, theirs = (torch.load(tmp_path / str(rank)) for rank in range(2))
+    assert same(ours["state"], theirs["state"])
+    state, terms, gradient = take_steps(SHARED_BATCH)
+    # Sums over the batch in two parts: float32 rounding of the largest gradients.
+    rounding = 1e-6 * float(gradient.abs().max())
+    torch.testing.assert_close(ours["gradient"], gradient, rtol=1e-5, atol=rounding)
+    # Adam divides by the size of a gradient, so that one of rounding size alone moves its weight
+    # at random, by at most the learning rate; nearly all must agree to a thousandth of a step.
+    for name, value in state.items():
+        if name.startswith("model/"):
+            gap = (ours["state"][name] - value).abs()
+            assert gap.max() <= 3 * 2e-3, name
+            assert gap.double().quantile(0.9) <= 1e-6, name
+    torch.testing.assert_close(ours["terms"], list(terms), rtol=1e-6, atol=1e-6)
