@@ -86,11 +86,13 @@ def prior_states(model: LGSSM, response: Float[Tensor, "... TD TD"]) -> States:
     """The prior of the states of an aligned model with the impulse response `Lam`."""
     _, u, _, Sigma_H, _, mu, Sigma = model
     Lam, D = response, mu.shape[-1]
-    start, later = Lam[..., :D], Lam[..., D:]
-    powers = Lam[..., -D:, :].unflatten(-1, (-1, D))
-    kicks = _toeplitz((powers @ Sigma_H.unsqueeze(-3)).flatten(-2))[..., D:]
-    mean = map_vector(start, mu) + map_vector(later.unflatten(-1, (-1, D)).sum(-2), u)
-    return States(torch.cat([start @ Sigma, kicks], -1), mean)
+    spread = (_columns(Lam, D) @ Sigma_H).view_as(Lam)
+    spread[..., :D] = Lam[..., :D] @ Sigma
+    if mu.shape != u.shape:
+        mu, u = torch.broadcast_tensors(mu, u)
+    pushes = u.unsqueeze(-2).expand(*u.shape[:-1], Lam.shape[-1] // D - 1, D)
+    k = torch.cat([mu.unsqueeze(-2), pushes], -2).flatten(-2)
+    return States(spread, map_vector(Lam, k))
 
 
 def prior_positions(model: LGSSM, num_frames: int) -> Positions:
@@ -181,10 +183,10 @@ def impulse_response(
 def powers_of(transition: Float[Tensor, "... D D"], num_frames: int) -> Float[Tensor, "... TD TD"]:
     """What `impulse_response` gives, by doubling, without a gradient."""
     D, T = transition.shape[-1], num_frames
-    powers, A_n = identity(D, transition).expand(transition.shape), transition
+    powers = identity(D, transition).expand(transition.shape)
+    A_n = transition
     while powers.shape[-1] < T * D:
-        powers = torch.cat([A_n @ powers, powers], -1)
-        A_n = powers[..., :D] @ transition
+        powers, A_n = torch.cat([A_n @ powers, powers], -1), A_n @ A_n
     return _toeplitz(powers[..., -T * D :])
 
 

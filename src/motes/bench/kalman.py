@@ -61,6 +61,7 @@ def bench_kalman(repeats: int = 30, smoke: bool = False) -> dict[str, Any]:
             "gradient": "of the sum over clips of log sum_k p(a | k), by positions and 7 matrices",
             "dynamax": "jit; hidden frames by an emission covariance of 1e8 in those frames",
             "pyro": "GaussianHMM; hidden frames likewise; smoothing gives means alone",
+            "smoothing": "motes and pyro in torch.inference_mode()",
         },
         "skipped": {name: HINT for name in ("dynamax", "pyro") if find_spec(name) is None},
         "questions": questions,
@@ -134,7 +135,11 @@ def _value_and_gradient(
 def _our_smoother(
     model: LGSSM, positions: Float[Tensor, "B T P"], observed: Bool[Tensor, " T"]
 ) -> Callable[[], Answer]:
-    return lambda: [part.numpy() for part in kalman.smooth(model, positions.unsqueeze(1), observed)]
+    @torch.inference_mode()
+    def call() -> Answer:
+        return [part.numpy() for part in kalman.smooth(model, positions.unsqueeze(1), observed)]
+
+    return call
 
 
 def _judge(contenders: Contenders, rounds: int) -> dict[str, Any]:

@@ -109,6 +109,7 @@ def pyro_smoother(
     B, T, K, D = *positions.shape[:2], *model.initial_mean.shape
     noise = torch.zeros(B, K, T + 1, D, dtype=positions.dtype)
 
+    @torch.inference_mode()
     def call() -> Answer:
         chain = _pyro_chain(model, Sigma_A, T)
         told = chain._obs.condition(positions.unsqueeze(1)).event_pad(left=D)
