@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import motes
-from motes.config import PRESETS
+from motes.presets import PRESETS
 from motes.train import train
 
 

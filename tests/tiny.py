@@ -5,13 +5,13 @@ from dataclasses import replace
 import torch
 
 from motes.config import (
-    STRUCTURED_PRESETS,
     DataConfig,
     ModelConfig,
     RunConfig,
     ScheduleConfig,
 )
 from motes.model import Model, build
+from motes.presets import STRUCTURED_PRESETS
 
 HEIGHT, WIDTH, MAX_OBJECTS = 6, 8, 3
 

@@ -1,4 +1,4 @@
-"""Write the tables of docs/results.md and README.md from the records in results/.
+"""Write the tables of docs/results.md, docs/structured.md and README.md from results/.
 
 `motes evaluate --out` and `motes bench --out` wrote the records; no number is typed by hand.
 
@@ -93,10 +93,9 @@ def long_form(records: dict[str, Record]) -> str:
     return "\n\n".join(sections) or "No record is stored yet."
 
 
-def short_form(records: dict[str, Record]) -> str:
-    """Return the headline scores of the shipped model."""
-    shipped = records.get("cannonballs-48")
-    return "No record is stored yet." if shipped is None else score_table(shipped, SHORT)
+def scores_of(model: str, records: dict[str, Record], names: tuple[str, ...]) -> str:
+    """Return some scores of one shipped model."""
+    return score_table(records[model], names) if model in records else "No record is stored yet."
 
 
 def fill(page: str, content: str) -> str:
@@ -110,7 +109,13 @@ def fill(page: str, content: str) -> str:
 def pages(root: Path = ROOT) -> dict[Path, str]:
     """Return the pages as they should be."""
     records = read_records(root / "results")
-    contents = {"docs/results.md": long_form(records), "README.md": short_form(records)}
+    contents = {
+        "docs/results.md": long_form(records),
+        "docs/structured.md": scores_of(
+            "cannonballs-structured", records, (*SHORT, "infer_coverage90", "forecast_coverage90")
+        ),
+        "README.md": scores_of("cannonballs-48", records, SHORT),
+    }
     return {root / n: fill((root / n).read_text("utf-8"), text) for n, text in contents.items()}
 
 

@@ -14,10 +14,12 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path that replaces `path` when the block ends, and vanishes if it fails.
 
     The temporary file has the folder and the suffix of `path`; its bytes are on the disk before
-    it takes the name, so a reader sees the old file or the new one, never a part of it.
+    it takes the name, so a reader sees the old file or the new one, never a part of it. Who may
+    read the result is said by the umask, whatever the writer in the block thinks.
 
     Law: a block that raises leaves the folder as it was
-    (test_a_failed_write_leaves_the_old_file_and_nothing_else).
+    (test_a_failed_write_leaves_the_old_file_and_nothing_else); permissions follow the umask
+    (test_tensors_may_be_read_by_those_whom_the_umask_allows).
     """
     path = Path(path)
     if not path.parent.is_dir():
@@ -26,10 +28,12 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         )
     if path.is_dir():
         raise InputError(f"got {path}, a folder; expected the name of a file; add a file name")
-    # Not tempfile: its files are private to the user, and the result should follow the umask.
     temporary = path.with_name(f".{secrets.token_hex(8)}{path.suffix}")
     try:
+        temporary.touch()  # the plain way to be given the permissions that the umask leaves
+        permissions = temporary.stat().st_mode
         yield temporary
+        temporary.chmod(permissions)
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -12,9 +12,8 @@ import torch
 from motes import kalman
 from motes.lgssm import POSITION_DIM
 from motes.model import Model
-from motes.networks.inference import Encoding
+from motes.networks.inference import Encoding, InferenceNetwork
 from motes.shapes import Bool, Float, Int, Tensor
-from motes.structured.tracker import Tracker
 
 
 def encode(
@@ -28,20 +27,17 @@ def encode(
     Law: hidden frames' pixels cannot matter, and with the mask of the paper's section on past and
     future observations it is that procedure; tests/unit/test_encoding.py.
     """
-    if isinstance(model.inference, Tracker):
-        found: Encoding = model.inference(
-            frames, num_objects, model.dynamics, model.renderer, observed
-        )
-        return found
+    if not isinstance(model.inference, InferenceNetwork):
+        return model.encode(frames, num_objects, model.track(frames, num_objects, observed))
     seen_later = observed.flip(1).cumsum(1).flip(1) > 0
     if not bool((~observed & seen_later).any()):
-        encoding: Encoding = model.inference(frames, num_objects)
-        return encoding
-    return _encode_across_gaps(model, frames, observed, num_objects)
+        return model.encode(frames, num_objects)
+    return _encode_across_gaps(model, model.inference, frames, observed, num_objects)
 
 
 def _encode_across_gaps(
     model: Model,
+    network: InferenceNetwork,
     frames: Float[Tensor, "B T height width"],
     observed: Bool[Tensor, "B T"],
     num_objects: Int[Tensor, " B"],
@@ -50,14 +46,14 @@ def _encode_across_gaps(
     dynamics = model.dynamics.components()
     belief = kalman.Belief(dynamics.initial_mean, dynamics.initial_covariance)
     log_weights = model.dynamics.log_weights().expand(len(frames), model.max_objects, -1)
-    states = model.inference.initial_states(num_objects)
+    states = network.initial_states(num_objects)
     means, scales = [], []
     for frame, seen in zip(frames.unbind(1), observed.unbind(1), strict=True):
         if not bool(seen.all()):
             imagined = expected_frame(model, belief, log_weights, num_objects)
             frame = torch.where(seen[:, None, None], frame, imagined)
-        states = model.inference.step(states, frame)
-        mean, scale = model.inference.read_out(states)
+        states = network.step(states, frame)
+        mean, scale = network.read_out(states)
         means.append(mean)
         scales.append(scale)
         belief, log_density = kalman.update(

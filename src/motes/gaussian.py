@@ -5,7 +5,7 @@ from string import ascii_lowercase
 
 import torch
 
-from motes.lgssm import identity, map_vector
+from motes.lgssm import identity
 from motes.shapes import Float, Tensor
 
 
@@ -21,15 +21,19 @@ def _both(seen: Float[Tensor, "... n"]) -> Float[Tensor, "... n n"]:
     return seen.unsqueeze(-1) * seen.unsqueeze(-2)
 
 
-def whitener(covariance: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:
-    """The inverse of the Cholesky factor; NaN, not a wrong number, where there is none.
+def cholesky(covariance: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:
+    """The Cholesky factor; NaN, not a wrong number, where there is none.
 
     No error is raised: that would wait for the device, and forbid capture in a CUDA graph.
     """
     factor, failed = torch.linalg.cholesky_ex(covariance)
-    factor = torch.where((failed > 0)[..., None, None], math.nan, factor)
+    return torch.where((failed > 0)[..., None, None], math.nan, factor)
+
+
+def whitener(covariance: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:
+    """The inverse of the Cholesky factor."""
     eye = identity(covariance.shape[-1], covariance)
-    inverse: Tensor = torch.linalg.solve_triangular(factor, eye, upper=False)
+    inverse: Tensor = torch.linalg.solve_triangular(cholesky(covariance), eye, upper=False)
     return inverse
 
 
@@ -53,26 +57,37 @@ def whitened_log_density(
     return log_scale - constant - 0.5 * whitened.square().sum(-1)
 
 
-def log_density_gradients(
+def log_density(
     factor: Float[Tensor, "... n n"],
-    whitened: Float[Tensor, "... n"],
+    residual: Float[Tensor, "... n"],
+    pull: Float[Tensor, "... n"],
+    num_seen: Float[Tensor, "..."] | int,
+) -> Float[Tensor, "..."]:
+    """The log density of `num_seen` coordinates: whitener, residual r, and its pull C^-1 r."""
+    log_scale = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    constant = 0.5 * math.log(2 * math.pi) * num_seen
+    return log_scale - constant - 0.5 * (residual * pull).sum(-1)
+
+
+def log_density_gradients(
+    precision: Float[Tensor, "... n n"],
+    pull: Float[Tensor, "... n"],
     weights: Float[Tensor, "..."],
-    shape: tuple[int, ...],
     seen: Float[Tensor, "... n"] | None,
-) -> tuple[Float[Tensor, "... n"], Tensor]:
-    """Gradients by the residual and by the covariance, of the given shape, of weighted densities.
+    lead: tuple[int, ...],
+) -> tuple[Float[Tensor, "... n"], Float[Tensor, "... n n"]]:
+    """Gradients of weighted densities by residual and covariance, the latter of axes `lead`.
 
     With x = C^-1 r, they are -x and (x x' - C^-1) / 2. Written out, because the gradient of a
     Cholesky factor costs far more than the factor.
     """
-    W = factor
-    x = map_vector(W.mT, whitened)
-    weighted = weights.unsqueeze(-1) * x
-    precision = weights.sum_to_size(W.shape[:-2])[..., None, None] * (W.mT @ W)
+    weighted = weights.unsqueeze(-1) * pull
+    mass = weights.sum_to_size(precision.shape[:-2])[..., None, None]
     if seen is not None:
         precision = precision * _both(seen)
-    squares = _sum_of_outer_products(weighted, x, shape)
-    return -weighted, 0.5 * (squares - precision.sum_to_size(shape))
+    shape = (*lead, *precision.shape[-2:])
+    squares = _sum_of_outer_products(weighted, pull, shape)
+    return -weighted, 0.5 * (squares - (mass * precision).sum_to_size(shape))
 
 
 def _sum_of_outer_products(

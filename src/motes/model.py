@@ -56,13 +56,38 @@ class Model(nn.Module):
         slots = torch.arange(self.max_objects, device=num_objects.device)
         return slots < num_objects[:, None]
 
+    def track(
+        self,
+        frames: Float[Tensor, "B T height width"],
+        num_objects: Int[Tensor, " B"],
+        observed: Bool[Tensor, "B T"] | None = None,
+    ) -> Encoding | None:
+        """What the structured family finds in the frames; None from the paper's, which reads them.
+
+        The only place that tells the parts of the one family from those of the other.
+        """
+        match self.inference, self.renderer:
+            case Tracker() as tracker, GlyphRenderer() as renderer:
+                return tracker.track(frames, num_objects, self.dynamics, renderer, observed)
+        return None
+
     def encode(
-        self, frames: Float[Tensor, "B T height width"], num_objects: Int[Tensor, " B"]
+        self,
+        frames: Float[Tensor, "B T height width"],
+        num_objects: Int[Tensor, " B"],
+        found: Encoding | None = None,
     ) -> Encoding:
-        """q(a|v) of clips that were seen whole; `motes.encoding` knows of hidden frames."""
-        if isinstance(self.inference, Tracker):
-            return self.inference(frames, num_objects, self.dynamics, self.renderer)
-        return self.inference(frames, num_objects)
+        """q(a|v) of clips that were seen whole; `motes.encoding` knows of hidden frames.
+
+        Args:
+            frames: values in [0, 1].
+            num_objects: objects in each clip.
+            found: what `track` found in the frames, if that is known already.
+        """
+        found = self.track(frames, num_objects) if found is None else found
+        inputs = (frames, num_objects) if found is None else (found,)
+        encoding: Encoding = self.inference(*inputs)
+        return encoding
 
     def to_pixels(self, positions: Float[Tensor, "*batch 2"]) -> Float[Tensor, "*batch 2"]:
         """Latent positions as pixel coordinates (x to the right, y down)."""

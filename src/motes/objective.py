@@ -75,9 +75,13 @@ def bound_terms(
     frames: Float[Tensor, "B T height width"],
     num_objects: Int[Tensor, " B"],
     noise: Float[Tensor, "B N T 2"],
+    found: Encoding | None = None,
 ) -> BoundTerms:
-    """The terms of the bound for each clip, all frames seen, from one draw of q."""
-    return terms_of(model, model.encode(frames, num_objects), frames, num_objects, noise)
+    """The terms of the bound for each clip, all frames seen, from one draw of q.
+
+    `found` is what `Model.track` found in the frames, if that is known already.
+    """
+    return terms_of(model, model.encode(frames, num_objects, found), frames, num_objects, noise)
 
 
 def terms_of(

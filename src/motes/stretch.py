@@ -1,236 +1,158 @@
 """Frames in a row as one linear map of the first state and of the kicks that follow it.
 
-The states of T frames, stacked, are h = Lam k with k = (h_1, u + kick_2, ..., u + kick_T), where
-block (i, j) of the lower-triangular `Lam` is A^(i-j). All moments of a stretch are products with
-`Lam`: there is no loop over frames. `TD` runs over frames and, within each, over D.
+The states of T frames, stacked, obey M h = k with k = (h_1, u + kick_2, ..., u + kick_T), where M
+has I in the blocks of its diagonal and -A below each: that is h_t - A h_{t-1} = u + kick_t. A
+linear function S h of the states is then (S M^-1) k, and all moments of a stretch are products
+with the rows S M^-1. There is no loop over frames. `TD` runs over frames and, within each, over D.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
-from torch.nn.functional import pad
+from torch.linalg import solve_triangular
 
-from motes.lgssm import LGSSM, identity, map_vector
+from motes.lgssm import LGSSM, map_vector
 from motes.shapes import Float, Tensor
 
 
-class States(NamedTuple):
-    """The prior of all states of a stretch, h = Lam k."""
+def differences(
+    transition: Float[Tensor, "... D D"], num_frames: int
+) -> Float[Tensor, "... TD TD"]:
+    """M, unit lower-triangular."""
+    A, T = transition, num_frames
+    size = T * A.shape[-1]
+    M = torch.zeros(*A.shape[:-2], size, size, dtype=A.dtype, device=A.device)
+    M.diagonal(dim1=-2, dim2=-1).fill_(1.0)
+    if T > 1:
+        diagonal_blocks(M, A.shape[-1], offset=-1).sub_(A.unsqueeze(-1))
+    return M
 
-    spread: Float[Tensor, "... TD TD"]
-    """Cov(h, k) = Lam Cov(k), so that Cov(h) = spread Lam'"""
-    mean: Float[Tensor, "... TD"]
-    """E h"""
+
+def emissions(emission: Float[Tensor, "... P D"], num_frames: int) -> Float[Tensor, "... TP TD"]:
+    """S with B for every frame, so that S h are the positions without their noise."""
+    B, T = emission, num_frames
+    P, D = B.shape[-2:]
+    S = torch.zeros(*B.shape[:-2], T * P, T * D, dtype=B.dtype, device=B.device)
+    diagonal_blocks(S, P, D).copy_(B.unsqueeze(-1).expand(*B.shape, T))
+    return S
 
 
-class Positions(NamedTuple):
-    """The prior of all positions of a stretch, a = R k + noise, where R is B Lam."""
+def rows_over_kicks(
+    function: Float[Tensor, "... n TD"], differences: Float[Tensor, "... TD TD"]
+) -> Float[Tensor, "... n TD"]:
+    """S M^-1."""
+    # Solved from the left, which is three times faster than from the right.
+    columns = solve_triangular(differences.mT, function.mT, upper=True, unitriangular=True)
+    return columns.mT.contiguous()
 
+
+def kicked(model: LGSSM, rows: Float[Tensor, "... n TD"]) -> Float[Tensor, "... n LD"]:
+    """The covariance of R k with the kicks of the later frames: R Sigma_H, frame by frame."""
+    D = model.transition.shape[-1]
+    product: Tensor = (_columns(rows, D) @ model.state_noise).reshape(rows.shape)
+    return product[..., D:]
+
+
+def pushed(model: LGSSM, rows: Float[Tensor, "... n TD"]) -> Float[Tensor, "... n"]:
+    """What the force, the same in all later frames, adds to the mean of R k."""
+    return map_vector(_sum_of_later(rows, model.force.shape[-1]), model.force)
+
+
+def add_to_diagonal_blocks(
+    matrix: Float[Tensor, "... TP TP"], block: Float[Tensor, "... P P"]
+) -> Float[Tensor, "... TP TP"]:
+    """The matrix, which is overwritten, with the block added in every frame."""
+    diagonal_blocks(matrix, block.shape[-1]).add_(block.unsqueeze(-1))
+    return matrix
+
+
+def diagonal_blocks(
+    matrix: Float[Tensor, "... TP TQ"],
+    num_rows: int,
+    num_columns: int | None = None,
+    *,
+    offset: int = 0,
+) -> Float[Tensor, "... P Q blocks"]:
+    """A view of the blocks on a diagonal."""
+    blocks = matrix.unflatten(-1, (-1, num_columns or num_rows)).unflatten(-3, (-1, num_rows))
+    return blocks.diagonal(offset, dim1=-4, dim2=-2)
+
+
+class Prior(NamedTuple):
+    """The prior of all positions of a stretch, a = R k + noise, where R is S M^-1.
+
+    The first D columns of R, which h_1 meets, are E. Only the last three fields know mu and
+    Sigma: components that differ in their start alone share all the rest.
+    """
+
+    differences: Float[Tensor, "... TD TD"]
+    """M"""
     rows: Float[Tensor, "... TP TD"]
     """R"""
-    states: States
+    kicked: Float[Tensor, "... TP LD"]
+    started: Float[Tensor, "... TP D"]
+    """E Sigma"""
     mean: Float[Tensor, "... TP"]
     covariance: Float[Tensor, "... TP TP"]
 
 
-class Stretch(NamedTuple):
-    """L frames as one map of the state h at the first of them; `LP` runs over frame and axis.
-
-    a = E h + d + v,  h_next = F h + c + w,  Cov(v) = C,  Cov(w) = G,  Cov(w, v) = X,
-    where h_next is the state at the first frame after the stretch.
-    """
-
-    emission: Float[Tensor, "... LP D"]
-    """E"""
-    offset: Float[Tensor, "... LP"]
-    """d"""
-    noise: Float[Tensor, "... LP LP"]
-    """C"""
-    transition: Float[Tensor, "... D D"]
-    """F"""
-    force: Float[Tensor, "... D"]
-    """c"""
-    next_noise: Float[Tensor, "... D D"]
-    """G"""
-    cross: Float[Tensor, "... D LP"]
-    """X"""
-
-
-def unroll(model: LGSSM, num_frames: int) -> Stretch:
-    """The stretch of `num_frames` frames of the model: what follows a start that is known.
-
-    Law: chained stretches are the model (test_all_routes_to_the_log_likelihood_agree).
-    """
-    D, P = model.transition.shape[-1], model.emission.shape[-2]
-    mu, Sigma = torch.zeros_like(model.initial_mean), torch.zeros_like(model.initial_covariance)
-    at_zero = model._replace(initial_mean=mu, initial_covariance=Sigma)
-    at_zero = aligned(at_zero)
-    Lam = impulse_response(at_zero.transition, num_frames + 1)
-    spread, mean = prior_states(at_zero, Lam)
-    now = slice(0, num_frames * P)
-    a = emit(model, Lam)[..., now, :]
-    noise = repeat_diagonally(model.position_noise, num_frames)
-    return Stretch(
-        emission=a[..., :D],
-        offset=emit_vector(model, mean)[..., now],
-        noise=emit(model, spread)[..., now, :] @ a.mT + noise,
-        transition=Lam[..., -D:, :D],
-        force=mean[..., -D:],
-        next_noise=spread[..., -D:, :] @ Lam[..., -D:, :].mT,
-        cross=spread[..., -D:, :] @ a.mT,
-    )
-
-
-def prior_states(model: LGSSM, response: Float[Tensor, "... TD TD"]) -> States:
-    """The prior of the states of an aligned model with the impulse response `Lam`."""
-    _, u, _, Sigma_H, _, mu, Sigma = model
-    Lam, D = response, mu.shape[-1]
-    spread = (_columns(Lam, D) @ Sigma_H).view_as(Lam)
-    spread[..., :D] = Lam[..., :D] @ Sigma
-    if mu.shape != u.shape:
-        mu, u = torch.broadcast_tensors(mu, u)
-    pushes = u.unsqueeze(-2).expand(*u.shape[:-1], Lam.shape[-1] // D - 1, D)
-    k = torch.cat([mu.unsqueeze(-2), pushes], -2).flatten(-2)
-    return States(spread, map_vector(Lam, k))
-
-
-def prior_positions(model: LGSSM, num_frames: int) -> Positions:
+def prior_positions(model: LGSSM, num_frames: int) -> Prior:
     """The prior of the positions of an aligned model, to be differentiated by `prior_gradients`."""
-    Lam = powers_of(model.transition, num_frames)
-    states, R = prior_states(model, Lam), emit(model, Lam)
-    noise = repeat_diagonally(model.position_noise, num_frames)
-    covariance = emit(model, states.spread) @ R.mT + noise
-    return Positions(R, states, emit_vector(model, states.mean), covariance)
+    D = model.transition.shape[-1]
+    M = differences(model.transition, num_frames)
+    R = rows_over_kicks(emissions(model.emission, num_frames), M)
+    E, R_kicked = R[..., :D], kicked(model, R)
+    started = E @ model.initial_covariance
+    noise = add_to_diagonal_blocks(R_kicked @ R[..., D:].mT, model.position_noise)
+    mean = map_vector(E, model.initial_mean) + pushed(model, R)
+    return Prior(M, R, R_kicked, started, mean, started @ E.mT + noise)
 
 
 def prior_gradients(
-    prior: Positions,
+    model: LGSSM,
+    prior: Prior,
     by_mean: Float[Tensor, "... TP"],
     by_covariance: Float[Tensor, "... TP TP"],
-    state_dim: int,
 ) -> LGSSM:
     """The gradient by each field of the model, from those by the positions' mean and covariance.
 
-    With g and Z = Z' the latter two, the gradients by E k and Cov k are R' g and R' Z R. Where A
-    and B stand, they act on the states: the gradients by R and by the blocks of Lam^-1 are
-    G = g E h' + 2 Z Cov(R k, h) and -R' G.
+    With g and Z = Z' the latter two, of each start, the gradients by mu and Sigma are E' g and
+    E' Z E. For what the starts share, g and Z are summed over them. The gradient by R is
+    g E k' + 2 Z R Cov k; B stands in S and A in M, so theirs are sums of blocks of
+    G = (the one by R) M^-1' and of R' G.
 
     Law: they are those of the values (test_gradients_are_those_of_the_values).
     """
-    R, (spread, h), _, _ = prior
-    g, Z = by_mean.unsqueeze(-1), by_covariance
-    P, D = R.shape[-2] * state_dim // R.shape[-1], state_dim
-    ZR = Z @ R
-    G = g * h.unsqueeze(-2) + 2 * (ZR @ spread.mT)
-    kicks = _columns(R[..., D:], D).mT
-    by_k = (R.mT @ g).squeeze(-1).unflatten(-1, (-1, D))
+    (P, D), lead = model.emission.shape[-2:], model.emission.shape[:-2]
+    M, R, R_kicked, started, _, _ = prior
+    E, g, Z = R[..., :D], by_mean.unsqueeze(-1), by_covariance
+    by_E = torch.add(g * model.initial_mean.unsqueeze(-2), Z @ started, alpha=2)
+    by_mu, by_Sigma = (E.mT @ g).squeeze(-1), E.mT @ (Z @ E)
+
+    g, Z = g.sum_to_size(*lead, *g.shape[-2:]), Z.sum_to_size(*lead, *Z.shape[-2:])
+    later = R.shape[-1] // D - 1
+    by_force = (g * model.force.unsqueeze(-2)).repeat(*(1,) * len(lead), 1, later)
+    by_kicks = torch.add(by_force, Z @ R_kicked, alpha=2)
+    by_R = torch.cat([by_E.sum_to_size(E.shape), by_kicks], -1)
+    G = solve_triangular(M, by_R.mT, upper=False, unitriangular=True)  # transposed
+    W = _columns(R[..., D:], D).mT
     return LGSSM(
-        transition=kicks @ _columns(G[..., :-D], D),
-        force=by_k[..., 1:, :].sum(-2),
-        emission=_sum_of_diagonal_blocks(G, P, D),
-        state_noise=kicks @ _columns(ZR[..., D:], D),
-        position_noise=_sum_of_diagonal_blocks(Z, P, P),
-        initial_mean=by_k[..., 0, :],
-        initial_covariance=R[..., :D].mT @ ZR[..., :D],
+        transition=W @ _columns(G[..., :-D, :].mT, D),
+        force=(_sum_of_later(R, D).mT @ g).squeeze(-1),
+        emission=diagonal_blocks(G, D, P).sum(-1).mT,
+        state_noise=W @ _columns(Z @ R[..., D:], D),
+        position_noise=diagonal_blocks(Z, P).sum(-1),
+        initial_mean=by_mu,
+        initial_covariance=by_Sigma,
     )
 
 
-def aligned(model: LGSSM) -> LGSSM:
-    """The model with the same leading axes for all its matrices; vectors keep theirs."""
-    A, u, B, Sigma_H, Sigma_A, mu, Sigma = model
-    matrices = (A, B, Sigma_H, Sigma_A, Sigma)
-    leads = {matrix.shape[:-2] for matrix in matrices}
-    if len(leads) == 1:
-        return model
-    lead = torch.broadcast_shapes(*leads)
-    A, B, Sigma_H, Sigma_A, Sigma = (matrix.expand(*lead, -1, -1) for matrix in matrices)
-    return LGSSM(A, u, B, Sigma_H, Sigma_A, mu, Sigma)
-
-
-def emit(model: LGSSM, states: Float[Tensor, "... TD n"]) -> Float[Tensor, "... TP n"]:
-    """B times each frame's block of rows."""
-    B = model.emission
-    rows: Tensor = (B.unsqueeze(-3) @ states.unflatten(-2, (-1, B.shape[-1]))).flatten(-3, -2)
-    return rows
-
-
-def emit_vector(model: LGSSM, states: Float[Tensor, "... TD"]) -> Float[Tensor, "... TP"]:
-    """B times each frame's state."""
-    B = model.emission
-    positions: Tensor = (states.unflatten(-1, (-1, B.shape[-1])) @ B.mT).flatten(-2)
-    return positions
-
-
-def repeat_diagonally(
-    block: Float[Tensor, "... P P"], num_frames: int
-) -> Float[Tensor, "... TP TP"]:
-    """The block-diagonal matrix with the same block in every frame."""
-    return torch.kron(identity(num_frames, block), block)
-
-
-def impulse_response(
-    transition: Float[Tensor, "... D D"], num_frames: int
-) -> Float[Tensor, "... TD TD"]:
-    """The block lower-triangular matrix with A^(i-j) in block (i, j); once differentiable.
-
-    Law: the gradient is that of the values (test_gradients_are_those_of_the_values).
-    """
-    response: Tensor = _ImpulseResponse.apply(transition, num_frames)
-    return response
-
-
-def powers_of(transition: Float[Tensor, "... D D"], num_frames: int) -> Float[Tensor, "... TD TD"]:
-    """What `impulse_response` gives, by doubling, without a gradient."""
-    D, T = transition.shape[-1], num_frames
-    powers = identity(D, transition).expand(transition.shape)
-    A_n = transition
-    while powers.shape[-1] < T * D:
-        powers, A_n = torch.cat([A_n @ powers, powers], -1), A_n @ A_n
-    return _toeplitz(powers[..., -T * D :])
-
-
-class _ImpulseResponse(torch.autograd.Function):
-    """Lam = (I - N)^-1, where N has A in all blocks below the diagonal.
-
-    Its derivative is Lam dN Lam, which is two products; tracing the powers of A would be twenty.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, A: Tensor, num_frames: int) -> Tensor:
-        Lam = powers_of(A, num_frames)
-        ctx.save_for_backward(Lam)
-        ctx.state_dim = A.shape[-1]
-        return Lam
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (Lam,) = ctx.saved_tensors
-        D = ctx.state_dim
-        # The gradient by N is Lam' gradient Lam'; the one by A sums its blocks below the diagonal.
-        left, right = (Lam.mT @ gradient)[..., D:, :], Lam[..., :-D, :]
-        return _columns(left.mT, D).mT @ _columns(right.mT, D), None
-
-
-def _toeplitz(last_row: Float[Tensor, "... D TD"]) -> Float[Tensor, "... TD TD"]:
-    """The block lower-triangular matrix, the same along diagonals, with that last row of blocks."""
-    D, TD = last_row.shape[-2:]
-    # Row i of blocks is a window of (the last row, zeros), further left for larger i.
-    windows = pad(last_row, (0, TD - D)).unfold(-1, TD, D).flip(-2)
-    blocks: Tensor = windows.transpose(-3, -2).flatten(-3, -2)
-    return blocks
+def _sum_of_later(matrix: Float[Tensor, "... n TD"], state_dim: int) -> Float[Tensor, "... n D"]:
+    """The D columns of all frames but the first, added up."""
+    return matrix.unflatten(-1, (-1, state_dim))[..., 1:, :].sum(-2)
 
 
 def _columns(matrix: Float[Tensor, "... n TD"], state_dim: int) -> Float[Tensor, "... nT D"]:
     """The D columns of all frames put below one another."""
-    columns: Tensor = matrix.unflatten(-1, (-1, state_dim)).flatten(-3, -2)
-    return columns
-
-
-def _sum_of_diagonal_blocks(
-    matrix: Float[Tensor, "... TP TQ"], num_rows: int, num_columns: int
-) -> Float[Tensor, "... P Q"]:
-    blocks = matrix.unflatten(-1, (-1, num_columns)).unflatten(-3, (-1, num_rows))
-    total: Tensor = blocks.diagonal(dim1=-4, dim2=-2).sum(-1)
-    return total
+    num_frames = matrix.shape[-1] // state_dim
+    return matrix.reshape(*matrix.shape[:-2], matrix.shape[-2] * num_frames, state_dim)

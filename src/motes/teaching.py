@@ -12,7 +12,6 @@ import torch
 from motes.batches import TrainingData
 from motes.checkpoint import load_with_config
 from motes.config import RunConfig
-from motes.encoding import encode
 from motes.errors import InputError
 from motes.model import Model
 from motes.networks.inference import Encoding
@@ -33,6 +32,8 @@ def lesson_terms(
 
     The picture of the teacher's position, the student's log density of it (in place of the
     entropy), and its log prior.
+
+    Law: equals the three densities as loops (test_a_lesson_is_three_densities_by_naive_loops).
     """
     present = model.present(num_objects)
     positions = draw_positions(lesson, noise)
@@ -74,7 +75,6 @@ def give_lessons(teacher: Model, clips: TrainingData) -> TrainingData:
     parts = []
     for indices in torch.arange(len(clips.num_objects), device=device).split(BATCH):
         frames, counts = clips.frames(indices), clips.num_objects[indices]
-        everything = torch.ones(frames.shape[:2], dtype=torch.bool, device=device)
-        parts.append(encode(teacher, frames, everything, counts))
+        parts.append(teacher.encode(frames, counts))
     lessons = Encoding(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
     return clips._replace(lessons=lessons)

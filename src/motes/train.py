@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from motes import processes
 from motes.alignment import align
 from motes.atomic import atomic_path
 from motes.batches import TrainingData
@@ -77,10 +78,12 @@ def train(
     folders = [out]
     if replicas > 1:
         folders = [out / f"seed-{config.seed + r}" for r in range(replicas)]
-    for offset, folder in enumerate(folders):
+    processes.wait()  # until all have found the folder empty
+    for offset, folder in enumerate(folders if processes.leads() else []):
         folder.mkdir(parents=True, exist_ok=True)
         own = dataclasses.replace(config, seed=config.seed + offset)
         write_text(folder / "config.json", to_json(own))
+    processes.wait()
     return resume(out, device=device, report=report)
 
 
@@ -89,7 +92,7 @@ def resume(out: Path, *, device: str = "cpu", report: Report = lambda line: None
     folders = sorted(path.parent for path in out.glob("seed-*/config.json")) or [out]
     configs = [read_config(folder) for folder in folders]
     with contextlib.ExitStack() as stack:
-        for folder in folders:
+        for folder in folders if processes.leads() else []:
             stack.enter_context(exclusive(folder))
         dataset = make_dataset(configs[0], torch.device(device))
         teacher = find_teacher(configs[0], torch.device(device))
@@ -101,12 +104,12 @@ def resume(out: Path, *, device: str = "cpu", report: Report = lambda line: None
         ]
         stopping = stack.enter_context(stop_signals())
         stack.enter_context(fast_arithmetic())
-        outcomes = run_all(runs, stopping)
+        outcomes = run_all(runs, lambda: processes.any_of(stopping(), torch.device(device)))
     best = max(outcomes, key=lambda outcome: outcome.held_out_bound)
     if len(folders) == 1:
         return best
     finished = all(outcome.finished for outcome in outcomes)
-    if finished:
+    if finished and processes.leads():
         for name in ("config.json", "model.safetensors"):
             with atomic_path(out / name) as temporary:
                 shutil.copyfile(best.folder / name, temporary)
@@ -143,8 +146,7 @@ class Run:
     ) -> None:
         self.folder, self.config, self.held_out = folder, config, dataset.held_out
         self.trainer = Trainer(config, dataset.training, device)
-        self.leads = self.trainer.rank == 0
-        self.report = report if self.leads else lambda line: None
+        self.report = report if processes.leads() else lambda line: None
         self.checkpoint = folder / "checkpoint.safetensors"
         if self.checkpoint.is_file():
             tensors, metadata = read_tensors(self.checkpoint)
@@ -153,7 +155,7 @@ class Run:
             self.trainer.restore(tensors, int(metadata["step"]))
         elif teacher is not None:
             self.trainer.model.dynamics.load_state_dict(teacher.dynamics.state_dict())
-        if self.leads:
+        if processes.leads():
             write_json(folder / "environment.json", environment(device))
             drop_lines_after(folder / "log.jsonl", self.trainer.step)
         self.last_saved: int | None = self.trainer.step if self.checkpoint.is_file() else None
@@ -206,7 +208,7 @@ class Run:
         bound = held_out_bound(self.trainer, self.held_out)
         residual = align(self.trainer.model, self.config.data.num_frames)
         step = self.trainer.step
-        if self.leads and step != self.last_saved:
+        if processes.leads() and step != self.last_saved:
             save_model(self.folder, self.trainer.model, self.config)
             write_tensors(self.checkpoint, self.trainer.state(), {"step": str(step)})
             self._log({"step": step, "held_out_bound": bound, "pixel_map_residual": residual})
@@ -221,7 +223,7 @@ class Run:
         return self.outcome
 
     def _log(self, line: dict[str, Any]) -> None:
-        if self.leads:
+        if processes.leads():
             with (self.folder / "log.jsonl").open("a", encoding="utf-8") as log:
                 log.write(json.dumps(line) + "\n")
             self.report({"folder": str(self.folder), "of": self.config.schedule.iterations, **line})

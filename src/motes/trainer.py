@@ -6,21 +6,21 @@ batch that they share.
 """
 
 import torch
-from torch import distributed
 
+from motes import processes
 from motes.batches import StepInputs, TrainingData, blur, step_inputs
 from motes.config import RunConfig
 from motes.errors import InputError
 from motes.model import build
 from motes.networks.inference import Encoding
-from motes.objective import BoundTerms, bound_terms, terms_of
+from motes.objective import BoundTerms, bound_terms
 from motes.schedule import Phase, at_step
 from motes.shapes import Float, Float64, Int, Tensor
 from motes.structured.seeding import seed_mixture
-from motes.structured.tracker import Tracker
 from motes.teaching import lesson_terms
 
 TERMS = (*BoundTerms._fields, "gradient")
+NEVER = 2**62  # the step at which what has not happened happened
 EAGER_STEPS = 3  # before a step is captured as a graph: real steps, which also warm up the GPU
 
 
@@ -29,10 +29,9 @@ class Trainer:
 
     def __init__(self, config: RunConfig, data: TrainingData, device: torch.device) -> None:
         self.config, self.data, self.device = config, data, device
-        self.rank = distributed.get_rank() if distributed.is_initialized() else 0
-        self.world = distributed.get_world_size() if distributed.is_initialized() else 1
         self.model = build(config).to(device)
-        captured = device.type == "cuda" and self.world == 1 and config.model.family == "paper"
+        captured = device.type == "cuda" and processes.world() == 1
+        captured = captured and config.model.family == "paper"
         networks = [*self.model.renderer.parameters(), *self.model.inference.parameters()]
         self.optimizer = torch.optim.Adam(
             [{"params": networks}, {"params": list(self.model.dynamics.parameters())}],
@@ -47,7 +46,7 @@ class Trainer:
         self.step = 0
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)
         self.num_summed = 0
-        self.first_bad = torch.full((len(TERMS),), -1, dtype=torch.int64, device=device)
+        self.first_bad = torch.full((len(TERMS),), NEVER, device=device)
         self.stream = torch.cuda.Stream(device) if captured else None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.static: StepInputs | None = None
@@ -58,7 +57,7 @@ class Trainer:
         """Takes one training step."""
         inputs = step_inputs(self.config, len(self.data.num_objects), self.step)
         phase = at_step(self.config.schedule, self.step)
-        mine = slice(self.rank, None, self.world)
+        mine = slice(processes.rank(), None, processes.world())
         inputs = inputs._replace(indices=inputs.indices[mine], noise=inputs.noise[mine])
         if self.stream is None:
             self._set_learning_rates(phase)
@@ -77,12 +76,11 @@ class Trainer:
         """
         if self.stream is not None:
             self.stream.synchronize()
-        if self.world > 1:
-            distributed.all_reduce(self.sums)
+        processes.add_up(self.sums)
+        processes.earliest(self.first_bad)
         first_bad = zip(self.first_bad.tolist(), TERMS, strict=True)
-        broken = [(step, name) for step, name in first_bad if step >= 0]
-        if broken:
-            step, name = min(broken, key=lambda first: first[0])  # of equals the first term
+        step, name = min(first_bad, key=lambda first: first[0])  # of equals the first term
+        if step < NEVER:
             raise FloatingPointError(f"{name} is not finite at step {step}")
         means = (self.sums / max(self.num_summed, 1)).cpu()
         self.sums.zero_()
@@ -145,8 +143,7 @@ class Trainer:
         loss = -terms.weighted(kl_weight.float()).sum() / self.config.batch_size
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        if self.world > 1:
-            sum_gradients(self.model)
+        processes.sum_gradients(self.model)
         self.optimizer.step()
         self._watch(terms, step)
 
@@ -161,14 +158,12 @@ class Trainer:
         if lessons is not None and self.step < schedule.taught:
             lesson = Encoding(*(part.index_select(0, inputs.indices) for part in lessons))
             return lesson_terms(model, lesson, frames, num_objects, inputs.noise)
-        if not isinstance(model.inference, Tracker):
-            return bound_terms(model, frames, num_objects, inputs.noise)
-        if self._found is None or self.step % schedule.steps_per_look == 0:
-            self._found = model.inference.track(frames, num_objects, model.dynamics, model.renderer)
-            if self.step in schedule.seed_mixture:
+        if self.step % schedule.steps_per_look == 0:  # several steps for each look [Choice 16]
+            self._found = model.track(frames, num_objects)
+            if self._found is not None and self.step in schedule.seed_mixture:
                 seed_mixture(model.dynamics, self._found.means, model.present(num_objects))
-        encoding = model.inference.widened(self._found)
-        return terms_of(model, encoding, frames, num_objects, inputs.noise)
+                #processes.follow(model.dynamics)  # each has seen its share of the batch alone
+        return bound_terms(model, frames, num_objects, inputs.noise, self._found)
 
     @torch.no_grad()
     def _watch(self, terms: BoundTerms, step: Float64[Tensor, ""]) -> None:
@@ -178,24 +173,10 @@ class Trainer:
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         norms = torch.stack([n.double() for n in torch._foreach_norm(gradients)])
         finite = torch.cat([sums, norms.sum()[None]]).isfinite()
-        newly_bad = (self.first_bad < 0) & ~finite
-        self.first_bad.copy_(torch.where(newly_bad, step.long(), self.first_bad))
+        earliest = self.first_bad.minimum(step.long())
+        self.first_bad.copy_(torch.where(finite, self.first_bad, earliest))
 
     def _set_learning_rates(self, phase: Phase) -> None:
         rates = (phase.learning_rate, phase.dynamics_learning_rate)
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
-
-
-def sum_gradients(model: torch.nn.Module) -> None:
-    """Adds the gradients of all processes, so that each holds that of the global batch.
-
-    One sum after the backward pass instead of the DDP wrapper. [Choice 11]
-    """
-    for kind in (torch.float32, torch.float64):
-        gradients = [p.grad for p in model.parameters() if p.grad is not None and p.dtype == kind]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        distributed.all_reduce(flat)
-        parts = flat.split([gradient.numel() for gradient in gradients])
-        for gradient, part in zip(gradients, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))

@@ -12,22 +12,29 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
+from torch.linalg import solve_triangular
 from torch.nn.functional import pad
 
-from motes.gaussian import hide, log_density_gradients, valid, whitened_log_density, whitener
+from motes.gaussian import (
+    hide,
+    log_density,
+    log_density_gradients,
+    valid,
+    whitened_log_density,
+    whitener,
+)
 from motes.lgssm import LGSSM, identity, map_vector
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.stretch import (
-    Positions,
-    aligned,
-    emit,
-    emit_vector,
-    impulse_response,
+    Prior,
+    add_to_diagonal_blocks,
+    differences,
+    emissions,
+    kicked,
     prior_gradients,
     prior_positions,
-    prior_states,
-    repeat_diagonally,
-    unroll,
+    pushed,
+    rows_over_kicks,
 )
 
 
@@ -46,16 +53,26 @@ def log_likelihood_dense(
     Law: equals the filter's (test_all_routes_to_the_log_likelihood_agree).
     """
     a, model, T = positions.flatten(-2), aligned(model), positions.shape[-2]
-    shape = model.initial_covariance.shape[:-1]
-    if not model.force.shape == model.initial_mean.shape == shape:
-        # Vectors with axes of their own must not multiply the matrices: take their mean off first.
-        Lam = impulse_response(model.transition, T)
-        a = a - emit_vector(model, prior_states(model, Lam).mean)
-        zero = torch.zeros(shape, dtype=a.dtype, device=a.device)
-        model = model._replace(force=zero, initial_mean=zero)
     seen = None if observed is None else _per_axis(model, observed)
     density: Tensor = _DenseLogLikelihood.apply(a, seen, T, *model)
     return density
+
+
+def aligned(model: LGSSM) -> LGSSM:
+    """The model with the same leading axes for all that starts share, and for all starts.
+
+    The axes of mu and Sigma hold those of the dynamics, so that a sum over starts is one over the
+    axes that the dynamics lack.
+    """
+    A, u, B, Sigma_H, Sigma_A, mu, Sigma = model
+    leads = {A.shape[:-2], u.shape[:-1], B.shape[:-2], Sigma_H.shape[:-2], Sigma_A.shape[:-2]}
+    if len(leads) == 1 and mu.shape[:-1] == Sigma.shape[:-2] and mu.ndim >= u.ndim:
+        return model
+    lead = torch.broadcast_shapes(*leads)
+    starts = torch.broadcast_shapes(lead, mu.shape[:-1], Sigma.shape[:-2])
+    A, B, Sigma_H, Sigma_A = (part.expand(*lead, -1, -1) for part in (A, B, Sigma_H, Sigma_A))
+    u, mu, Sigma = u.expand(*lead, -1), mu.expand(*starts, -1), Sigma.expand(*starts, -1, -1)
+    return LGSSM(A, u, B, Sigma_H, Sigma_A, mu, Sigma)
 
 
 class _DenseLogLikelihood(torch.autograd.Function):
@@ -65,28 +82,86 @@ class _DenseLogLikelihood(torch.autograd.Function):
     def forward(
         ctx: Any, positions: Tensor, seen: Tensor | None, num_frames: int, *fields: Tensor
     ) -> Tensor:
-        prior = prior_positions(LGSSM(*fields), num_frames)
-        residual, covariance = positions - prior.mean, prior.covariance
-        num_seen: Tensor | int = residual.shape[-1]
-        if seen is not None:
-            residual, covariance, num_seen = residual * seen, hide(covariance, seen), seen.sum(-1)
-        W = whitener(covariance)
-        whitened = map_vector(W, residual)
-        ctx.save_for_backward(W, whitened, seen)
-        ctx.prior, ctx.of_positions, ctx.of_A = prior, positions.shape, fields[0].shape
-        return whitened_log_density(W, whitened, num_seen)
+        with torch.inference_mode():  # nothing here is traced: less to keep book of, a tenth faster
+            density, ctx.kept = _density(LGSSM(*fields), positions, seen, num_frames)
+        ctx.save_for_backward(*fields)
+        ctx.of_positions = positions.shape
+        return density.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, ...]:
-        W, whitened, seen = ctx.saved_tensors
-        prior: Positions = ctx.prior
-        by_residual, by_covariance = log_density_gradients(
-            W, whitened, weights, prior.covariance.shape, seen
-        )
-        by_mean = -by_residual.sum_to_size(prior.mean.shape)
-        by_fields = prior_gradients(prior, by_mean, by_covariance, ctx.of_A[-1])
-        return by_residual.sum_to_size(ctx.of_positions), None, None, *by_fields
+        with torch.inference_mode():
+            prior, precision, pull, seen = ctx.kept
+            by_residual, by_covariance = log_density_gradients(
+                precision, pull, weights, seen, prior.covariance.shape[:-2]
+            )
+            by_mean = -by_residual.sum_to_size(prior.covariance.shape[:-1])
+            model = LGSSM(*ctx.saved_tensors)
+            by_fields = prior_gradients(model, prior, by_mean, by_covariance)
+            by_positions = by_residual.sum_to_size(ctx.of_positions)
+        return by_positions.clone(), None, None, *(field.clone() for field in by_fields)
+
+
+def _density(
+    model: LGSSM, positions: Float[Tensor, "... TP"], seen: Tensor | None, num_frames: int
+) -> tuple[Float[Tensor, "..."], tuple[Prior, Tensor, Tensor, Tensor | None]]:
+    """The log density, and what its gradient needs again."""
+    prior = prior_positions(model, num_frames)
+    residual, covariance = positions - prior.mean, prior.covariance
+    num_seen: Tensor | int = positions.shape[-1]
+    if seen is not None:
+        residual, covariance, num_seen = residual * seen, hide(covariance, seen), seen.sum(-1)
+    W = whitener(covariance)
+    precision = W.mT @ W
+    pull = map_vector(precision, residual)
+    return log_density(W, residual, pull, num_seen), (prior, precision, pull, seen)
+
+
+class Stretch(NamedTuple):
+    """L frames as one map of the state h at the first of them; `LP` runs over frame and axis.
+
+    a = E h + d + v,  h_next = F h + c + w,  Cov(v) = C,  Cov(w) = G,  Cov(w, v) = X,
+    where h_next is the state at the first frame after the stretch.
+    """
+
+    emission: Float[Tensor, "... LP D"]
+    """E"""
+    offset: Float[Tensor, "... LP"]
+    """d"""
+    noise: Float[Tensor, "... LP LP"]
+    """C"""
+    transition: Float[Tensor, "... D D"]
+    """F"""
+    force: Float[Tensor, "... D"]
+    """c"""
+    next_noise: Float[Tensor, "... D D"]
+    """G"""
+    cross: Float[Tensor, "... D LP"]
+    """X"""
+
+
+def unroll(model: LGSSM, num_frames: int) -> Stretch:
+    """The stretch of `num_frames` frames of an aligned model: what follows a start that is known.
+
+    Law: chained stretches are the model (test_all_routes_to_the_log_likelihood_agree).
+    """
+    P, D = model.emission.shape[-2:]
+    now, T = slice(0, num_frames * P), num_frames + 1
+    S = emissions(model.emission, T)[..., now, :]
+    last = torch.eye(T * D, dtype=S.dtype, device=S.device)[-D:].expand(*S.shape[:-2], D, T * D)
+    R = rows_over_kicks(torch.cat([S, last], -2), differences(model.transition, T))
+    start, covariance = R[..., :D], kicked(model, R) @ R[..., D:].mT
+    drift = pushed(model, R)
+    return Stretch(
+        emission=start[..., now, :],
+        offset=drift[..., now],
+        noise=add_to_diagonal_blocks(covariance[..., now, now], model.position_noise),
+        transition=start[..., -D:, :],
+        force=drift[..., -D:],
+        next_noise=covariance[..., -D:, -D:],
+        cross=covariance[..., -D:, now],
+    )
 
 
 def log_likelihood_chunked(
@@ -106,7 +181,7 @@ def log_likelihood_chunked(
         (test_all_routes_to_the_log_likelihood_agree).
     """
     masks, kind = _stretch_masks(positions, observed, num_frames)
-    E, d, C, F, c, G, X = unroll(_with_stretch_axis(model), num_frames)
+    E, d, C, F, c, G, X = unroll(aligned(_with_stretch_axis(model)), num_frames)
     seen = _per_axis(model, masks)
     W = whitener(hide(C, seen))
     E, X = W @ (E * seen.unsqueeze(-1)), W @ (X.mT * seen.unsqueeze(-1))
@@ -189,7 +264,7 @@ def smooth_dense(
 
     Law: equals the sequential smoother (test_dense_and_sequential_smoothers_agree).
     """
-    (T, P), D = positions.shape[-2:], model.transition.shape[-1]
+    T, D = positions.shape[-2], model.transition.shape[-1]
     seen = None if observed is None else _per_axis(model, observed)
     kept: slice | Tensor = slice(None)
     if seen is not None and seen.ndim == 1 and seen.device.type == "cpu":
@@ -197,27 +272,51 @@ def smooth_dense(
         kept, seen = seen.nonzero().squeeze(-1), None
 
     model = aligned(model)
-    Lam = impulse_response(model.transition, T)
-    spread, prior_mean = prior_states(model, Lam)
-    R = emit(model, Lam)[..., kept, :]
-    cross = spread @ R.mT
-    noise = repeat_diagonally(model.position_noise, R.shape[-2] // P)
-    covariance = emit(model, cross)[..., kept, :] + noise
+    M = differences(model.transition, T)
+    R = rows_over_kicks(emissions(model.emission, T)[..., kept, :], M)
+    R_kicked = kicked(model, R)
+    E = R[..., :D]
+    # What M^-1 makes of Cov(kicks, a) and of I in the first frame: the kicks' Cov(h, a), and A^t.
+    first = torch.eye(T * D, D, dtype=R.dtype, device=R.device)
+    columns = torch.cat([first.expand(*R.shape[:-2], -1, -1), pad(R_kicked.mT, (0, 0, D, 0))], -1)
+    solved = solve_triangular(M, columns, upper=False, unitriangular=True)
+    powers = solved[..., :D].unflatten(-2, (T, D))
+    mean, prior = free_motion(model, powers)
+    started = E @ model.initial_covariance
+    cross = solved[..., :D] @ started.mT + solved[..., D:]
+    noise = add_to_diagonal_blocks(R_kicked @ R[..., D:].mT, model.position_noise)
+    covariance = started @ E.mT + noise
     if seen is not None:
         cross, covariance = cross * seen.unsqueeze(-2), hide(covariance, seen)
     W = whitener(covariance)
-    whitened = cross @ W.mT
-    gain = whitened @ W
-    residual = (positions.flatten(-2) - emit_vector(model, prior_mean))[..., kept]
-    means = (prior_mean + map_vector(gain, residual)).unflatten(-1, (T, D))
-    Lam, spread, whitened = (part.unflatten(-2, (T, D)) for part in (Lam, spread, whitened))
-    covariances = spread @ Lam.mT - whitened @ whitened.mT
+    gain = cross @ (W.mT @ W)
+    residual = (positions - mean @ model.emission.mT).flatten(-2)[..., kept]
+    means = mean + map_vector(gain, residual).unflatten(-1, (T, D))
+    covariances = prior - gain.unflatten(-2, (T, D)) @ cross.unflatten(-2, (T, D)).mT
     if position_variances is not None:
         rows = gain.unflatten(-2, (T, D))
         squares = (rows.unsqueeze(-2) * rows.unsqueeze(-3)).flatten(-4, -2)
         added = map_vector(squares, position_variances.flatten(-2)[..., kept])
         covariances = covariances + added.unflatten(-1, (T, D, D))
     return Smoothed(means, covariances.expand(*means.shape, D))
+
+
+def free_motion(
+    model: LGSSM, powers: Float[Tensor, "... T D D"]
+) -> tuple[Float[Tensor, "... T D"], Float[Tensor, "... T D D"]]:
+    """Mean and covariance of every state before anything is seen, from I, A, ..., A^(T-1).
+
+    A^t mu + sum_s A^s u and A^t Sigma A^t' + sum_s A^s Sigma_H A^s', over s < t.
+    """
+    earlier = powers[..., :-1, :, :]
+    pushes = (earlier @ model.force[..., None, :, None]).squeeze(-1)
+    kicks = earlier @ model.state_noise.unsqueeze(-3) @ earlier.mT
+    mean = (powers @ model.initial_mean[..., None, :, None]).squeeze(-1)
+    covariance = powers @ model.initial_covariance.unsqueeze(-3) @ powers.mT
+    return (
+        mean + pad(pushes.cumsum(-2), (0, 0, 1, 0)),
+        covariance + pad(kicks.cumsum(-3), (0, 0, 0, 0, 1, 0)),
+    )
 
 
 def _with_stretch_axis(model: LGSSM) -> LGSSM:

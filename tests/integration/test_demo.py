@@ -8,9 +8,9 @@ import torch
 from motes import demo
 from motes.checkpoint import load_with_config, save_model
 from motes.cli import main
-from motes.config import PRESETS
 from motes.mixture import draw_prior
 from motes.model import build
+from motes.presets import PRESETS
 from motes.report_words import CAPTIONS, SCORES
 
 NUM_CLIPS = 6

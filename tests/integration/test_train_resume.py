@@ -19,8 +19,8 @@ import torch
 import motes
 from motes import cli
 from motes.checkpoint import read_tensors, write_tensors
-from motes.config import PRESETS
 from motes.errors import InputError
+from motes.presets import PRESETS
 from motes.run_folder import drop_lines_after, exclusive
 from motes.train import resume, train
 

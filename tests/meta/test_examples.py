@@ -9,8 +9,9 @@ import pytest
 
 import motes
 from motes.checkpoint import save_model
-from motes.config import PRESETS, ModelConfig, RunConfig
+from motes.config import ModelConfig, RunConfig
 from motes.model import build
+from motes.presets import PRESETS
 
 FOLDER = Path(__file__).parents[2] / "examples"
 # Each with its arguments and with words that must stand in what it prints.

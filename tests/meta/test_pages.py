@@ -74,7 +74,13 @@ def test_every_record_becomes_a_section_and_the_shipped_model_the_headline():
     page = make_results.long_form(records)
     assert "| a step | naive | 8.00 | 9.00 | 4.00 |" in page
     assert "### cannonballs-48" in page
-    assert "0.0136" in make_results.short_form(records)
+    assert "0.0136" in make_results.scores_of("cannonballs-48", records, make_results.SHORT)
+
+
+def test_a_model_without_a_record_says_so():
+    assert make_results.scores_of("another", {"cannonballs-48": record()}, ()) == (
+        "No record is stored yet."
+    )
 
 
 def test_a_record_of_a_changed_tree_says_so():

@@ -1,4 +1,5 @@
 import json
+import os
 import pickle
 import re
 from collections.abc import Callable
@@ -223,3 +224,15 @@ def test_tensors_and_metadata_come_back(tmp_path: Path, generator: torch.Generat
 def test_a_missing_file_of_tensors_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.safetensors"):
         read_tensors(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_tensors_may_be_read_by_those_whom_the_umask_allows(
+    mask: int, mode: int, tmp_path: Path
+) -> None:
+    before = os.umask(mask)
+    try:
+        write_tensors(tmp_path / "x.safetensors", {"a": torch.ones(2)}, {})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x.safetensors").stat().st_mode & 0o777 == mode

@@ -6,15 +6,13 @@ import pytest
 
 from motes.config import (
     FORMAT_VERSION,
-    PRESETS,
-    STRUCTURED_PRESETS,
     DataConfig,
     RunConfig,
     from_json,
-    preset,
     to_json,
 )
 from motes.errors import InputError
+from motes.presets import PRESETS, STRUCTURED_PRESETS, preset
 
 
 def changed(place: str, value: Any) -> str:

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motes.config import PRESETS, STRUCTURED_PRESETS, ScheduleConfig
+from motes.config import ScheduleConfig
+from motes.presets import PRESETS, STRUCTURED_PRESETS
 from motes.schedule import Phase, at_step, between
 
 ALL_PRESETS = PRESETS | {f"structured {name}": c for name, c in STRUCTURED_PRESETS.items()}
@@ -33,14 +34,14 @@ TABLE = {
     ("small", 8_000): (LR, LR, 4, 0),
     ("small", 10_000): (LR / 10, LR / 10, 4, 0),
     ("small", 12_000): (LR / 100, LR / 100, 4, 0),
-    ("taught", 0): (0.3 * LR, 0, 1, 0),
-    ("taught", 9_999): (0.3 * LR, 0, 1, 0),
-    ("taught", 10_000): (0.3 * LR, 0, 4, 0),
-    ("taught", 11_999): (0.3 * LR, 0, 4, 0),
-    ("taught", 12_000): (0.3 * LR, 0.3 * LR, 4, 0),
-    ("taught", 25_000): (0.3 * LR, 0.3 * LR, 4, 0),
-    ("taught", 32_500): (LR * 0.003**0.5, LR * 0.003**0.5, 4, 0),
-    ("taught", 40_000): (0.01 * LR, 0.01 * LR, 4, 0),
+    ("taught", 0): (0.8 * LR, 0, 1, 0),
+    ("taught", 29_999): (0.8 * LR, 0, 1, 0),
+    ("taught", 30_000): (0.8 * LR, 0, 4, 0),
+    ("taught", 34_999): (0.8 * LR, 0, 4, 0),
+    ("taught", 35_000): (0.8 * LR, 0.8 * LR, 4, 0),
+    ("taught", 42_000): (0.8 * LR, 0.8 * LR, 4, 0),
+    ("taught", 56_000): (LR * 0.008**0.5, LR * 0.008**0.5, 4, 0),
+    ("taught", 70_000): (0.01 * LR, 0.01 * LR, 4, 0),
     ("smoke", 0): (LR, 0, 1, 3),
     ("smoke", 4): (LR, 0, 5**0.8, 3 * 0.1**0.4),
     ("smoke", 5): (LR, LR, 5, 3 * 0.1**0.5),

@@ -9,9 +9,10 @@ import torch
 from torch import distributed, multiprocessing
 
 from motes.batches import TrainingData, blur, step_inputs
-from motes.config import STRUCTURED_PRESETS, RunConfig, ScheduleConfig
+from motes.config import RunConfig, ScheduleConfig
 from motes.data import cannonballs
 from motes.objective import BoundTerms
+from motes.presets import STRUCTURED_PRESETS
 from motes.schedule import at_step
 from motes.train import Run, held_out_bound
 from motes.trainer import Trainer

@@ -1,8 +1,6 @@
 """A training step at the paper's size, ours against the equations as plain loops."""
 
 import copy
-import statistics
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -10,12 +8,13 @@ import torch
 
 from motes import mixture, objective
 from motes.bench import naive
+from motes.bench.timing import in_turns
 from motes.lgssm import Dynamics
 from motes.model import Model
 from motes.networks.inference import InferenceNetwork
 from motes.networks.recurrence import recur
 from motes.networks.renderer import Renderer
-from motes.shapes import Float, Int, Tensor
+from motes.shapes import Bool, Float, Int, Tensor
 
 # Float32 sums in two orders differ by about 1e-6; a wrong term is an error of order one.
 TOLERANCE = 1e-4
@@ -31,6 +30,14 @@ class Sizes(NamedTuple):
     max_objects: int = 3
     state_size: int = 1024
     image_size: tuple[int, int] = (48, 48)
+
+
+class Parts(NamedTuple):
+    """The paper's three parts, in the order of `Model.parameters`."""
+
+    dynamics: Dynamics
+    renderer: Renderer
+    inference: InferenceNetwork
 
 
 class Batch(NamedTuple):
@@ -70,15 +77,17 @@ def bench_train(device: str = "cpu", smoke: bool = False) -> dict[str, Any]:
     torch.set_num_threads(THREADS)
     try:
         generator = torch.Generator().manual_seed(0)
-        model = _model(sizes, generator).to(device)
+        parts = _parts(sizes, generator)
+        model = Model(*parts, image_size=sizes.image_size, max_objects=sizes.max_objects).to(device)
         batch = Batch(*(part.to(device) for part in _batch(sizes, generator)))
-        ours, plain = _ours(model, batch), _plain(model, batch)
-        disagreement = _disagreement(model, ours, plain)
+        present = model.present(batch.num_objects)
+        ours, plain = _ours(model, batch), _plain(parts, present, batch)
+        disagreement = _disagreement(parts, ours, plain)
         if not disagreement < TOLERANCE:
             raise RuntimeError(f"the two steps differ by {disagreement:.1e}, over {TOLERANCE:.0e}")
         steps = {"naive": plain.step, "motes": ours.step}
-        times = _in_turns(steps, rounds, device)
-        split = _in_turns(_pieces(model, batch, ours), rounds, device)
+        times = _timed(steps, rounds, device)
+        split = _timed(_pieces(parts, present, batch, ours), rounds, device)
     finally:
         torch.set_num_threads(threads)
     return {
@@ -95,15 +104,13 @@ def bench_train(device: str = "cpu", smoke: bool = False) -> dict[str, Any]:
     }
 
 
-def _model(sizes: Sizes, generator: torch.Generator) -> Model:
-    return Model(
+def _parts(sizes: Sizes, generator: torch.Generator) -> Parts:
+    return Parts(
         dynamics=Dynamics(generator=generator),
         renderer=Renderer(sizes.image_size, sizes.state_size, generator),
         inference=InferenceNetwork(
             sizes.image_size, sizes.max_objects, sizes.state_size, 0.01, 0.5, generator
         ),
-        image_size=sizes.image_size,
-        max_objects=sizes.max_objects,
     )
 
 
@@ -124,13 +131,12 @@ def _ours(model: Model, batch: Batch) -> Contender:
     return Contender(loss, parameters, torch.optim.Adam(parameters, lr=1e-3, fused=True))
 
 
-def _plain(model: Model, batch: Batch) -> Contender:
+def _plain(parts: Parts, present: Bool[Tensor, "B N"], batch: Batch) -> Contender:
     """The same step, a straight port of the paper with PyTorch's defaults."""
-    dynamics = copy.deepcopy(model.dynamics)
-    inference = naive.InferenceWeights(*_leaves(naive.inference_weights(model.inference)))
-    renderer = naive.RendererWeights(*_leaves(naive.renderer_weights(model.renderer)))
-    present = model.present(batch.num_objects)
-    floor = model.inference.scale_floor
+    dynamics = copy.deepcopy(parts.dynamics)
+    inference = naive.InferenceWeights(*_leaves(naive.inference_weights(parts.inference)))
+    renderer = naive.RendererWeights(*_leaves(naive.renderer_weights(parts.renderer)))
+    floor = parts.inference.scale_floor
 
     def loss() -> Tensor:
         frames, num_objects, noise = batch
@@ -151,14 +157,15 @@ def _leaves(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [tensor.detach().clone().requires_grad_() for tensor in tensors]
 
 
-def _disagreement(model: Model, ours: Contender, plain: Contender) -> float:
+def _disagreement(parts: Parts, ours: Contender, plain: Contender) -> float:
     """The largest relative difference of the values and of any parameter's gradient."""
     values = [ours.loss(), plain.loss()]
     gradients = torch.autograd.grad(values[0], ours.parameters)
     # The paper's matrices are a rearrangement of ours, and so are their gradients.
-    shadow = copy.deepcopy(model)
+    shadow = copy.deepcopy(parts)
+    learned = [parameter for part in shadow for parameter in part.parameters()]
     with torch.no_grad():
-        for parameter, gradient in zip(shadow.parameters(), gradients, strict=True):
+        for parameter, gradient in zip(learned, gradients, strict=True):
             parameter.copy_(gradient)
     rearranged = [
         *naive.inference_weights(shadow.inference),
@@ -170,9 +177,11 @@ def _disagreement(model: Model, ours: Contender, plain: Contender) -> float:
     return max(float(((a - b).norm() / b.norm()).detach()) for a, b in pairs)
 
 
-def _pieces(model: Model, batch: Batch, ours: Contender) -> dict[str, Callable[[], object]]:
+def _pieces(
+    parts: Parts, present: Bool[Tensor, "B N"], batch: Batch, ours: Contender
+) -> dict[str, Callable[[], object]]:
     """The parts of our step, each with what it needs at hand."""
-    network, present = model.inference, model.present(batch.num_objects)
+    dynamics, renderer, network = parts
     pixels = batch.frames.flatten(2).transpose(0, 1)
     weights = [network.from_past, network.from_below]
     inputs: list[Tensor] = [
@@ -194,34 +203,27 @@ def _pieces(model: Model, batch: Batch, ours: Contender) -> dict[str, Callable[[
             states, inputs, torch.ones_like(states), retain_graph=True
         ),
         "renderer": value_and_gradient(
-            lambda: model.renderer(positions, present), [positions, *model.renderer.parameters()]
+            lambda: renderer(positions, present), [positions, *renderer.parameters()]
         ),
         "Kalman": value_and_gradient(
-            lambda: mixture.log_prior(model.dynamics, positions),
-            [positions, *model.dynamics.parameters()],
+            lambda: mixture.log_prior(dynamics, positions), [positions, *dynamics.parameters()]
         ),
         "Adam": ours.optimizer.step,
     }
 
 
-def _in_turns(
+def _timed(
     calls: Mapping[str, Callable[[], object]], rounds: int, device: str
 ) -> dict[str, dict[str, float]]:
-    """Time each call once a round, after one round to warm up, so that all see the same weather."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds + 1):
-        for name, call in calls.items():
-            _wait(device)
-            start = time.perf_counter()
+    """Least and median milliseconds of each call, the work of the device included."""
+
+    def until_done(call: Callable[[], object]) -> Callable[[], None]:
+        def run() -> None:
             call()
-            _wait(device)
-            times[name].append(1e3 * (time.perf_counter() - start))
-    return {
-        name: {"min": min(taken[1:]), "median": statistics.median(taken[1:])}
-        for name, taken in times.items()
-    }
+            torch.cuda.synchronize(device)
 
+        return run
 
-def _wait(device: str) -> None:
     if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
+        calls = {name: until_done(call) for name, call in calls.items()}
+    return in_turns(calls, rounds)

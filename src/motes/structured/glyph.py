@@ -20,8 +20,12 @@ class GlyphRenderer(nn.Module):
     Adding depths is the union of the objects: a pixel is dark only if every object leaves it
     dark. The glyph is a table of CELLS x CELLS values a pixel, read by bilinear interpolation, so
     it can learn any shape, soft or sharp, and the rule by which a camera rounds positions.
+    [Choice 14]
 
     Latent positions are pixels from the centre of the frame in units of `pixels_per_unit`.
+
+    Law: equals the two lines as loops (test_glyph_renderer_equals_the_naive_loop); what an absent
+    object holds cannot matter (test_absent_glyphs_cannot_matter).
     """
 
     def __init__(
@@ -68,7 +72,8 @@ class GlyphRenderer(nn.Module):
             2, place.transpose(1, 2).flatten(2), depth.transpose(1, 2).flatten(2)
         )
         # log(p / (1 - p)) with p = 1 - exp(-depth)
-        return (total + (-torch.expm1(-total)).log()).unflatten(-1, self.image_size)
+        logits: Tensor = (total + (-torch.expm1(-total)).log()).unflatten(-1, self.image_size)
+        return logits
 
     def to_pixels(self, positions: Float[Tensor, "*batch 2"]) -> Float[Tensor, "*batch 2"]:
         """Latent positions as pixel coordinates (x to the right, y down)."""
@@ -99,6 +104,8 @@ class GlyphRenderer(nn.Module):
         """The depth that an object at a pixel's centre adds to the pixels around it.
 
         A table at whole-pixel offsets, averaged over the pixel that the object may be in.
+
+        Law: equals the average over places in the pixel (test_kernel_is_the_average_over_a_pixel).
         """
         smooth = avg_pool2d(self.log_depth.exp()[None], CELLS + 1, stride=1)[0]
         middle, far = smooth.shape[0] // 2, self.reach * CELLS

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import conv2d, pad
+from torch.nn.functional import conv2d
 
 from motes.shapes import Bool, Float, Int, Tensor
 
@@ -40,22 +40,25 @@ def detect(
     """Places of objects in a frame about which nothing is known, from left to right.
 
     The best place is taken first; what an object there would light is then no longer free to be
-    explained by the next one. Slots beyond the number of objects come last and mean nothing.
+    explained by the next one. Slots beyond the number of objects come last and mean nothing. From
+    left to right, so that the order of objects can be read off the frame. [Choice 18]
+
+    Law: separated disks are found (test_separated_disks_are_found_from_left_to_right).
     """
     B, height, width = frame.shape
     reach = glyph.depth.shape[0] // 2
     dark = conv2d((1 - frame)[:, None], glyph.depth[None, None], padding=reach)
-    stays = pad((-2 * glyph.depth).exp(), (0,) * 4)
+    stays = (-2 * glyph.depth).exp()
+    clips, taps = torch.arange(B).to(frame.device), torch.arange(2 * reach + 1).to(frame.device)
     free, found = frame, []
     for _ in range(slots):
         score = conv2d(free[:, None], glyph.lit_gain[None, None], padding=reach) - dark
         best = score.flatten(1).argmax(1)
         x, y = best % width, best // width
         found.append(torch.stack([x, y], -1))
-        canvas = torch.ones(B, height + 2 * reach, width + 2 * reach, device=frame.device)
-        rows = y[:, None, None] + torch.arange(2 * reach + 1, device=frame.device)[:, None]
-        columns = x[:, None, None] + torch.arange(2 * reach + 1, device=frame.device)
-        canvas[torch.arange(B, device=frame.device)[:, None, None], rows, columns] = stays
+        canvas = frame.new_ones(B, height + 2 * reach, width + 2 * reach)
+        rows, columns = y[:, None, None] + taps[:, None], x[:, None, None] + taps
+        canvas[clips[:, None, None], rows, columns] = stays
         free = free * canvas[:, reach : reach + height, reach : reach + width]
     places = torch.stack(found, 1).to(frame.dtype)
     spare = torch.arange(slots, device=frame.device) >= num_objects[:, None]
@@ -75,7 +78,9 @@ def look(
 
     Lit pixels are shared out between the objects by responsibility, as their guesses stand; each
     whole-pixel place within `window` pixels of the guess is scored by how well the object would
-    explain its share there, and by the prior.
+    explain its share there, and by the prior. [Choice 15]
+
+    Law: equals a loop over objects and places (test_looking_equals_the_naive_loop).
     """
     B, height, width = frame.shape
     N, reach = guess.mean.shape[1], glyph.depth.shape[0] // 2

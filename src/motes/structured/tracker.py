@@ -21,8 +21,11 @@ class Tracker(nn.Module):
             look       weigh the places near the prediction by how well the frame is explained
             update     m_k, P_k and w_k by the place found; nothing, where the frame is hidden
 
-    An object that cannot be seen coasts on its dynamics with growing uncertainty, and identity is
-    held by motion. What is found is the mean of q; `log_gain` scales its width and is learned.
+    While frames are hidden an object coasts on its dynamics with growing uncertainty, and identity
+    is held by motion. What is found is the mean of q; `log_gain` scales its width and is learned.
+
+    Law: pixels of hidden frames cannot matter, and in a hidden frame an object is where the Kalman
+    prediction is; tests/unit/test_tracker.py.
     """
 
     def __init__(self, max_objects: int, window: int) -> None:
@@ -36,19 +39,8 @@ class Tracker(nn.Module):
         self.max_objects, self.window = max_objects, window
         self.log_gain = nn.Parameter(torch.zeros(()))
 
-    def forward(
-        self,
-        frames: Float[Tensor, "B T height width"],
-        num_objects: Int[Tensor, " B"],
-        dynamics: Dynamics,
-        renderer: GlyphRenderer,
-        observed: Bool[Tensor, "B T"] | None = None,
-    ) -> Encoding:
-        """Return q(a|v) for all objects and frames; hidden frames hold the prediction."""
-        return self.widened(self.track(frames, num_objects, dynamics, renderer, observed))
-
-    def widened(self, found: Encoding) -> Encoding:
-        """What was found as q, its width scaled by what the bound has learned."""
+    def forward(self, found: Encoding) -> Encoding:
+        """Return what was found as q(a|v), its width scaled by what the bound has learned."""
         return found._replace(scales=self.log_gain.exp() * found.scales)
 
     @torch.no_grad()
@@ -60,7 +52,15 @@ class Tracker(nn.Module):
         renderer: GlyphRenderer,
         observed: Bool[Tensor, "B T"] | None = None,
     ) -> Encoding:
-        """Return the places found in every frame; no gradient passes through the search."""
+        """Return the places found in every frame; no gradient passes through the search.
+
+        Args:
+            frames: values in [0, 1].
+            num_objects: objects in each clip; the slots of later ones hold nothing of meaning.
+            dynamics: say where to look.
+            renderer: says how an object looks.
+            observed: which frames were seen (all, if None); the others hold the prediction.
+        """
         if observed is None:
             observed = torch.ones(frames.shape[:2], dtype=torch.bool, device=frames.device)
         B, N = len(frames), self.max_objects

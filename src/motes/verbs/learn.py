@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal
 import torch
 from tyro.conf import Positional, arg
 
+from motes import processes
 from motes import train as training
 from motes.checkpoint import load_with_config, write_json
-from motes.config import preset as find_preset
 from motes.config import to_json
 from motes.data import cannonballs, load_clips
 from motes.errors import InputError
+from motes.presets import preset as find_preset
 from motes.run_folder import environment
 from motes.verbs import tell
 from motes.verbs.progress import bar, training_bar
@@ -41,7 +42,8 @@ def train(
     Example: motes train --resume runs/small
 
     Args:
-        preset: small (two cores, minutes), robust (ours, GPU), paper (as written), smoke (seconds).
+        preset: small (two cores, minutes), robust (ours, GPU), paper (as written), taught (after
+            lessons of the structured family, GPU), smoke (seconds).
         family: the paper's networks, or structured: a glyph and a tracker with the dynamics in it.
         data: npz file of your own clips with num_objects; default: the paper's cannonballs.
         out: folder of the run; must be new or empty.
@@ -68,6 +70,7 @@ def train(
         raise InputError("give either --out FOLDER for a new run or --resume FOLDER to go on")
     events = (out or resume) if tensorboard else None
     with _process_group(device) as own_device, training_bar(events) as report:
+        silent = not processes.leads()
         if resume is not None:
             outcome = training.resume(resume, device=own_device, report=report)
         else:
@@ -75,6 +78,8 @@ def train(
             outcome = training.train(
                 config, out, device=own_device, replicas=replicas, report=report
             )
+    if silent:
+        return
     record = {"verb": "train", **outcome._asdict(), "folder": str(outcome.folder)}
     state = "finished" if outcome.finished else "stopped and saved"
     advice = f"ask it: motes infer CLIPS --model {outcome.folder}"

@@ -1,0 +1,79 @@
+"""Several processes that train one model, as `torchrun` starts them; alone, all of it is nothing.
+
+The first process leads: it writes the folder and tells. All take the same steps, so whatever
+decides what happens next is shared before it is acted on.
+"""
+
+import torch
+from torch import distributed, nn
+
+from motes.shapes import Int, Tensor
+
+
+def rank() -> int:
+    """The number of this process, from 0."""
+    return distributed.get_rank() if distributed.is_initialized() else 0
+
+
+def world() -> int:
+    """How many processes there are."""
+    return distributed.get_world_size() if distributed.is_initialized() else 1
+
+
+def leads() -> bool:
+    """Whether this is the process that writes and tells."""
+    return rank() == 0
+
+
+def wait() -> None:
+    """Returns when all processes have come here."""
+    if world() > 1:
+        distributed.barrier()
+
+
+def any_of(flag: bool, device: torch.device) -> bool:
+    """Whether the flag is set in any process.
+
+    A signal may reach one process alone; if it alone stopped, the others would wait for ever.
+    """
+    if world() == 1:
+        return flag
+    shared = torch.tensor(int(flag), device=device)
+    distributed.all_reduce(shared, distributed.ReduceOp.MAX)
+    return bool(shared)
+
+
+@torch.no_grad()
+def follow(module: nn.Module) -> None:
+    """Gives the module the leader's parameters, where each process would have found its own."""
+    if world() > 1:
+        for parameter in module.parameters():
+            distributed.broadcast(parameter, src=0)
+
+
+def add_up(values: Tensor) -> None:
+    """Replaces the values by their sums over all processes."""
+    if world() > 1:
+        distributed.all_reduce(values)
+
+
+def earliest(steps: Int[Tensor, "..."]) -> None:
+    """Replaces steps by the earliest of all processes."""
+    if world() > 1:
+        distributed.all_reduce(steps, distributed.ReduceOp.MIN)
+
+
+def sum_gradients(model: nn.Module) -> None:
+    """Adds the gradients of all processes, so that each holds that of the global batch.
+
+    One sum after the backward pass instead of the DDP wrapper. [Choice 11]
+    """
+    if world() == 1:
+        return
+    for kind in (torch.float32, torch.float64):
+        gradients = [p.grad for p in model.parameters() if p.grad is not None and p.dtype == kind]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        add_up(flat)
+        parts = flat.split([gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))

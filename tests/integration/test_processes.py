@@ -1,0 +1,77 @@
+"""Two processes that train one model agree: when to stop, what went wrong, what the model is."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, multiprocessing
+
+from motes.presets import STRUCTURED_PRESETS
+from motes.train import train
+from motes.trainer import Trainer
+from motes.training_data import make_dataset
+from tiny import tiny_config
+
+CPU = torch.device("cpu")
+LONG = tiny_config(schedule=tiny_config().schedule.stretched(200))
+
+
+def stop_one(folder: Path) -> Any:
+    """Trains; a signal reaches the process that leads, and no other."""
+
+    def report(line: dict[str, Any]) -> None:
+        if line["step"] == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    outcome = train(LONG, folder / "run", report=report)
+    return outcome.step, outcome.finished
+
+
+def break_one(rank: int) -> str:
+    """Trains with clips that are not numbers in the second process alone."""
+    clips = make_dataset(LONG, CPU).training
+    if rank == 1:
+        frames = clips.frames(torch.arange(len(clips.num_objects)))
+        clips = clips._replace(video=torch.full_like(frames, torch.nan))
+    trainer = Trainer(LONG, clips, CPU)
+    trainer.advance()
+    try:
+        trainer.mean_terms()
+    except FloatingPointError as error:
+        return str(error)
+    return "nothing was noticed"
+
+
+def seed_both() -> dict[str, torch.Tensor]:
+    """Trains a structured model past the step at which its mixture is set from tracks."""
+    config = STRUCTURED_PRESETS["smoke"]
+    trainer = Trainer(config, make_dataset(config, CPU).training, CPU)
+    for _ in range(config.schedule.seed_mixture[0] + 2):
+        trainer.advance()
+    return trainer.state()
+
+
+def work(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2
+    )
+    stopped = stop_one(Path(folder))
+    record = {"stopped": stopped, "broken": break_one(rank), "seeded": seed_both()}
+    torch.save(record, f"{folder}/{rank}")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_what_reaches_one_process_reaches_all(tmp_path: Path) -> None:
+    multiprocessing.spawn(work, args=(str(tmp_path),), nprocs=2)
+    leading, other = (torch.load(tmp_path / str(rank)) for rank in range(2))
+    assert leading["stopped"] == other["stopped"] == (6, False)
+    assert leading["broken"] == other["broken"] == "reconstruction is not finite at step 0"
+    for name, value in leading["seeded"].items():
+        assert torch.equal(value, other["seeded"][name]), name
+    assert (tmp_path / "run" / "checkpoint.safetensors").is_file()

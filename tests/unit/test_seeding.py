@@ -1,0 +1,70 @@
+import math
+
+import torch
+
+from motes.lgssm import Dynamics
+from motes.mixture import draw_prior, log_prior
+from motes.structured.seeding import fit_mixture, seed_mixture
+
+
+def test_fit_mixture_recovers_clusters(generator: torch.Generator) -> None:
+    counts, centres = (300, 100, 200), torch.tensor([[0.0, 0.0], [12.0, 3.0], [-2.0, 15.0]])
+    factor = torch.tensor([[1.0, 0.0], [0.6, 0.5]], dtype=torch.float64)
+    noise = torch.randn(sum(counts), 2, generator=generator, dtype=torch.float64)
+    truth = centres.double().repeat_interleave(torch.tensor(counts), dim=0)
+    weights, means, covariances = fit_mixture(truth + noise @ factor.T, 3)
+    order = [int((means - centre).norm(dim=1).argmin()) for centre in centres]
+    assert sorted(order) == [0, 1, 2]
+    # Clusters more than ten deviations apart share no points: the weights are the proportions.
+    expected = torch.tensor(counts).double() / sum(counts)
+    torch.testing.assert_close(weights[order], expected, rtol=0, atol=1e-6)
+    # Five standard errors: of a mean 1 / sqrt(100), of a covariance sqrt(2 / 100).
+    assert (means[order] - centres).abs().max() < 5 / math.sqrt(100)
+    assert (covariances - factor @ factor.T).abs().max() < 5 * math.sqrt(2 / 100)
+
+
+def dynamics_with_starts(starts: list[list[float]]) -> Dynamics:
+    dynamics = Dynamics(
+        num_components=len(starts),
+        sampling_period=1.0,
+        state_noise=1e-4,
+        position_noise=0.01,
+        initial_spread=0.2,
+        generator=torch.Generator().manual_seed(0),
+    )
+    with torch.no_grad():
+        dynamics.initial_mean.copy_(torch.tensor(starts, dtype=torch.float64))
+    return dynamics
+
+
+def test_a_seeded_mixture_is_valid_and_knows_where_tracks_start(
+    generator: torch.Generator,
+) -> None:
+    starts = [[-4.0, 0.0, 0.5, 0.3], [4.0, 1.0, -0.5, 0.3]]
+    source = dynamics_with_starts(starts)
+    with torch.no_grad():
+        source.logits.copy_(torch.tensor([0.75, 0.25]).log())
+    kind, path = draw_prior(source, (40, 3), 8, generator)
+    present = torch.arange(3) < torch.tensor([[1], [2], [3], [3]]).repeat(10, 1)
+    positions = path.positions.masked_fill(~present[..., None, None], torch.nan)
+    dynamics = dynamics_with_starts([[0.5, 0.0, 0.0, 0.0], [0.0, 0.5, 0.0, 0.0]])
+    with torch.no_grad():
+        dynamics.initial_factor.diagonal(dim1=1, dim2=2).fill_(math.log(5.0))
+    before = {name: value.clone() for name, value in dynamics.state_dict().items()}
+    unlikely = log_prior(dynamics, path.positions[present]).mean()
+    seed_mixture(dynamics, positions, present)
+    components = dynamics.components()
+    torch.linalg.cholesky(components.initial_covariance)  # raises unless positive definite
+    order = components.initial_mean[:, 0].argsort()
+    share = (kind[present] == 0).double().mean()
+    expected = torch.stack([share, 1 - share])
+    torch.testing.assert_close(dynamics.log_weights().exp()[order], expected, rtol=0, atol=1e-6)
+    # At least 20 tracks of each kind, spread 0.2: five standard errors of a mean are 0.23; a
+    # variance of 0.04, known to a third, gains at most that of a seen position, 0.01.
+    assert (components.initial_mean[order] - torch.tensor(starts)).abs().max() < 0.23
+    variance = components.initial_covariance.diagonal(dim1=1, dim2=2)
+    assert ((variance > 0.015) & (variance < 0.09)).all()
+    assert log_prior(dynamics, path.positions[present]).mean() > unlikely + 3
+    for name, value in dynamics.state_dict().items():
+        starts_alone = name in ("logits", "initial_mean", "initial_factor")
+        assert torch.equal(value, before[name]) != starts_alone, name

@@ -1,0 +1,170 @@
+"""Lessons of a teacher: what they say, who may give them, and that a run goes over to the bound."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from motes import teaching
+from motes.checkpoint import load, read_tensors, save_model
+from motes.config import ModelConfig, RunConfig, ScheduleConfig
+from motes.errors import InputError
+from motes.model import build
+from motes.networks.inference import Encoding
+from motes.teaching import find_teacher, give_lessons, lesson_terms
+from motes.train import Run, resume, train
+from motes.trainer import Trainer
+from motes.training_data import Dataset, make_dataset
+from oracles import log_density, one_model
+from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_config, tiny_frames, tiny_model
+
+CPU = torch.device("cpu")
+TAUGHT = 3
+
+
+def taught_config(folder: Path) -> RunConfig:
+    """A run whose first three steps are lessons of a structured model in `folder`."""
+    config = tiny_config(
+        teacher=str(folder / "teacher"),
+        schedule=ScheduleConfig(iterations=8, frozen_dynamics=4, taught=TAUGHT),
+        checkpoint_every=2,
+    )
+    its = replace(config, teacher=None, seed=5, model=ModelConfig(family="structured"))
+    (folder / "teacher").mkdir()
+    save_model(folder / "teacher", build(its), its)
+    return config
+
+
+def dataset_with_lessons(config: RunConfig) -> Dataset:
+    assert config.teacher is not None
+    dataset = make_dataset(config, CPU)
+    return dataset._replace(training=give_lessons(load(config.teacher), dataset.training))
+
+
+def test_a_lesson_is_three_densities_by_naive_loops(generator: torch.Generator) -> None:
+    model, frames, counts = tiny_model(), tiny_frames(2, 4), torch.tensor([3, 1])
+    shape = (2, MAX_OBJECTS, 4, 2)
+    means, noise = (torch.randn(shape, generator=generator) for _ in range(2))
+    lesson = Encoding(means, torch.rand(shape, generator=generator) + 0.1)
+    terms = lesson_terms(model, lesson, frames, counts, noise)
+    positions = lesson.means + lesson.scales * noise
+    with torch.no_grad():
+        said = model.inference(frames, counts)
+        white = model.renderer(positions, model.present(counts)).double().sigmoid()
+        weights, components = model.dynamics.log_weights().exp(), model.dynamics.components()
+    everything = np.ones(4, dtype=bool)
+    for b, count in enumerate(counts.tolist()):
+        picture, density, prior = 0.0, 0.0, 0.0
+        for t, i, j in np.ndindex(4, HEIGHT, WIDTH):
+            p = float(white[b, t, i, j])
+            picture += math.log(p if frames[b, t, i, j] else 1 - p)
+        for n in range(count):
+            for t, axis in np.ndindex(4, 2):
+                scale = float(said.scales[b, n, t, axis])
+                distance = float(positions[b, n, t, axis] - said.means[b, n, t, axis]) / scale
+                density -= 0.5 * distance**2 + math.log(scale) + 0.5 * math.log(2 * math.pi)
+            path = positions[b, n].double().numpy()
+            K = len(weights)
+            prior += math.log(
+                sum(
+                    float(weights[k])
+                    * math.exp(log_density(one_model(components, (K,), (k,)), path, everything))
+                    for k in range(K)
+                )
+            )
+        # Float32 sums of about 200 numbers of order one.
+        ours = [float(term[b].detach()) for term in terms]
+        assert ours == pytest.approx([picture, density, prior], rel=1e-4)
+
+
+def test_lessons_are_what_the_teacher_says_of_every_clip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = taught_config(tmp_path)
+    teacher = find_teacher(config, CPU)
+    assert teacher is not None
+    clips = make_dataset(config, CPU).training
+    frames = clips.frames(torch.arange(12))
+    with torch.no_grad():
+        expected = teacher.encode(frames, clips.num_objects)
+    for batch in (1000, 5):  # in one piece, and in pieces of which the last is shorter
+        monkeypatch.setattr(teaching, "BATCH", batch)
+        lessons = give_lessons(teacher, clips).lessons
+        assert lessons is not None
+        torch.testing.assert_close(tuple(lessons), tuple(expected))
+
+
+def test_a_run_without_a_teacher_has_none() -> None:
+    assert find_teacher(tiny_config(), CPU) is None
+
+
+@pytest.mark.parametrize(
+    "change", [{"height": 7}, {"width": 9}, {"num_objects": (1, 2)}, {"num_components": 3}]
+)
+def test_a_teacher_of_other_clips_is_refused(change: dict[str, object], tmp_path: Path) -> None:
+    config = taught_config(tmp_path)
+    part = "model" if "num_components" in change else "data"
+    other = replace(config, **{part: replace(getattr(config, part), **change)})
+    with pytest.raises(InputError, match=r"teacher \S+ has .* this run has") as caught:
+        find_teacher(other, CPU)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_teacher_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nobody"):
+        find_teacher(tiny_config(teacher=str(tmp_path / "nobody")), CPU)
+
+
+def test_a_taught_run_starts_from_the_dynamics_of_its_teacher(tmp_path: Path) -> None:
+    config = taught_config(tmp_path)
+    teacher = find_teacher(config, CPU)
+    assert teacher is not None
+    (tmp_path / "run").mkdir()
+    run = Run(tmp_path / "run", config, dataset_with_lessons(config), CPU, print, teacher)
+    own = run.trainer.model.dynamics.state_dict()
+    for name, value in teacher.dynamics.state_dict().items():
+        assert torch.equal(own[name], value), name
+    fresh = build(config).dynamics.state_dict()
+    assert not torch.equal(own["initial_mean"], fresh["initial_mean"])
+
+
+def weights_after(config: RunConfig, dataset: Dataset, steps: int) -> dict[str, torch.Tensor]:
+    trainer = Trainer(config, dataset.training, CPU)
+    for _ in range(steps):
+        trainer.advance()
+    return trainer.state()
+
+
+def test_lessons_matter_while_they_last_and_not_after(tmp_path: Path) -> None:
+    config = taught_config(tmp_path)
+    with_lessons = dataset_with_lessons(config)
+    without = make_dataset(config, CPU)
+    own, bound = (weights_after(config, clips, 1) for clips in (with_lessons, without))
+    assert not torch.equal(own["model/renderer.to_image"], bound["model/renderer.to_image"])
+    untaught = replace(config, schedule=replace(config.schedule, taught=0))
+    own, bound = weights_after(untaught, with_lessons, 2), weights_after(untaught, without, 2)
+    assert all(torch.equal(own[name], bound[name]) for name in own)
+
+
+@pytest.mark.parametrize("stop", [2, 4])  # in the lessons, and after them
+def test_a_taught_run_goes_on_as_if_it_had_never_stopped(stop: int, tmp_path: Path) -> None:
+    config = taught_config(tmp_path)
+    assert stop != TAUGHT
+    train(config, tmp_path / "straight")
+    teacher = find_teacher(config, CPU)
+    (tmp_path / "stopped").mkdir()
+    stopped = Run(
+        tmp_path / "stopped", config, dataset_with_lessons(config), CPU, lambda line: None, teacher
+    )
+    for _ in range(stop):
+        stopped.advance()
+    stopped.finish()
+    assert resume(tmp_path / "stopped").step == 8
+    for name in ("checkpoint.safetensors", "model.safetensors"):
+        straight, again = (read_tensors(tmp_path / run / name) for run in ("straight", "stopped"))
+        assert straight[1] == again[1]
+        assert straight[0].keys() == again[0].keys()
+        assert all(torch.equal(straight[0][key], again[0][key]) for key in again[0])
