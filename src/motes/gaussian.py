@@ -76,9 +76,9 @@ def log_density_gradients(
     seen: Float[Tensor, "... n"] | None,
     lead: tuple[int, ...],
 ) -> tuple[Float[Tensor, "... n"], Float[Tensor, "... n n"]]:
-    """Gradients of weighted densities by residual and covariance, the latter of axes `lead`.
+    """Gradients of weighted densities by mean and covariance, the latter of axes `lead`.
 
-    With x = C^-1 r, they are -x and (x x' - C^-1) / 2. Written out, because the gradient of a
+    With x = C^-1 r, they are x and (x x' - C^-1) / 2. Written out, because the gradient of a
     Cholesky factor costs far more than the factor.
     """
     weighted = weights.unsqueeze(-1) * pull
@@ -87,7 +87,7 @@ def log_density_gradients(
         precision = precision * _both(seen)
     shape = (*lead, *precision.shape[-2:])
     squares = _sum_of_outer_products(weighted, pull, shape)
-    return -weighted, 0.5 * (squares - (mass * precision).sum_to_size(shape))
+    return weighted, 0.5 * (squares - (mass * precision).sum_to_size(shape))
 
 
 def _sum_of_outer_products(

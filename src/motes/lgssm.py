@@ -22,6 +22,8 @@ class LGSSM(NamedTuple):
     Paper: [Eq. lgssm]
         h_1 ~ N(mu, Sigma),  h_t = A h_{t-1} + u + N(0, Sigma_H),  a_t = B h_t + N(0, Sigma_A)
 
+    Give what many models share without their axes: K models that differ in mu and Sigma alone
+    have an axis K there and nowhere else, and inference then does the shared work once.
     Use float64: with little noise, float32 gradients of a likelihood are wrong by per cents.
     """
 
@@ -56,6 +58,8 @@ def map_vector(
     A matrix that is shared by a batch of vectors is not copied for each of them: `einsum` turns
     the axes that only the vectors have into the columns of one product.
     """
+    if matrix.ndim == 2:
+        return vector @ matrix.mT
     if matrix.shape[:-2] == vector.shape[:-1]:
         product: Tensor = (matrix @ vector.unsqueeze(-1)).squeeze(-1)
         return product
@@ -121,8 +125,9 @@ def draw_path(model: LGSSM, noise: Float[Tensor, "... T D_plus_P"]) -> Path:
 
 
 def select(model: LGSSM, component: Int[Tensor, "..."]) -> LGSSM:
-    """The model of one component for each index, from a model whose leading axis is K."""
-    return LGSSM(*(field[component] for field in model))
+    """The model of one component for each index, from K that differ in their start alone."""
+    *shared, mu, Sigma = model
+    return LGSSM(*shared, mu[component], Sigma[component])
 
 
 class Dynamics(nn.Module):
@@ -182,19 +187,18 @@ class Dynamics(nn.Module):
         self.initial_factor = nn.Parameter(spread.repeat(num_components, 1, 1))
 
     def components(self) -> LGSSM:
-        """The K models, on the leading axis of every field."""
-        K = self.logits.shape[0]
+        """The K models: mu and Sigma have a leading axis K, what they share has none."""
         eye = identity(POSITION_DIM, self.logits)
         zero = torch.zeros_like(eye)
         top = torch.cat([eye, self.log_delta.exp() * eye], -1)
         A = torch.cat([top, torch.cat([zero, eye], -1)])
         B = torch.cat([eye, zero], -1)
         return LGSSM(
-            transition=A.expand(K, -1, -1),
-            force=self.force.expand(K, -1),
-            emission=B.expand(K, -1, -1),
-            state_noise=_covariance(self.state_factor).expand(K, -1, -1),
-            position_noise=_covariance(self.position_factor).expand(K, -1, -1),
+            transition=A,
+            force=self.force,
+            emission=B,
+            state_noise=_covariance(self.state_factor),
+            position_noise=_covariance(self.position_factor),
             initial_mean=self.initial_mean,
             initial_covariance=_covariance(self.initial_factor),
         )

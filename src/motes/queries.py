@@ -179,7 +179,7 @@ def most_likely_tracks(
 def emitted(model: Model, states: kalman.Smoothed) -> kalman.Smoothed:
     """The distribution of a_t = B h_t + noise where a_t itself was not seen."""
     dynamics = model.dynamics.components()
-    B, Sigma_A = dynamics.emission[0], dynamics.position_noise[0]  # shared by all components
+    B, Sigma_A = dynamics.emission, dynamics.position_noise
     return kalman.Smoothed(map_vector(B, states.means), B @ states.covariances @ B.mT + Sigma_A)
 
 

@@ -162,7 +162,7 @@ class Trainer:
             self._found = model.track(frames, num_objects)
             if self._found is not None and self.step in schedule.seed_mixture:
                 seed_mixture(model.dynamics, self._found.means, model.present(num_objects))
-                #processes.follow(model.dynamics)  # each has seen its share of the batch alone
+                processes.follow(model.dynamics)  # each has seen its share of the batch alone
         return bound_terms(model, frames, num_objects, inputs.noise, self._found)
 
     @torch.no_grad()

@@ -93,14 +93,14 @@ class _DenseLogLikelihood(torch.autograd.Function):
     def backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, ...]:
         with torch.inference_mode():
             prior, precision, pull, seen = ctx.kept
-            by_residual, by_covariance = log_density_gradients(
+            by_means, by_covariance = log_density_gradients(
                 precision, pull, weights, seen, prior.covariance.shape[:-2]
             )
-            by_mean = -by_residual.sum_to_size(prior.covariance.shape[:-1])
+            by_mean = by_means.sum_to_size(prior.mean.shape)
             model = LGSSM(*ctx.saved_tensors)
             by_fields = prior_gradients(model, prior, by_mean, by_covariance)
-            by_positions = by_residual.sum_to_size(ctx.of_positions)
-        return by_positions.clone(), None, None, *(field.clone() for field in by_fields)
+            away = by_means.sum_to_size(ctx.of_positions)
+        return -away, None, None, *(field.clone() for field in by_fields)
 
 
 def _density(
@@ -280,10 +280,10 @@ def smooth_dense(
     first = torch.eye(T * D, D, dtype=R.dtype, device=R.device)
     columns = torch.cat([first.expand(*R.shape[:-2], -1, -1), pad(R_kicked.mT, (0, 0, D, 0))], -1)
     solved = solve_triangular(M, columns, upper=False, unitriangular=True)
-    powers = solved[..., :D].unflatten(-2, (T, D))
+    powers = solved[..., :D]
     mean, prior = free_motion(model, powers)
     started = E @ model.initial_covariance
-    cross = solved[..., :D] @ started.mT + solved[..., D:]
+    cross = powers @ started.mT + solved[..., D:]
     noise = add_to_diagonal_blocks(R_kicked @ R[..., D:].mT, model.position_noise)
     covariance = started @ E.mT + noise
     if seen is not None:
@@ -302,20 +302,21 @@ def smooth_dense(
 
 
 def free_motion(
-    model: LGSSM, powers: Float[Tensor, "... T D D"]
+    model: LGSSM, powers: Float[Tensor, "... TD D"]
 ) -> tuple[Float[Tensor, "... T D"], Float[Tensor, "... T D D"]]:
     """Mean and covariance of every state before anything is seen, from I, A, ..., A^(T-1).
 
     A^t mu + sum_s A^s u and A^t Sigma A^t' + sum_s A^s Sigma_H A^s', over s < t.
     """
-    earlier = powers[..., :-1, :, :]
-    pushes = (earlier @ model.force[..., None, :, None]).squeeze(-1)
-    kicks = earlier @ model.state_noise.unsqueeze(-3) @ earlier.mT
-    mean = (powers @ model.initial_mean[..., None, :, None]).squeeze(-1)
-    covariance = powers @ model.initial_covariance.unsqueeze(-3) @ powers.mT
+    D = powers.shape[-1]
+    frames, back = (-1, D), powers.unflatten(-2, (-1, D)).mT
+    mean = map_vector(powers, model.initial_mean).unflatten(-1, frames)
+    covariance = (powers @ model.initial_covariance).unflatten(-2, frames) @ back
+    pushes = map_vector(powers, model.force).unflatten(-1, frames)
+    kicks = (powers @ model.state_noise).unflatten(-2, frames) @ back
     return (
-        mean + pad(pushes.cumsum(-2), (0, 0, 1, 0)),
-        covariance + pad(kicks.cumsum(-3), (0, 0, 0, 0, 1, 0)),
+        mean + pad(pushes[..., :-1, :].cumsum(-2), (0, 0, 1, 0)),
+        covariance + pad(kicks[..., :-1, :, :].cumsum(-3), (0, 0, 0, 0, 1, 0)),
     )
 
 

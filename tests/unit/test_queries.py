@@ -228,7 +228,7 @@ def test_what_is_hidden_is_less_sure_than_the_path_by_the_noise_of_a_position(
 ) -> None:
     answer = motes.interpolate(model, tiny_frames(1, T), GAP, 1)
     M = model.pixel_matrix.double()
-    Sigma_A = model.dynamics.components().position_noise[0].detach()
+    Sigma_A = model.dynamics.components().position_noise.detach()
     extra = (answer.pixel_covariances - answer.path_pixel_covariances)[0, 0, ~torch.tensor(GAP)]
     expected = (M @ Sigma_A @ M.T).float().expand_as(extra)
     torch.testing.assert_close(extra, expected, rtol=1e-4, atol=1e-4)
@@ -318,7 +318,7 @@ def test_a_sample_moves_by_the_dynamics(model: Model) -> None:
     M = model.pixel_matrix
     step = answer.path_pixels.diff(dim=2)[:, 0, 0]
     expected = answer.pixel_velocities[:, 0, 0] + M @ model.dynamics.force[:2].float().detach()
-    Sigma_H = model.dynamics.components().state_noise[0, :2, :2].detach()
+    Sigma_H = model.dynamics.components().state_noise[:2, :2].detach()
     spread = (M.double() @ Sigma_H @ M.double().T).diagonal().sqrt()
     # 400 gaps of a Gaussian: beyond 6 standard deviations once in 1e6
     assert ((step - expected).abs() <= 6 * spread).all()

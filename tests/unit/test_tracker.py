@@ -126,7 +126,7 @@ def test_a_hidden_object_coasts_on_the_kalman_prediction_with_growing_variance()
         mean, covariance = posterior(model, means, seen_before)
         # The tracker's places are float32 pixels, up to 48: an error of 4e-6.
         np.testing.assert_allclose(means[t], mean[t, :2], atol=1e-5)
-        noise = dynamics.position_noise[0].detach().numpy()
+        noise = dynamics.position_noise.detach().numpy()
         variance = np.diag(diagonal_blocks(covariance)[t, :2, :2] + noise)
         np.testing.assert_allclose(scales[t], np.sqrt(variance), rtol=1e-5)
     assert (np.diff(scales[2:7], axis=0) > 0).all()

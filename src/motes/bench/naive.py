@@ -113,9 +113,10 @@ def log_prior(
     positions: Float[Tensor, "*batch T 2"],
 ) -> Float[Tensor, "*batch"]:
     """Return log p(a) by a Kalman filter for each component, one frame at a time."""
+    *shared, mu, Sigma = components
     joint = []
-    for k, log_weight in enumerate(log_weights):
-        component = LGSSM(*(field[k] for field in components))
+    for log_weight, mu_k, Sigma_k in zip(log_weights, mu, Sigma, strict=True):
+        component = LGSSM(*shared, mu_k, Sigma_k)
         joint.append(log_weight + filter_log_likelihood(component, positions))
     return torch.stack(joint, dim=-1).logsumexp(-1)
 

@@ -16,6 +16,9 @@ from motes.shapes import Bool, Float, Tensor
 
 Answer = list[NDArray[np.float64]]
 
+# Which fields of the model have an axis for the components, in the words of `jax.vmap`.
+START_ALONE = (None, None, None, None, None, 0, 0)
+
 # What stands for "not seen" where a library has no masks: noise that leaves a weight of 1e-8.
 HIDDEN_VARIANCE = 1e8
 
@@ -43,7 +46,7 @@ def dynamax_likelihood(model: LGSSM, positions: Float[Tensor, "B T P"]) -> Calla
             params = _dynamax_params(component, component[4])
             return lgssm_filter(params, clip).marginal_loglik
 
-        over_components = jax.vmap(one, in_axes=(0, None))
+        over_components = jax.vmap(one, in_axes=(START_ALONE, None))
         evidence = jax.vmap(over_components, in_axes=(None, 0))(fields, positions)
         return jax.scipy.special.logsumexp(evidence, axis=1).sum()
 
@@ -73,7 +76,7 @@ def dynamax_smoother(
         track = lgssm_smoother(params, clip)
         return track.smoothed_means, track.smoothed_covariances
 
-    over_components = jax.vmap(one, in_axes=(0, None))
+    over_components = jax.vmap(one, in_axes=(START_ALONE, None))
     program = jax.jit(jax.vmap(over_components, in_axes=(None, 0)))
     fields, a = _to_jax(model, positions)
     return lambda: [np.asarray(part) for part in jax.block_until_ready(program(fields, a))]
@@ -138,9 +141,7 @@ def _dynamax_params(component: tuple[Any, ...], position_noise: Any) -> Any:
     return make_lgssm_params(mu, Sigma, A, Sigma_H, B, position_noise, dynamics_bias=u)
 
 
-def _pyro_chain(
-    model: LGSSM, position_noise: Float[Tensor, "K frames P P"], num_frames: int
-) -> Any:
+def _pyro_chain(model: LGSSM, position_noise: Float[Tensor, "frames P P"], num_frames: int) -> Any:
     """A GaussianHMM, which has rows for vectors and moves once before it first emits.
 
     So its start is our start moved one frame back, which needs Sigma - Sigma_H > 0.
