@@ -126,8 +126,8 @@ def draw_path(model: LGSSM, noise: Float[Tensor, "... T D_plus_P"]) -> Path:
 
 def select(model: LGSSM, component: Int[Tensor, "..."]) -> LGSSM:
     """The model of one component for each index, from K that differ in their start alone."""
-    *shared, mu, Sigma = model
-    return LGSSM(*shared, mu[component], Sigma[component])
+    mu, Sigma = model.initial_mean[component], model.initial_covariance[component]
+    return model._replace(initial_mean=mu, initial_covariance=Sigma)
 
 
 class Dynamics(nn.Module):

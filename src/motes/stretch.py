@@ -42,7 +42,7 @@ def rows_over_kicks(
 ) -> Float[Tensor, "... n TD"]:
     """S M^-1."""
     # Solved from the left, which is three times faster than from the right.
-    columns = solve_triangular(differences.mT, function.mT, upper=True, unitriangular=True)
+    columns: Tensor = solve_triangular(differences.mT, function.mT, upper=True, unitriangular=True)
     return columns.mT.contiguous()
 
 
@@ -74,7 +74,8 @@ def diagonal_blocks(
     offset: int = 0,
 ) -> Float[Tensor, "... P Q blocks"]:
     """A view of the blocks on a diagonal."""
-    blocks = matrix.unflatten(-1, (-1, num_columns or num_rows)).unflatten(-3, (-1, num_rows))
+    columns: Tensor = matrix.unflatten(-1, (-1, num_columns or num_rows))
+    blocks: Tensor = columns.unflatten(-3, (-1, num_rows))
     return blocks.diagonal(offset, dim1=-4, dim2=-2)
 
 
@@ -149,7 +150,8 @@ def prior_gradients(
 
 def _sum_of_later(matrix: Float[Tensor, "... n TD"], state_dim: int) -> Float[Tensor, "... n D"]:
     """The D columns of all frames but the first, added up."""
-    return matrix.unflatten(-1, (-1, state_dim))[..., 1:, :].sum(-2)
+    frames: Tensor = matrix.unflatten(-1, (-1, state_dim))
+    return frames[..., 1:, :].sum(-2)
 
 
 def _columns(matrix: Float[Tensor, "... n TD"], state_dim: int) -> Float[Tensor, "... nT D"]:

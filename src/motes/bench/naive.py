@@ -113,10 +113,10 @@ def log_prior(
     positions: Float[Tensor, "*batch T 2"],
 ) -> Float[Tensor, "*batch"]:
     """Return log p(a) by a Kalman filter for each component, one frame at a time."""
-    *shared, mu, Sigma = components
+    mu, Sigma = components.initial_mean, components.initial_covariance
     joint = []
-    for log_weight, mu_k, Sigma_k in zip(log_weights, mu, Sigma, strict=True):
-        component = LGSSM(*shared, mu_k, Sigma_k)
+    for k, log_weight in enumerate(log_weights):
+        component = components._replace(initial_mean=mu[k], initial_covariance=Sigma[k])
         joint.append(log_weight + filter_log_likelihood(component, positions))
     return torch.stack(joint, dim=-1).logsumexp(-1)
 
