@@ -60,7 +60,8 @@ def filter(
 
     Law: equals conditioning the joint Gaussian (test_filter_matches_dense_conditioning).
     """
-    result, _ = run_filter(model, _admit(model, positions, observed), observed)
+    a = _without_hidden(_admit(model, positions, observed), observed)
+    result, _ = run_filter(model, a, observed)
     shape = (*result.means.shape, result.means.shape[-1])
     return result._replace(
         covariances=result.covariances.expand(shape),
@@ -90,8 +91,11 @@ def smooth(
     a, variances = _admit(model, positions, observed), position_variances
     if variances is not None:
         variances = _admit(model, variances, observed)
-    route = smooth_dense if a.shape[-2] <= DENSE_FRAMES else smooth_sequential
-    return route(model, a, observed, variances)
+    if a.shape[-2] <= DENSE_FRAMES:
+        return smooth_dense(model, a, observed, variances)
+    if variances is not None:
+        variances = _without_hidden(variances, observed)
+    return smooth_sequential(model, _without_hidden(a, observed), observed, variances)
 
 
 def log_likelihood(
@@ -103,7 +107,7 @@ def log_likelihood(
 
     Law: equals the filter's, either way (test_all_routes_to_the_log_likelihood_agree).
     """
-    a = _admit(model, positions, observed)
+    a = _without_hidden(_admit(model, positions, observed), observed)
     if a.shape[-2] <= DENSE_FRAMES:
         return log_likelihood_dense(model, a, observed)
     return log_likelihood_chunked(model, a, observed, CHUNK_FRAMES)
@@ -142,7 +146,7 @@ def _admit(
     positions: Float[Tensor, "... T P"],
     observed: Bool[Tensor, "... T"] | None,
 ) -> Float[Tensor, "... T P"]:
-    """The positions, checked, in the model's type, and with zeros where they are hidden."""
+    """The positions, checked, in the model's type."""
     P = model.emission.shape[-2]
     if positions.ndim < 2 or positions.shape[-1] != P or positions.shape[-2] < 1:
         raise InputError(
@@ -158,5 +162,14 @@ def _admit(
             f"got observed of type {observed.dtype} and shape {tuple(observed.shape)}; "
             f"expected torch.bool and (..., {T}); give one flag for each frame of positions"
         )
-    # Replaced before any arithmetic: 0 * NaN would poison values, and gradients even later.
-    return torch.where(observed.unsqueeze(-1), a, 0.0)
+    return a
+
+
+def _without_hidden(
+    positions: Float[Tensor, "... T P"], observed: Bool[Tensor, "... T"] | None
+) -> Float[Tensor, "... T P"]:
+    """The positions with zeros where they are hidden.
+
+    Replaced before any arithmetic: 0 * NaN would poison values, and gradients even later.
+    """
+    return positions if observed is None else torch.where(observed.unsqueeze(-1), positions, 0.0)

@@ -16,6 +16,7 @@ from torch.linalg import solve_triangular
 from torch.nn.functional import pad
 
 from motes.gaussian import (
+    cholesky,
     hide,
     log_density,
     log_density_gradients,
@@ -266,19 +267,20 @@ def smooth_dense(
     """
     T, D = positions.shape[-2], model.transition.shape[-1]
     seen = None if observed is None else _per_axis(model, observed)
-    kept: slice | Tensor = slice(None)
+    model = aligned(model)
+    M, S = differences(model.transition, T), emissions(model.emission, T)
+    kept = None
     if seen is not None and seen.ndim == 1 and seen.device.type == "cpu":
         # One mask for all: delete what is hidden. On a GPU, to count it would be to wait for it.
         kept, seen = seen.nonzero().squeeze(-1), None
-
-    model = aligned(model)
-    M = differences(model.transition, T)
-    R = rows_over_kicks(emissions(model.emission, T)[..., kept, :], M)
+        S = S.index_select(-2, kept)
+    R = rows_over_kicks(S, M)
     R_kicked = kicked(model, R)
     E = R[..., :D]
     # What M^-1 makes of Cov(kicks, a) and of I in the first frame: the kicks' Cov(h, a), and A^t.
-    first = torch.eye(T * D, D, dtype=R.dtype, device=R.device)
-    columns = torch.cat([first.expand(*R.shape[:-2], -1, -1), pad(R_kicked.mT, (0, 0, D, 0))], -1)
+    columns = torch.zeros(*R.shape[:-2], T * D, D + R.shape[-2], dtype=R.dtype, device=R.device)
+    columns[..., :D, :D].diagonal(dim1=-2, dim2=-1).fill_(1.0)
+    columns[..., D:, D:] = R_kicked.mT
     solved = solve_triangular(M, columns, upper=False, unitriangular=True)
     powers = solved[..., :D]
     mean, prior = free_motion(model, powers)
@@ -288,17 +290,26 @@ def smooth_dense(
     covariance = started @ E.mT + noise
     if seen is not None:
         cross, covariance = cross * seen.unsqueeze(-2), hide(covariance, seen)
-    W = whitener(covariance)
-    gain = cross @ (W.mT @ W)
-    residual = (positions - mean @ model.emission.mT).flatten(-2)[..., kept]
+    gain = cross @ torch.cholesky_inverse(cholesky(covariance))
+    residual = _seen_alone((positions - mean @ model.emission.mT).flatten(-2), kept, seen)
     means = mean + map_vector(gain, residual).unflatten(-1, (T, D))
     covariances = prior - gain.unflatten(-2, (T, D)) @ cross.unflatten(-2, (T, D)).mT
     if position_variances is not None:
         rows = gain.unflatten(-2, (T, D))
         squares = (rows.unsqueeze(-2) * rows.unsqueeze(-3)).flatten(-4, -2)
-        added = map_vector(squares, position_variances.flatten(-2)[..., kept])
+        added = map_vector(squares, _seen_alone(position_variances.flatten(-2), kept, seen))
         covariances = covariances + added.unflatten(-1, (T, D, D))
     return Smoothed(means, covariances.expand(*means.shape, D))
+
+
+def _seen_alone(
+    values: Float[Tensor, "... TP"], kept: Int[Tensor, " seen"] | None, seen: Tensor | None
+) -> Float[Tensor, "... n"]:
+    """The values that were seen: others deleted, if `kept` tells which to keep, else zero."""
+    if kept is not None:
+        return values.index_select(-1, kept)
+    # Replaced, not multiplied: 0 * NaN would poison the rest.
+    return values if seen is None else torch.where(seen > 0, values, 0.0)
 
 
 def free_motion(
@@ -314,10 +325,8 @@ def free_motion(
     covariance = (powers @ model.initial_covariance).unflatten(-2, frames) @ back
     pushes = map_vector(powers, model.force).unflatten(-1, frames)
     kicks = (powers @ model.state_noise).unflatten(-2, frames) @ back
-    return (
-        mean + pad(pushes[..., :-1, :].cumsum(-2), (0, 0, 1, 0)),
-        covariance + pad(kicks[..., :-1, :, :].cumsum(-3), (0, 0, 0, 0, 1, 0)),
-    )
+    # Sums over s < t: up to t, less t itself.
+    return mean + (pushes.cumsum(-2) - pushes), covariance + (kicks.cumsum(-3) - kicks)
 
 
 def _with_stretch_axis(model: LGSSM) -> LGSSM:
