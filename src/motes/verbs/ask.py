@@ -1,6 +1,8 @@
 """`motes infer | forecast | interpolate | sample`: clips in, tables and pictures out."""
 
 import csv
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,8 +43,8 @@ def infer(
         as_json: print one JSON line instead of a sentence.
     """
     frames, counts = _read(clips, num_objects)
-    answer = queries.infer(load(model), frames, counts, seed=seed)
-    _write("infer", answer, clips, out, gif, as_json)
+    ask = partial(queries.infer, load(model), seed=seed)
+    _write("infer", ask, frames, counts, clips, out, gif, as_json)
 
 
 def forecast(
@@ -76,8 +78,8 @@ def forecast(
         if not 2 <= seen <= frames.shape[1]:
             raise InputError(f"seen is {seen}; the clips have {frames.shape[1]} frames, give 2..")
         frames = frames[:, :seen]
-    answer = queries.forecast(load(model), frames, counts, horizon, seed=seed)
-    _write("forecast", answer, clips, out, gif, as_json)
+    ask = partial(queries.forecast, load(model), horizon=horizon, seed=seed)
+    _write("forecast", ask, frames, counts, clips, out, gif, as_json)
 
 
 def interpolate(
@@ -108,8 +110,8 @@ def interpolate(
     observed = torch.ones(frames.shape[1], dtype=torch.bool)
     for part in hide:
         observed[_span(part, frames.shape[1])] = False
-    answer = queries.interpolate(load(model), frames, observed, counts, seed=seed)
-    _write("interpolate", answer, clips, out, gif, as_json)
+    ask = partial(queries.interpolate, load(model), observed=observed, seed=seed)
+    _write("interpolate", ask, frames, counts, clips, out, gif, as_json)
 
 
 def sample(
@@ -170,9 +172,17 @@ def _span(text: str, num_frames: int) -> slice:
 
 
 def _write(
-    verb: str, answer: Answer, source: Path, out: Path | None, gif: Path | None, as_json: bool
+    verb: str,
+    ask: Callable[..., Answer],
+    frames: torch.Tensor,
+    num_objects: Any,
+    source: Path,
+    out: Path | None,
+    gif: Path | None,
+    as_json: bool,
 ) -> None:
-    """Writes the table and the animation, and says so."""
+    """Asks, writes the table and the animation, and says so."""
+    answer = ask(frames, num_objects=num_objects)
     source = source.resolve()  # so that a folder given as `.` has a name
     table = out or source.with_name(f"{source.stem}-{verb}.csv")
     with atomic_path(table) as temporary, temporary.open("w", newline="") as file:
@@ -180,7 +190,8 @@ def _write(
         writer.writerow(COLUMNS)
         writer.writerows(answer.rows())
         if gif is not None:  # inside, so that no table is left where the animation fails
-            write_gif(gif, answer.frames[0])
+            first = ask(frames[:1], num_objects=answer.num_objects[:1])  # pictures take long
+            write_gif(gif, first.frames[0])
     counts = answer.num_objects.tolist()
     record = {
         "verb": verb,
