@@ -46,24 +46,16 @@ def valid(covariance: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:
     return torch.where((failed > 0)[..., None, None], math.nan, covariance)
 
 
-def whitened_log_density(
-    factor: Float[Tensor, "... n n"],
-    whitened: Float[Tensor, "... n"],
-    num_seen: Float[Tensor, "..."] | int,
-) -> Float[Tensor, "..."]:
-    """The log density of `num_seen` coordinates, from a residual times its whitener `factor`."""
-    log_scale = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    constant = 0.5 * math.log(2 * math.pi) * num_seen
-    return log_scale - constant - 0.5 * whitened.square().sum(-1)
-
-
 def log_density(
     factor: Float[Tensor, "... n n"],
     residual: Float[Tensor, "... n"],
     pull: Float[Tensor, "... n"],
     num_seen: Float[Tensor, "..."] | int,
 ) -> Float[Tensor, "..."]:
-    """The log density of `num_seen` coordinates: whitener, residual r, and its pull C^-1 r."""
+    """The log density of `num_seen` coordinates: whitener, residual r, and its pull C^-1 r.
+
+    A residual that is whitened already is its own pull.
+    """
     log_scale = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     constant = 0.5 * math.log(2 * math.pi) * num_seen
     return log_scale - constant - 0.5 * (residual * pull).sum(-1)

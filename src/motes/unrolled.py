@@ -21,7 +21,6 @@ from motes.gaussian import (
     log_density,
     log_density_gradients,
     valid,
-    whitened_log_density,
     whitener,
 )
 from motes.lgssm import LGSSM, identity, map_vector
@@ -198,7 +197,7 @@ def log_likelihood_chunked(
     residual = a - map_vector(E, m)
     pull = map_vector(E.mT, residual)
     gain = map_vector(M, pull).mul(pull).sum(-1) - torch.logdet(identity(J.shape[-1], J) + P @ J)
-    return (whitened_log_density(W, residual, seen.sum(-1)) + 0.5 * gain).sum(-1)
+    return (log_density(W, residual, residual, seen.sum(-1)) + 0.5 * gain).sum(-1)
 
 
 def _stretch_masks(
