@@ -14,7 +14,6 @@ from motes.errors import InputError
 from motes.model import build
 from motes.networks.inference import Encoding
 from motes.objective import BoundTerms, bound_terms
-from motes.schedule import Phase, at_step
 from motes.shapes import Float, Float64, Int, Tensor
 from motes.structured.seeding import seed_mixture
 from motes.teaching import lesson_terms
@@ -56,11 +55,9 @@ class Trainer:
     def advance(self) -> None:
         """Takes one training step."""
         inputs = step_inputs(self.config, len(self.data.num_objects), self.step)
-        phase = at_step(self.config.schedule, self.step)
         mine = slice(processes.rank(), None, processes.world())
         inputs = inputs._replace(indices=inputs.indices[mine], noise=inputs.noise[mine])
         if self.stream is None:
-            self._set_learning_rates(phase)
             self._compute(StepInputs(*(value.to(self.device) for value in inputs)))
         else:
             with torch.cuda.stream(self.stream):
@@ -133,9 +130,11 @@ class Trainer:
 
     def _compute(self, inputs: StepInputs) -> None:
         """The arithmetic of a step: bound, gradient, update."""
-        _, _, kl_weight, blur_width, step = inputs.settings.unbind()
-        if self.stream is not None:
-            for group, rate in zip(self.optimizer.param_groups, inputs.settings, strict=False):
+        *rates, kl_weight, blur_width, step = inputs.settings.unbind()
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            if self.stream is None:
+                group["lr"] = float(rate)
+            else:  # a captured graph reads the rate from the same tensor every time
                 group["lr"].copy_(rate)
         frames = blur(self.data.frames(inputs.indices), blur_width.float(), self.data.ink)
         num_objects = self.data.num_objects[inputs.indices]
@@ -175,8 +174,3 @@ class Trainer:
         finite = torch.cat([sums, norms.sum()[None]]).isfinite()
         earliest = self.first_bad.minimum(step.long())
         self.first_bad.copy_(torch.where(finite, self.first_bad, earliest))
-
-    def _set_learning_rates(self, phase: Phase) -> None:
-        rates = (phase.learning_rate, phase.dynamics_learning_rate)
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate

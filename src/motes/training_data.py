@@ -26,7 +26,7 @@ def fit_to_data(config: RunConfig) -> RunConfig:
         return config
     clips = load_clips(config.data.path)
     counts = known_counts(clips, config.data.path)
-    num_clips, num_frames, height, width = clips.frames.shape
+    num_clips, num_frames, height, width = clips.video.shape
     held_out = min(config.data.num_held_out, max(num_clips // 10, 1))
     if num_clips <= held_out:
         raise InputError(f"{config.data.path} holds {num_clips} clip; training needs at least 2")
