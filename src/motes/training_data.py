@@ -26,6 +26,8 @@ def fit_to_data(config: RunConfig) -> RunConfig:
         return config
     clips = load_clips(config.data.path)
     counts = known_counts(clips, config.data.path)
+    if len(clips.video.shape) == 5:
+        raise InputError(f"{config.data.path} is in colour; training needs grey: average the axis")
     num_clips, num_frames, height, width = clips.video.shape
     held_out = min(config.data.num_held_out, max(num_clips // 10, 1))
     if num_clips <= held_out:

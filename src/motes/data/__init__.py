@@ -4,11 +4,13 @@ from motes.data.cannonballs import cannonballs, draw_clips
 from motes.data.clips import Clips, PackedFrames, pack, video_of
 from motes.data.files import read_frames, write_gif
 from motes.data.npz import load_clips, save_clips
+from motes.data.trap import Trap
 from motes.data.world import World
 
 __all__ = [
     "Clips",
     "PackedFrames",
+    "Trap",
     "World",
     "cannonballs",
     "draw_clips",

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from motes.data.clips import Clips, PackedFrames, bytes_per_frame
+from motes.data.trap import Trap
 from motes.data.world import Array, World, require_whole
 from motes.errors import InputError
 from motes.shapes import Float, Int, UInt8
@@ -39,12 +40,14 @@ def cannonballs(
         size: of a frame in pixels, one number or (height, width).
         seed: a whole number >= 0.
         **physics: other attributes of `World`: radius, sampling_period, gravity, force,
-            state_noise, position_noise, angles, speeds, left, heights.
+            state_noise, position_noise, angles, speeds, left, heights, drag, floor, bounce.
     """
     return draw_clips(World(num_frames, size, **physics), num_clips, num_objects, seed)
 
 
-def draw_clips(world: World, num_clips: int, num_objects: int | Sequence[int], seed: int) -> Clips:
+def draw_clips(
+    world: World | Trap, num_clips: int, num_objects: int | Sequence[int], seed: int
+) -> Clips:
     """Return clips of a world, drawn and packed block by block.
 
     Law: fewer clips of one seed are the first of more
@@ -125,10 +128,14 @@ def _streams(seed: int) -> Streams:
 
 
 def _draw_paths(
-    world: World, streams: Streams, num_clips: int, num_balls: int
+    world: World | Trap, streams: Streams, num_clips: int, num_balls: int
 ) -> tuple[Float[np.ndarray, "B N T 2"], Float[np.ndarray, "B N T 2"]]:
-    """Return the clean paths of fresh shots in pixels, and the noisy positions around them."""
-    states = _fly(world, _shoot(world, streams, num_clips, num_balls), streams["state_noise"])
+    """Return the clean paths of fresh objects in pixels, and the noisy positions around them."""
+    if isinstance(world, World):
+        first = _shoot(world, streams, num_clips, num_balls)
+    else:
+        first = _settle(world, streams, num_clips, num_balls)
+    states = _fly(world, first, streams["state_noise"])
     path = states[..., :2]
     noise = _noise(streams["position_noise"], path.shape, world.position_covariance)
     room = np.array((world.width, world.height)) - 1 - world.radius
@@ -158,18 +165,26 @@ def _shoot(
     return np.stack((x, y, vx, speed * np.sin(angle)), axis=-1)
 
 
+def _settle(
+    trap: Trap, streams: Streams, num_clips: int, num_beads: int
+) -> Float[np.ndarray, "B N 4"]:
+    """Return first states from the stationary law of a trap."""
+    return _noise(streams["x"], (num_clips, num_beads, 4), trap.start_covariance)
+
+
 def _fly(
-    world: World, first: Float[np.ndarray, "B N 4"], stream: np.random.Generator
+    world: World | Trap, first: Float[np.ndarray, "B N 4"], stream: np.random.Generator
 ) -> Float[np.ndarray, "B N T 4"]:
     """Return the states of all frames: h_t = A h_{t-1} + u + noise."""
     *leading, _ = first.shape
     noise = _noise(stream, (*leading, world.num_frames - 1, 4), world.state_covariance)
     states = np.empty((*leading, world.num_frames, 4))
     states[..., 0, :] = first
+    change = world.transition - np.eye(4)
     for t in range(1, world.num_frames):
-        previous, state = states[..., t - 1, :], states[..., t, :]
-        state[:] = previous + world.step_force + noise[..., t - 1, :]
-        state[..., :2] += world.sampling_period * previous[..., 2:]
+        previous = states[..., t - 1, :]
+        moved = previous + world.step_force + noise[..., t - 1, :] + previous @ change.T
+        states[..., t, :] = world.reflect(moved)
     return states
 
 

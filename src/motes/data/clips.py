@@ -1,6 +1,6 @@
 """Clips in memory: frames, how many objects they show, and the truth where it is known."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -92,16 +92,26 @@ class Clips:
         num_objects: how many objects each clip shows, or None where nobody knows.
         positions: where the objects were drawn, pixels (x, y), NaN for objects that are absent.
         clean: the same without the noise of the single frame.
+        observed: which frames were seen; all of them, if None. Hidden frames hold zeros.
+        visible: whether any pixel of an object shows in a frame, were that frame seen; None where
+            nothing ever hides an object.
     """
 
-    video: PackedFrames | Float[Tensor, "B T height width"]
+    video: PackedFrames | Float[Tensor, "B T height width *channels"]
     num_objects: Int[Tensor, " B"] | None = None
     positions: Float[Tensor, "B N T 2"] | None = None
     clean: Float[Tensor, "B N T 2"] | None = None
+    observed: Bool[Tensor, "B T"] | None = None
+    visible: Bool[Tensor, "B N T"] | None = None
 
     @cached_property
-    def frames(self) -> UInt8[Tensor, "B T height width"] | Float[Tensor, "B T height width"]:
-        """Frames as uint8 in {0, 1} where they are black and white, else float32 in [0, 1]."""
+    def frames(
+        self,
+    ) -> UInt8[Tensor, "B T height width"] | Float[Tensor, "B T height width *channels"]:
+        """Frames as uint8 in {0, 1} where they are black and white, else float32 in [0, 1].
+
+        Colour frames have a last axis of red, green and blue.
+        """
         return self.video.unpack_all() if isinstance(self.video, PackedFrames) else self.video
 
     def __len__(self) -> int:
@@ -111,27 +121,34 @@ class Clips:
         if isinstance(index, int):
             index = range(len(self))[index]
             index = slice(index, index + 1)
+        known = {name: getattr(self, name) for name in KNOWN}
         return Clips(
             video=self.video[index],
-            num_objects=None if self.num_objects is None else self.num_objects[index],
-            positions=None if self.positions is None else self.positions[index],
-            clean=None if self.clean is None else self.clean[index],
+            **{name: part if part is None else part[index] for name, part in known.items()},
         )
 
 
-def video_of(frames: NDArray[Any]) -> PackedFrames | Float[Tensor, "B T height width"]:
+# What may be known of clips beside their frames.
+KNOWN = tuple(f.name for f in fields(Clips) if f.name != "video")
+
+
+def video_of(
+    frames: NDArray[Any],
+) -> PackedFrames | Float[Tensor, "B T height width *channels"]:
     """Return an array of frames in the form that `Clips` holds.
 
     Args:
-        frames: [B, T, height, width], or [T, height, width] for one clip; bool, uint8 of 0 and 1,
-            uint8 of 0..255 (divided by 255), or floats in [0, 1].
+        frames: [B, T, height, width], or [T, height, width] for one clip, or
+            [B, T, height, width, 3] in colour; bool, uint8 of 0 and 1, uint8 of 0..255 (divided
+            by 255), or floats in [0, 1].
     """
     if frames.ndim == 3:
         frames = frames[None]
-    if frames.ndim != 4 or 0 in frames.shape:
+    colour = frames.ndim == 5 and frames.shape[-1] == 3
+    if not (frames.ndim == 4 or colour) or 0 in frames.shape:
         raise InputError(
-            f"got frames of shape {frames.shape}; expected [clips, frames, height, width] or "
-            "[frames, height, width] with at least one of each; reshape the array"
+            f"got frames of shape {frames.shape}; expected [clips, frames, height, width], with a "
+            "last axis of 3 in colour, or [frames, height, width]; reshape the array"
         )
     if frames.dtype != np.uint8 and frames.dtype.kind not in "bf":
         raise InputError(
@@ -145,7 +162,8 @@ def video_of(frames: NDArray[Any]) -> PackedFrames | Float[Tensor, "B T height w
             "rescale the frames and fill in missing values"
         )
     if frames.dtype.kind != "f" or ((frames == 0) | (frames == 1)).all():
-        if high <= 1:
+        if high <= 1 and not colour:
             return pack(torch.from_numpy(frames.astype(np.uint8)))
-        frames = frames / np.float32(255)
+        if high > 1:
+            frames = frames / np.float32(255)
     return torch.from_numpy(np.ascontiguousarray(frames, dtype=np.float32))

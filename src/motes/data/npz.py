@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from motes.atomic import atomic_path
-from motes.data.clips import Clips, PackedFrames, video_of
+from motes.data.clips import KNOWN, Clips, PackedFrames, video_of
 from motes.errors import InputError
 from motes.shapes import Float, Tensor
 
 MAX_BYTES = 4 * 2**30  # the most that one file may unfold to in memory
-_MEMBERS = ("frames", "bits", "size", "num_objects", "positions", "clean")
+_MEMBERS = ("frames", "bits", "size", *KNOWN)
 # What zipfile, zlib and numpy raise when the bytes of a file make no sense to them.
 _READING_ERRORS = (
     *(OSError, EOFError, ValueError, KeyError, SyntaxError, TypeError, OverflowError),
@@ -31,9 +31,7 @@ def save_clips(path: str | Path, clips: Clips) -> None:
     Law: `load_clips` returns what was written (test_clips_come_back_from_disk_as_they_were).
     """
     arrays: dict[str, Any] = {
-        name: tensor.cpu().numpy()
-        for name in ("num_objects", "positions", "clean")
-        if (tensor := getattr(clips, name)) is not None
+        name: tensor.cpu().numpy() for name in KNOWN if (tensor := getattr(clips, name)) is not None
     }
     if isinstance(clips.video, PackedFrames):
         arrays["bits"] = clips.video.bits.cpu().numpy()
@@ -50,7 +48,7 @@ def load_clips(path: str | Path) -> Clips:
 
     Args:
         path: an npz file of `save_clips`; an npz file with `frames` (see `video_of`) and, if known,
-            `num_objects`, `positions`, `clean`; or an npy file of frames alone.
+            `num_objects`, `observed` and the truth (see `Clips`); or an npy file of frames alone.
     """
     path = Path(path)
     if not path.is_file():
@@ -142,12 +140,36 @@ def _clips_from(arrays: dict[str, NDArray[Any]]) -> Clips:
         truth[name] = torch.from_numpy(points.astype(np.float32))
     if len({points.shape for points in truth.values()}) > 1:
         raise InputError("got `positions` and `clean` of two shapes; expected one; correct them")
-    return Clips(video, None if num_objects is None else torch.from_numpy(num_objects), **truth)
+    flags = _flags_from(arrays, truth, num_clips, num_frames)
+    counts = None if num_objects is None else torch.from_numpy(num_objects)
+    return Clips(video, counts, **truth, **flags)
+
+
+def _flags_from(
+    arrays: dict[str, NDArray[Any]], truth: dict[str, Tensor], num_clips: int, num_frames: int
+) -> dict[str, Tensor]:
+    """Return `observed` and `visible` as tensors, where they are given and fit the rest."""
+    num_objects = [points.shape[1] for points in truth.values()][:1]
+    expected = {
+        "observed": (num_clips, num_frames),
+        "visible": (num_clips, *num_objects, num_frames),
+    }
+    flags = {}
+    for name, shape in expected.items():
+        if name not in arrays:
+            continue
+        if arrays[name].dtype != np.bool_ or arrays[name].shape != shape:
+            raise InputError(
+                f"got `{name}` of type {arrays[name].dtype} and shape {arrays[name].shape}; "
+                f"expected booleans {list(shape)}; correct or remove it"
+            )
+        flags[name] = torch.from_numpy(arrays[name])
+    return flags
 
 
 def _video_from(
     arrays: dict[str, NDArray[Any]],
-) -> PackedFrames | Float[Tensor, "B T height width"]:
+) -> PackedFrames | Float[Tensor, "B T height width *channels"]:
     if "bits" in arrays and "size" in arrays:
         bits, size = arrays["bits"], arrays["size"]
         if bits.dtype != np.uint8 or bits.ndim != 3 or 0 in bits.shape or size.shape != (2,):

@@ -29,9 +29,10 @@ Array = NDArray[Any]
 class World:
     """The physics of cannonballs and the camera that looks at them; the paper's by default.
 
-    A ball's state h = (x, y, vx, vy) obeys h_t = A h_{t-1} + u + noise with A = [I, delta I; 0, I];
-    it is drawn at a_t = (x, y) + noise. One affine map takes the world to pixels. It follows from
-    the arguments alone, not from the clips, so that physics is the same in every clip.
+    A ball's state h = (x, y, vx, vy) obeys h_t = A h_{t-1} + u + noise with
+    A = [I, delta I; 0, (1 - drag) I]; it is drawn at a_t = (x, y) + noise. One affine map takes
+    the world to pixels. It follows from the arguments alone, not from the clips, so that physics
+    is the same in every clip.
 
     Paper: section "Dataset".
     Law: the noise-free world touches the box on each side and never leaves it, and gravity has the
@@ -51,6 +52,9 @@ class World:
         speeds: interval of speeds at the first frame.
         left: interval of x at the first frame for balls shot from the left; the others: `right`.
         heights: interval of y at the first frame.
+        drag: share of its velocity that a ball loses from one frame to the next.
+        floor: height at which balls bounce; None where they fall on.
+        bounce: share of its upright speed that a ball keeps at the floor.
     """
 
     num_frames: int = 30
@@ -65,6 +69,9 @@ class World:
     speeds: tuple[float, float] = (2.0, 3.0)
     left: tuple[float, float] = (-0.5, -0.1)
     heights: tuple[float, float] = (-0.5, 0.5)
+    drag: float = 0.0
+    floor: float | None = None
+    bounce: float = 0.8
 
     def __post_init__(self) -> None:
         """Refuse a world that cannot be drawn, naming the argument at fault."""
@@ -85,6 +92,17 @@ class World:
             raise InputError(
                 f"got sampling_period={self.sampling_period}, speeds={self.speeds}; expected a "
                 "period above 0 and no speed below 0; shoot backwards by an angle above 90"
+            )
+        _require_numbers("drag, bounce", (self.drag, self.bounce), length=2)
+        if not (0 <= self.drag < 1 and 0 <= self.bounce <= 1):
+            raise InputError(
+                f"got drag={self.drag}, bounce={self.bounce}; expected 0 <= drag < 1 and "
+                "0 <= bounce <= 1; no ball gains speed by itself"
+            )
+        if self.floor is not None and not self.floor <= self.heights[0]:
+            raise InputError(
+                f"got floor={self.floor} and heights={self.heights}; expected the floor below all "
+                "starts; lower it"
             )
         low, high = self.box
         if not (high > low).all():
@@ -119,6 +137,21 @@ class World:
         """Sigma_A, as a matrix."""
         return _covariance("position_noise", self.position_noise, 2)
 
+    @cached_property
+    def transition(self) -> Float[np.ndarray, "4 4"]:
+        """A, as a matrix."""
+        kept: Array = np.diag((1.0, 1.0, 1 - self.drag, 1 - self.drag))
+        return kept + self.sampling_period * np.eye(4, k=2)
+
+    def reflect(self, states: Float[np.ndarray, "... 4"]) -> Float[np.ndarray, "... 4"]:
+        """Return states with those that fell through the floor bounced back above it."""
+        if self.floor is None:
+            return states
+        below = states[..., 1] < self.floor
+        height = np.where(below, -self.bounce, 1.0) * (states[..., 1] - self.floor) + self.floor
+        vy = np.where(below, -self.bounce, 1.0) * states[..., 3]
+        return np.stack((states[..., 0], height, states[..., 2], vy), axis=-1)
+
     @property
     def right(self) -> tuple[float, float]:
         """Interval of x at the first frame for balls shot from the right.
@@ -127,7 +160,7 @@ class World:
         """
         _, fastest = self._velocities()
         last = self.num_frames - 1
-        furthest = self.left[1] + last * self.sampling_period * fastest[0] + self._drift()[last, 0]
+        furthest = self.left[1] + self._reach()[last] * fastest[0] + self._drift()[last, 0]
         return self.left[0] + 0.9 * furthest, self.left[1] + 0.9 * furthest
 
     @cached_property
@@ -137,13 +170,16 @@ class World:
         A start and a velocity are free of each other along one axis, so their extremes add up.
         """
         slowest, fastest = self._velocities()
-        time = self.sampling_period * np.arange(self.num_frames)
+        time = self._reach()
         from_left = (self.left[0] + time * slowest[0], self.left[1] + time * fastest[0])
         from_right = (self.right[0] - time * fastest[0], self.right[1] - time * slowest[0])
-        low_y, high_y = self.heights[0] + time * slowest[1], self.heights[1] + time * fastest[1]
+        upward = fastest[1] if self.floor is None else abs(np.array((slowest, fastest))[:, 1]).max()
+        low_y, high_y = self.heights[0] + time * slowest[1], self.heights[1] + time * upward
         low = np.stack((np.minimum(from_left[0], from_right[0]), low_y), axis=-1)
         high = np.stack((np.maximum(from_left[1], from_right[1]), high_y), axis=-1)
         drift, border = self._drift(), BORDER_SDS * self._spread()
+        if self.floor is not None:  # no ball gets below it, nor higher than one shot upwards
+            low[:, 1] = np.maximum(low[:, 1], self.floor - drift[:, 1])
         return np.stack(((low + drift - border).min(axis=0), (high + drift + border).max(axis=0)))
 
     @cached_property
@@ -155,7 +191,10 @@ class World:
 
     @property
     def pixel_force(self) -> Float[np.ndarray, "2"]:
-        """True acceleration (x, y) in pixels a frame squared: second difference of a clean path."""
+        """True acceleration (x, y) in pixels a frame squared, of a ball that drag does not slow.
+
+        It is the second difference of a clean path.
+        """
         force: Array = self.pixels_per_unit * self.sampling_period * self.step_force[2:]
         return force
 
@@ -178,17 +217,23 @@ class World:
         shots = np.multiply.outer(self.speeds, np.stack((np.cos(angles), np.sin(angles)), axis=-1))
         return np.stack((shots.min(axis=(0, 1)), shots.max(axis=(0, 1))))
 
+    def _reach(self) -> Float[np.ndarray, " T"]:
+        """Way that a first velocity of 1 carries a ball from the first frame to each frame."""
+        kept = (1 - self.drag) ** np.arange(self.num_frames - 1)
+        reach: Array = self.sampling_period * np.concatenate(((0.0,), np.cumsum(kept)))
+        return reach
+
     def _drift(self) -> Float[np.ndarray, "T 2"]:
         """Way that the force alone moves a ball from the first frame to each frame."""
-        t = np.arange(self.num_frames)[:, None]
         push = np.array(self.step_force)
-        drift: Array = t * push[:2] + self.sampling_period * t * (t - 1) / 2 * push[2:]
+        # A push on the velocity acts for as long as a first velocity that came so much later.
+        late = np.concatenate(((0.0,), np.cumsum(self._reach())[:-1]))
+        drift: Array = np.arange(self.num_frames)[:, None] * push[:2] + late[:, None] * push[2:]
         return drift
 
     def _spread(self) -> Float[np.ndarray, "T 2"]:
         """Standard deviations of the drawn position in each frame, given the first state."""
-        transition = np.eye(4) + self.sampling_period * np.eye(4, k=2)
-        covariance = np.zeros((4, 4))
+        transition, covariance = self.transition, np.zeros((4, 4))
         variances = []
         for _ in range(self.num_frames):
             variances.append(covariance.diagonal()[:2] + self.position_covariance.diagonal())
