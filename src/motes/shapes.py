@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Float64, Int, UInt8
+    from jaxtyping import Bool, Float, Float64, Int, UInt, UInt8
 else:
     try:
-        from jaxtyping import Bool, Float, Float64, Int, UInt8
+        from jaxtyping import Bool, Float, Float64, Int, UInt, UInt8
     except ImportError:
 
         class _Unchecked:
@@ -31,6 +31,6 @@ else:
             def __class_getitem__(cls, item: tuple[Any, str]) -> Any:
                 return item[0]
 
-        Bool = Float = Float64 = Int = UInt8 = _Unchecked
+        Bool = Float = Float64 = Int = UInt = UInt8 = _Unchecked
 
-__all__ = ["Bool", "Float", "Float64", "Int", "Tensor", "UInt8"]
+__all__ = ["Bool", "Float", "Float64", "Int", "Tensor", "UInt", "UInt8"]

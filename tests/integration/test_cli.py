@@ -16,7 +16,8 @@ from PIL import Image
 import motes
 from motes import cli
 from motes.answer import COLUMNS
-from motes.data import read_frames, write_gif
+from motes.data import write_gif
+from motes.video import read_frames
 
 T, SIZE, NUM_CLIPS = 12, 16, 6
 TESTED_ELSEWHERE = {"demo"}

@@ -2,7 +2,7 @@
 
 from motes.data.cannonballs import cannonballs, draw_clips
 from motes.data.clips import Clips, PackedFrames, pack, video_of
-from motes.data.files import read_frames, write_gif
+from motes.data.files import write_gif
 from motes.data.npz import load_clips, save_clips
 from motes.data.trap import Trap
 from motes.data.world import World
@@ -16,7 +16,6 @@ __all__ = [
     "draw_clips",
     "load_clips",
     "pack",
-    "read_frames",
     "save_clips",
     "video_of",
     "write_gif",

@@ -13,9 +13,10 @@ from motes import queries
 from motes.answer import COLUMNS, Answer
 from motes.atomic import atomic_path
 from motes.checkpoint import load
-from motes.data import Clips, load_clips, pack, read_frames, save_clips, write_gif
+from motes.data import Clips, load_clips, pack, save_clips, write_gif
 from motes.errors import InputError
 from motes.verbs import tell
+from motes.video import read_frames
 
 Json = Annotated[bool, arg(name="json", help="print one JSON line instead of a sentence")]
 
