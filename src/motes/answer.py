@@ -37,6 +37,7 @@ class Answer:
     path_pixels: Float[Tensor, "B N T 2"]
     path_pixel_covariances: Float[Tensor, "B N T 2 2"]
     component: Int[Tensor, "B N"]  # the most likely kind of start
+    component_probabilities: Float[Tensor, "B N K"]
     observed: Bool[Tensor, "B T"]
     num_objects: Int[Tensor, " B"]
     count_probabilities: Float[Tensor, "B Nmax"] | None  # column n is n + 1 objects

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from motes.errors import InputError
-from motes.verbs import ask, bench, learn, make
+from motes.verbs import ask, bench, learn, make, serve
 
 VERBS: dict[str, Callable[..., None]] = {
     "demo": make.demo,
@@ -19,6 +19,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "interpolate": ask.interpolate,
     "sample": ask.sample,
     "bench": bench.bench,
+    "serve": serve.serve,
 }
 
 

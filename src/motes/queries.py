@@ -86,8 +86,10 @@ def sample(
     shape = (num_clips, model.max_objects)
     component, path = mixture.draw_prior(model.dynamics, shape, num_frames, generator)
     none = path.states.new_zeros(*path.states.shape, 4)
+    certain = torch.nn.functional.one_hot(component, len(model.dynamics.logits))
     belief = Tracks(
         component,
+        certain.double(),
         path.positions,
         none[..., :2, :2],
         kalman.Smoothed(path.states, none),
@@ -100,6 +102,7 @@ class Tracks(NamedTuple):
     """What is known of every object in every frame, in latent units, float64."""
 
     component: Int[Tensor, "B N"]
+    component_probabilities: Float[Tensor, "B N K"]
     positions: Float[Tensor, "B N T 2"]  # of a_t
     covariances: Float[Tensor, "B N T 2 2"]
     states: kalman.Smoothed  # of h_t
@@ -168,6 +171,7 @@ def most_likely_tracks(
     seen = observed[:, None, :, None]
     return Tracks(
         component=component,
+        component_probabilities=log_weights.exp(),
         positions=torch.where(seen, encoding.means.double(), hidden.means),
         covariances=torch.where(
             seen[..., None], encoding.scales.double().square().diag_embed(), hidden.covariances
@@ -252,6 +256,7 @@ def _answer(
         path_pixels=shown(model.to_pixels(path)),
         path_pixel_covariances=shown(M @ path_covariances @ M.mT),
         component=torch.where(present, tracks.component[:, :N], -1),
+        component_probabilities=shown(tracks.component_probabilities),
         observed=observed,
         num_objects=num_objects,
         count_probabilities=count_probabilities,

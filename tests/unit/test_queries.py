@@ -24,7 +24,8 @@ OF_OBJECTS = {
     "path_pixels": (2,),
     "path_pixel_covariances": (2, 2),
 }
-FIELDS = (*OF_OBJECTS, "component", "observed", "num_objects", "frames", "mean_frames")
+OF_STARTS = ("component", "component_probabilities")
+FIELDS = (*OF_OBJECTS, *OF_STARTS, "observed", "num_objects", "frames", "mean_frames")
 GAP = [True, True, False, False, True, False, True]
 T = len(GAP)
 
@@ -49,7 +50,7 @@ def assert_close(left: Answer, right: Answer, clip: int | None = None) -> None:
         ours, theirs = getattr(left, name), getattr(right, name)
         if clip is not None:
             ours = ours[clip : clip + 1]
-            if name in OF_OBJECTS or name == "component":
+            if name in OF_OBJECTS or name in OF_STARTS:
                 ours = ours[:, : theirs.shape[1]]
         if name == "frames":
             continue  # clips draw their noise from one stream, so other company gives other draws
@@ -232,6 +233,26 @@ def test_what_is_hidden_is_less_sure_than_the_path_by_the_noise_of_a_position(
     extra = (answer.pixel_covariances - answer.path_pixel_covariances)[0, 0, ~torch.tensor(GAP)]
     expected = (M @ Sigma_A @ M.T).float().expand_as(extra)
     torch.testing.assert_close(extra, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_probabilities_of_the_kinds_of_start_are_those_of_the_dense_joint(model: Model) -> None:
+    frames, observed, count = tiny_frames(1, T), np.array(GAP), 2
+    answer = motes.interpolate(model, frames, observed, count)
+    with torch.no_grad():
+        q = encode(model, frames, torch.tensor([GAP]), torch.tensor([count]))
+    for n in range(count):
+        track = q.means[0, n].double().numpy()
+        weights, _ = component_moments(model, track, q.scales[0, n].numpy(), observed)
+        found = answer.component_probabilities[0, n].numpy()
+        np.testing.assert_allclose(found, weights, rtol=1e-5, atol=1e-6)  # stored as float32
+        assert int(answer.component[0, n]) == weights.argmax()
+
+
+def test_the_kind_of_an_imagined_start_is_certain(model: Model) -> None:
+    answer = motes.sample(model, 4, 2, T)
+    chosen = answer.component_probabilities.take_along_dim(answer.component[..., None], 2)
+    assert (chosen == 1).all()
+    assert (answer.component_probabilities.sum(-1) == 1).all()
 
 
 @pytest.mark.statistical

@@ -1,0 +1,46 @@
+// Asks the server; every failure becomes an Error with one line for people.
+
+export async function get(path) {
+  return reply(fetch(path));
+}
+
+export async function post(path, record) {
+  const body = JSON.stringify(record);
+  return reply(fetch(path, { method: "POST", headers: { "content-type": "application/json" }, body }));
+}
+
+export async function upload(file) {
+  const headers = { "content-type": "application/octet-stream" };
+  return reply(fetch(`api/upload?name=${encodeURIComponent(file.name)}`, { method: "POST", headers, body: file }));
+}
+
+async function reply(pending) {
+  let response;
+  try {
+    response = await pending;
+  } catch {
+    throw new Error("The playground does not answer; is `motes serve` still running?");
+  }
+  const record = await response.json().catch(() => ({}));
+  if (!response.ok) throw new Error(record.error ?? `The playground answered ${response.status}.`);
+  return record;
+}
+
+// Runs one request at a time; of those that come meanwhile, the last alone is run afterwards.
+export function latest(run) {
+  let busy = false, next = null;
+  return async function ask(...request) {
+    if (busy) { next = request; return; }
+    busy = true;
+    try {
+      await run(...request);
+    } finally {
+      busy = false;
+      if (next !== null) { const waiting = next; next = null; ask(...waiting); }
+    }
+  };
+}
+
+export function bytes(base64) {
+  return Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+}

@@ -1,0 +1,136 @@
+// What the model thinks, beside the picture: predicted frames, counts, kinds of start.
+
+import { bytes, latest, post } from "./api.js";
+import { colour, showFrame } from "./draw.js";
+
+export const KINDS = {
+  inferred: { label: "Seen whole", dashes: [], empty: "" },
+  forecast: { label: "Forecast", dashes: [1.2, 0.9], empty: "Hide frames after the first ones to see a forecast." },
+  interpolated: { label: "Filled in", dashes: [2.4, 0.7, 0.4, 0.7], empty: "Hide frames to see them filled in." },
+};
+
+const make = (tag, fields = {}, ...children) => {
+  const element = Object.assign(document.createElement(tag), fields);
+  element.append(...children);
+  return element;
+};
+
+export class Views {
+  constructor(element, onToggle) {
+    this.panels = {};
+    for (const [kind, { label }] of Object.entries(KINDS)) {
+      const box = make("input", { type: "checkbox", checked: true, id: `show-${kind}` });
+      box.addEventListener("change", onToggle);
+      const swatch = make("span", { className: "swatch" });
+      swatch.style.background = colour(kind);
+      const panel = {
+        box, canvas: make("canvas"), text: make("p"),
+        element: make("div", { className: "view empty", id: `view-${kind}` }),
+      };
+      panel.element.append(make("header", {}, make("label", {}, box, swatch, label)), panel.canvas, panel.text);
+      this.panels[kind] = panel;
+      element.append(panel.element);
+    }
+  }
+
+  shown(kind) {
+    return this.panels[kind].box.checked;
+  }
+
+  show(answers, now, { height, width, truth }) {
+    for (const [kind, panel] of Object.entries(this.panels)) {
+      const view = answers[kind];
+      panel.element.classList.toggle("empty", !view);
+      if (view) {
+        showFrame(panel.canvas, view.levels, Math.min(now, view.observed.length - 1), height, width);
+        panel.text.textContent = view.score;
+      } else {
+        showFrame(panel.canvas, new Uint8Array(height * width), 0, height, width);
+        panel.text.textContent = KINDS[kind].empty;
+      }
+    }
+  }
+}
+
+// Mean distance from the truth, under the best matching of objects, where the model had to guess.
+export function score(view, truth) {
+  if (!truth || truth.length !== view.tracks.length) return "";
+  const frames = truth[0].map((_, t) => t);
+  const hidden = frames.filter((t) => !view.observed[t]);
+  const asked = hidden.length ? hidden : frames;
+  const distance = (n, m) => asked.reduce((sum, t) => {
+    const [x, y] = view.tracks[n].path[t], [u, v] = truth[m][t];
+    return sum + Math.hypot(x - u, y - v);
+  }, 0) / asked.length;
+  const best = Math.min(...orders(truth.map((_, n) => n)).map(
+    (order) => order.reduce((sum, m, n) => sum + distance(n, m), 0) / order.length,
+  ));
+  return `${best.toFixed(1)} px from the true path${hidden.length ? " where it was not seen" : ""}`;
+}
+
+function orders(items) {
+  if (items.length > 6) return [items]; // 720 orders are enough work for a page
+  if (items.length < 2) return [items];
+  return items.flatMap((first, i) => orders(items.toSpliced(i, 1)).map((rest) => [first, ...rest]));
+}
+
+// Asks for the kinds of answer that the masks leave room for; `inferred` does not depend on the mask.
+export function asker(state, report, done) {
+  return latest(async () => {
+    const { clip, count, timeline } = state, masks = timeline.masks();
+    const known = state.answers.inferred;
+    const reusable = known && known.count === count && known.clip === clip && known.observed.length === timeline.length;
+    const kinds = Object.keys(KINDS).filter((kind) => masks[kind] && !(kind === "inferred" && reusable));
+    const answers = { inferred: reusable ? known : null, forecast: null, interpolated: null };
+    try {
+      if (timeline.seen.includes(true) === false) throw new Error("Every frame is hidden; show at least one.");
+      if (kinds.length) {
+        const { num_frames, height, width, frames } = clip;
+        const question = { video: { num_frames, height, width, frames }, masks: kinds.map((kind) => masks[kind]), num_objects: count };
+        const reply = await post("api/ask", question);
+        if (state.clip !== clip || state.count !== count) return; // meanwhile the question has changed
+        kinds.forEach((kind, i) => {
+          const view = reply.views[i];
+          answers[kind] = { ...view, clip, count, levels: bytes(view.frames), score: score(view, clip.truth) };
+        });
+        answers.milliseconds = reply.milliseconds;
+      }
+      state.answers = answers;
+      done();
+    } catch (error) {
+      report(error);
+    }
+  });
+}
+
+export function showCounts(element, { about, count, probabilities }, choose) {
+  const buttons = Array.from({ length: about.max_objects }, (_, i) => {
+    const share = probabilities ? percent(probabilities[i]) : "";
+    const button = make("button", { type: "button" }, String(i + 1), make("small", {}, share));
+    button.setAttribute("role", "radio");
+    button.setAttribute("aria-checked", i + 1 === count);
+    button.addEventListener("click", () => choose(i + 1));
+    return button;
+  });
+  element.replaceChildren(...buttons);
+}
+
+export function showKinds(element, view, kinds) {
+  const rows = view.tracks.map(({ kinds: shares }, n) => {
+    const bar = make("div", { className: "share" }, ...shares.map((share, k) => {
+      const words = `${direction(kinds[k].step)} ${percent(share)}`;
+      const part = make("span", { title: words }, share > 0.25 ? words : "");
+      part.style.flexGrow = share;
+      return part;
+    }));
+    return make("div", { className: "kind" }, make("span", {}, `ball ${n + 1}`), bar);
+  });
+  element.replaceChildren(...rows);
+}
+
+function direction([x, y]) {
+  const eighth = Math.round(Math.atan2(-y, x) / (Math.PI / 4));
+  return ["→", "↗", "↑", "↖", "←", "↙", "↓", "↘"][(eighth + 8) % 8];
+}
+
+const percent = (share) => (share > 0.995 && share < 1 ? "> 99 %" : `${Math.round(100 * share)} %`);

@@ -1,0 +1,121 @@
+"""Files of strangers are read in a process of their own, with limits that end it.
+
+A reader of archives and videos is where hostile bytes do harm: they blow up, hang or crash. Here
+that costs one short-lived process, never the server, and what comes back is JSON, never a pickle.
+"""
+
+import multiprocessing
+import resource
+import tempfile
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from motes.data import Clips, load_clips, read_frames
+from motes.errors import InputError
+from motes.server import wire
+from motes.server.playground import clips_from
+
+MAX_BYTES = 16 * 2**20
+MAX_CLIPS = 12
+SECONDS = 20.0
+MEMORY = 2**30  # bytes beyond what the process has when it starts
+KINDS = [".npz", ".npy", ".gif"]
+_FAILED = "reading failed; the file is damaged or of another kind"
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload([__name__])  # a fork then takes milliseconds, not seconds
+
+
+def read_upload(content: bytes, name: str, size: tuple[int, int]) -> wire.Clips:
+    """The clips of an uploaded file; waits for the process that reads it.
+
+    Args:
+        content: the file's bytes.
+        name: the file's name; its suffix says what the bytes are.
+        size: height and width that the frames must have.
+
+    Raises:
+        InputError: the file cannot be used, is too much, or takes too long.
+    """
+    title, suffix = Path(name).stem, Path(name).suffix.lower()
+    if suffix not in KINDS:
+        raise InputError(f"{name[:80]!r} is no clip that can be read; give {', '.join(KINDS)}")
+    with tempfile.NamedTemporaryFile(suffix=suffix) as file:
+        file.write(content)
+        file.flush()
+        try:
+            return wire.Clips.model_validate_json(limited(_read, file.name, title, size))
+        except InputError as error:
+            raise InputError(str(error).replace(file.name, name[:80])) from None
+
+
+def limited(job: Callable[..., wire.Clips], *arguments: object) -> bytes:
+    """What a job returns, as JSON, done in a process that is ended when it takes too much.
+
+    Law: hangs, memory blow-ups and crashes become one line
+    (test_a_reader_that_hangs_grows_or_dies_is_one_line).
+    """
+    ours, theirs = _context.Pipe(duplex=False)
+    process = _context.Process(target=_report, args=(theirs, job, arguments), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(SECONDS):
+            raise InputError(f"reading took more than {SECONDS:.0f} s; send a shorter file")
+        mark, content = ours.recv_bytes(1), ours.recv_bytes()
+    except (EOFError, OSError):
+        raise InputError(_FAILED) from None
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+    if mark != b"+":
+        raise InputError(content.decode())
+    return content
+
+
+def _report(pipe: Connection, job: Callable[..., wire.Clips], arguments: tuple[object]) -> None:
+    """Does the job within limits and sends what came of it."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    try:
+        content = job(*arguments).model_dump_json().encode()
+    except InputError as error:
+        mark, content = b"-", str(error).encode()
+    except MemoryError:
+        mark, content = b"-", f"reading needs more than {MEMORY >> 20} MiB of memory".encode()
+    except Exception as error:  # whatever a decoder raises on bytes that nobody thought of
+        mark, content = b"-", f"{_FAILED} ({type(error).__name__})".encode()
+    else:
+        mark = b"+"
+    pipe.send_bytes(mark)
+    pipe.send_bytes(content)
+
+
+def _read(path: str, title: str, size: tuple[int, int]) -> wire.Clips:
+    """The first clips of a file, cut to the frames that may be asked about."""
+    clips = Clips(read_frames(path).float()) if path.endswith(".gif") else load_clips(path)
+    num_clips, num_frames, height, width = clips.video.shape
+    if (height, width) != size:
+        raise InputError(
+            f"the frames are {height}x{width} pixels; this model sees {size[0]}x{size[1]}: "
+            "resize them"
+        )
+    if num_frames < 2:
+        raise InputError("the clip has 1 frame; give at least 2")
+    longest = min(wire.MAX_FRAMES, wire.MAX_PIXELS // (height * width))
+    notes = []
+    if num_clips > MAX_CLIPS:
+        notes.append(f"the first {MAX_CLIPS} of {num_clips} clips")
+    if num_frames > longest:
+        notes.append(f"the first {longest} of {num_frames} frames")
+    found = clips_from(_cut(clips[:MAX_CLIPS], longest), title)
+    return wire.Clips(clips=found, note=" and ".join(notes) or None)
+
+
+def _cut(clips: Clips, num_frames: int) -> Clips:
+    """The clips up to a number of frames."""
+    frames, truth = clips.frames[:, :num_frames].float(), clips.clean
+    shorter = None if truth is None else truth[:, :, :num_frames]
+    return Clips(frames, clips.num_objects, clean=shorter)

@@ -1,0 +1,185 @@
+"""Only our own page, on this machine, may ask; bodies are short and come at once."""
+
+import asyncio
+import contextlib
+import threading
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+from starlette.types import Message, Receive, Scope, Send
+
+from motes.server import guard
+from motes.server.guard import Guard, host_name, is_address
+from motes.server.worker import BusyError, Worker
+
+LIMIT = 100
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the length of the body."""
+    body = (await receive()).get("body", b"")
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": str(len(body)).encode()})
+
+
+def client(host: str = "127.0.0.1", name: str = "localhost:8765") -> TestClient:
+    limits = {"": LIMIT, "/api/upload": 2 * LIMIT}
+    return TestClient(Guard(echo, host=host, max_bytes=limits), base_url=f"http://{name}")
+
+
+@pytest.mark.parametrize("name", ["localhost:8765", "127.0.0.1:8765", "[::1]:8765", "LOCALHOST"])
+def test_own_names_are_let_through(name: str) -> None:
+    assert client().get("/api/about", headers={"host": name}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["evil.example", "evil.example:8765", "localhost.evil.example", "127.0.0.1.evil.example",
+     "192.168.1.5:8765", "evil.example@localhost", "", "[::1].evil.example"],
+)  # fmt: skip
+def test_other_names_of_the_server_are_refused(name: str) -> None:
+    response = client().get("/", headers={"host": name})
+    assert response.status_code == 403
+    assert "error" in response.json()
+
+
+def test_told_otherwise_any_address_is_let_through_but_no_name() -> None:
+    wide = client("0.0.0.0")
+    assert wide.get("/", headers={"host": "192.168.1.5:8765"}).status_code == 200
+    assert wide.get("/", headers={"host": "[fe80::1]:8765"}).status_code == 200
+    assert wide.get("/", headers={"host": "evil.example"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://evil.example", "null", "http://localhost:3000", "https://localhost:8765",
+     "http://localhost:8765.evil.example", ""],
+)  # fmt: skip
+def test_other_pages_are_refused(origin: str) -> None:
+    response = client().post("/api/ask", content=b"x", headers={"origin": origin})
+    assert response.status_code == 403
+    assert "may not ask" in response.json()["error"]
+
+
+def test_our_own_page_may_ask() -> None:
+    headers = {"origin": "http://localhost:8765", "sec-fetch-site": "same-origin"}
+    assert client().post("/api/ask", content=b"xyz", headers=headers).text == "3"
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_pictures_and_scripts_of_other_pages_cannot_ask_but_links_lead_here(site: str) -> None:
+    headers = {"sec-fetch-site": site}
+    assert client().get("/api/examples", headers=headers).status_code == 403
+    assert client().get("/", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("status", [200, 403])
+def test_every_answer_forbids_frames_sniffing_and_foreign_scripts(status: int) -> None:
+    host = "localhost" if status == 200 else "evil.example"
+    response = client().get("/", headers={"host": host})
+    assert response.status_code == status
+    assert "frame-ancestors 'none'" in response.headers["content-security-policy"]
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["cross-origin-resource-policy"] == "same-origin"
+    assert "access-control-allow-origin" not in response.headers
+
+
+def in_pieces(size: int) -> Any:
+    """A body whose length is not declared."""
+    for _ in range(size):
+        yield b"x"
+
+
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize(("path", "limit"), [("/api/ask", LIMIT), ("/api/upload", 2 * LIMIT)])
+def test_a_body_past_the_limit_is_refused(path: str, limit: int, declared: bool) -> None:
+    for size, status in ((limit, 200), (limit + 1, 413)):
+        body = b"x" * size if declared else in_pieces(size)
+        response = client().post(path, content=body)
+        assert response.status_code == status
+        if status == 413:
+            assert "too long" in response.json()["error"]
+
+
+@pytest.mark.parametrize("length", ["-1", "1e3", "word", "99999999999999999999"])
+def test_a_length_that_is_none_is_refused(length: str) -> None:
+    sent = asyncio.run(ask(Guard(echo, host="127.0.0.1", max_bytes={"": LIMIT}), length=length))
+    assert sent[0]["status"] == 413
+
+
+async def ask(guarded: Guard, length: str = "5", arrives: bool = True) -> list[Message]:
+    """What is sent to a client whose body comes, or never does."""
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        if not arrives:
+            await asyncio.sleep(3600)
+        return {"type": "http.request", "body": b"x" * 5, "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"localhost"), (b"content-length", length.encode())]
+    scope = {"type": "http", "path": "/api/ask", "method": "POST", "headers": headers}
+    await guarded(scope, receive, send)
+    return sent
+
+
+def test_a_body_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.05)
+    guarded = Guard(echo, host="127.0.0.1", max_bytes={"": LIMIT})
+    sent = asyncio.run(ask(guarded, arrives=False))
+    assert sent[0]["status"] == 408
+    assert (b"connection", b"close") in sent[0]["headers"]
+
+
+def test_a_client_that_has_gone_is_not_answered() -> None:
+    async def gone() -> list[Message]:
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "path": "/", "headers": [(b"host", b"localhost")]}
+        await Guard(echo, host="127.0.0.1", max_bytes={"": LIMIT})(scope, receive, send)
+        return sent
+
+    assert asyncio.run(gone()) == []
+
+
+def test_names_and_addresses_are_told_apart() -> None:
+    assert host_name("[::1]:80") == "::1"
+    assert host_name("Example.org:80") == "example.org"
+    assert is_address("10.0.0.1")
+    assert is_address("::1")
+    assert not is_address("10.0.0.1.example.org")
+
+
+def test_a_full_queue_refuses_and_an_emptied_one_takes_again() -> None:
+    async def scenario() -> None:
+        worker, release = Worker(max_waiting=2), threading.Event()
+        jobs = [asyncio.create_task(worker.run(lambda: release.wait(30))) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError, match="2 questions"):
+            await worker.run(lambda: True)
+        release.set()
+        assert await asyncio.gather(*jobs) == [True, True]
+        assert await worker.run(lambda: "free") == "free"
+
+    asyncio.run(scenario())
+
+
+def test_a_job_that_fails_leaves_its_place() -> None:
+    async def scenario() -> None:
+        worker = Worker(max_waiting=1)
+        for _ in range(3):
+            with contextlib.suppress(ZeroDivisionError):
+                await worker.run(lambda: 1 // 0)
+        assert worker.waiting == 0
+
+    asyncio.run(scenario())

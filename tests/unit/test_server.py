@@ -1,0 +1,354 @@
+"""The playground's answers are those of the queries, and every mistake is told in one line."""
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+import motes
+from motes.answer import Answer
+from motes.evaluate import acceleration
+from motes.server import wire
+from motes.server.app import PAGE, create_app
+from motes.server.playground import NUM_EXAMPLES, NUM_IMAGINED, Playground
+from motes.server.wire import decode_frames, encode_frames
+from motes.server.worker import Worker
+from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_config, tiny_frames, tiny_structured_model
+
+T = 7
+GAP = [True, True, False, False, True, False, True]
+HALF_ROUNDING = 0.5e-3 + 1e-6  # records hold thousandths of a pixel; the rest is float32
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def playground() -> Playground:
+    return Playground(tiny_structured_model(), tiny_config(), "tiny")
+
+
+@pytest.fixture(scope="module")
+def client(playground: Playground) -> TestClient:
+    return TestClient(create_app(playground), base_url="http://localhost")
+
+
+@pytest.fixture(scope="module")
+def frames() -> torch.Tensor:
+    return tiny_frames(1, T)
+
+
+def video(frames: torch.Tensor) -> Json:
+    num_frames, height, width = frames.shape
+    shape = {"num_frames": num_frames, "height": height, "width": width}
+    return {**shape, "frames": encode_frames(frames)}
+
+
+def question(frames: torch.Tensor, **changes: Any) -> Json:
+    return {"video": video(frames[0]), "masks": [[True] * T], "num_objects": 2, **changes}
+
+
+def reply(client: TestClient, path: str, record: Json) -> Json:
+    response = client.post(path, json=record)
+    assert response.status_code == 200, response.text
+    parsed: Json = response.json()
+    return parsed
+
+
+def assert_view_is(view: Json, answer: Answer) -> None:
+    tracks = view["tracks"]
+    fields = {"positions": answer.pixels, "path": answer.path_pixels}
+    for name, expected in fields.items():
+        found = torch.tensor([track[name] for track in tracks])
+        torch.testing.assert_close(found, expected[0], rtol=1e-5, atol=HALF_ROUNDING)
+    spreads = {
+        "covariances": answer.pixel_covariances,
+        "path_covariances": answer.path_pixel_covariances,
+    }
+    for name, expected in spreads.items():
+        found = torch.tensor([track[name] for track in tracks])
+        upper = expected[0].flatten(-2)[..., [0, 1, 3]]
+        torch.testing.assert_close(found, upper, rtol=1e-5, atol=HALF_ROUNDING)
+    kinds = torch.tensor([track["kinds"] for track in tracks])
+    torch.testing.assert_close(kinds, answer.component_probabilities[0], rtol=0, atol=HALF_ROUNDING)
+    assert view["observed"] == answer.observed[0].tolist()
+
+
+@pytest.mark.parametrize("count", [1, MAX_OBJECTS])
+def test_masks_infer_forecast_and_interpolate(
+    count: int, client: TestClient, playground: Playground, frames: torch.Tensor
+) -> None:
+    early = [True] * 3 + [False] * 4
+    asked = question(frames, masks=[[True] * T, early, GAP], num_objects=count)
+    whole, ahead, between = reply(client, "/api/ask", asked)["views"]
+    model = playground.model
+    assert_view_is(whole, motes.infer(model, frames, count))
+    assert_view_is(ahead, motes.forecast(model, frames[:, :3], count, horizon=4))
+    assert_view_is(between, motes.interpolate(model, frames, GAP, count))
+
+
+def test_a_single_mask_gets_the_frames_that_python_draws(
+    client: TestClient, playground: Playground, frames: torch.Tensor
+) -> None:
+    (view,) = reply(client, "/api/ask", question(frames, masks=[GAP]))["views"]
+    expected = motes.interpolate(playground.model, frames, GAP, 2).frames[0]
+    shape = {"num_frames": T, "height": HEIGHT, "width": WIDTH}
+    found = decode_frames(wire.Video(**shape, frames=view["frames"]))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.5 / 255 + 1e-6)
+
+
+def test_frames_beyond_the_end_are_a_forecast(
+    client: TestClient, playground: Playground, frames: torch.Tensor
+) -> None:
+    longer = question(frames, masks=[[True] * T + [False] * 5])
+    (view,) = reply(client, "/api/ask", longer)["views"]
+    assert_view_is(view, motes.forecast(playground.model, frames, 2, horizon=5))
+
+
+def test_hidden_pixels_do_not_reach_the_answer(client: TestClient, frames: torch.Tensor) -> None:
+    other = frames.clone()
+    other[:, ~torch.tensor(GAP)] = 1 - other[:, ~torch.tensor(GAP)]
+    answers = [
+        reply(client, "/api/ask", question(f, masks=[GAP]))["views"] for f in (frames, other)
+    ]
+    assert answers[0] == answers[1]
+
+
+def test_counting_gives_the_probabilities_that_python_gives(
+    client: TestClient, playground: Playground, frames: torch.Tensor
+) -> None:
+    found = reply(client, "/api/count", {"video": video(frames[0]), "mask": GAP})
+    expected = motes.interpolate(playground.model, frames, GAP).count_probabilities
+    assert expected is not None
+    np.testing.assert_allclose(found["probabilities"], expected[0].numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_frames_survive_the_wire(generator: torch.Generator) -> None:
+    sent = torch.rand(3, 5, 4, generator=generator)
+    record = wire.Video(num_frames=3, height=5, width=4, frames=encode_frames(sent))
+    torch.testing.assert_close(decode_frames(record), sent, rtol=0, atol=0.5 / 255 + 1e-6)
+
+
+def test_examples_are_clips_with_their_truth_and_another_seed_gives_others(
+    client: TestClient,
+) -> None:
+    first, again, other = (
+        client.get(f"/api/examples?seed={seed}").json()["clips"] for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert first != other
+    assert len(first) == NUM_EXAMPLES
+    counts = [clip["num_objects"] for clip in first]
+    assert counts == sorted(counts)
+    assert set(counts) == set(range(1, MAX_OBJECTS + 1))
+    for clip in first:
+        assert len(clip["truth"]) == clip["num_objects"]
+        assert all(len(path) == clip["num_frames"] for path in clip["truth"])
+        assert (clip["height"], clip["width"]) == (HEIGHT, WIDTH)
+
+
+def test_imagined_clips_are_those_of_the_seed(client: TestClient, playground: Playground) -> None:
+    wish = {"num_objects": 2, "num_frames": 9, "seed": 4}
+    clips = reply(client, "/api/sample", wish)["clips"]
+    expected = motes.sample(playground.model, NUM_IMAGINED, 2, 9, seed=4)
+    for clip, path in zip(clips, expected.path_pixels, strict=True):
+        found = torch.tensor(clip["truth"])
+        torch.testing.assert_close(found, path, rtol=1e-5, atol=HALF_ROUNDING)
+
+
+def test_thrown_balls_obey_the_learned_law(client: TestClient, playground: Playground) -> None:
+    balls = [
+        {"x": 1.0, "y": 4.0, "vx": 0.5, "vy": -0.25},
+        {"x": 6.0, "y": 2.0, "vx": -0.25, "vy": 0.0},
+    ]
+    clip = reply(client, "/api/throw", {"balls": balls, "num_frames": 8})
+    paths = np.array(clip["truth"])
+    # Each place is rounded to half a thousandth; a step holds two places, a change of step four.
+    np.testing.assert_allclose(paths[:, 0], [[1, 4], [6, 2]], atol=0.6e-3)
+    np.testing.assert_allclose(paths[:, 1] - paths[:, 0], [[0.5, -0.25], [-0.25, 0]], atol=1.1e-3)
+    model = playground.model
+    law = (model.pixel_matrix.double() @ acceleration(model)).tolist()
+    second = np.diff(paths, n=2, axis=1)
+    np.testing.assert_allclose(second, np.broadcast_to(law, second.shape), atol=2.1e-3)
+    assert clip["num_objects"] == 2
+
+
+def test_a_thrown_ball_is_inferred_back() -> None:
+    shipped = Playground.of("cannonballs-structured")
+    ball = wire.Ball(x=12, y=30, vx=0.9, vy=-1.2)
+    clip = shipped.throw(wire.Throw(balls=[ball], num_frames=30))
+    sent = wire.Video(num_frames=30, height=48, width=48, frames=clip.frames)
+    asked = wire.Question(video=sent, masks=[[True] * 30], num_objects=1)
+    (track,) = shipped.ask(asked).views[0].tracks
+    assert clip.truth is not None
+    distance = np.linalg.norm(np.array(track.path) - np.array(clip.truth[0]), axis=-1)
+    # The frames jitter by 0.8 px; a smoothed path is nearer than one jitter on average.
+    assert distance.mean() < 0.8
+
+
+def test_the_page_is_told_what_the_model_is(client: TestClient, playground: Playground) -> None:
+    about = client.get("/api/about").json()
+    assert about["model"] == "tiny"
+    assert (about["height"], about["width"]) == (HEIGHT, WIDTH)
+    assert about["max_objects"] == MAX_OBJECTS
+    assert sum(kind["share"] for kind in about["kinds"]) == pytest.approx(1)
+
+
+SHORT = base64.b64encode(bytes(5)).decode()
+BAD: dict[str, tuple[str, Json, int, str]] = {
+    "not base64": ("ask", {"video.frames": "?!"}, 400, "base64"),
+    "too few bytes": ("ask", {"video.frames": SHORT}, 400, "5 bytes"),
+    "another size": (
+        "ask",
+        {"video.height": WIDTH, "video.width": HEIGHT},
+        400,
+        "8x6 pixels; this model sees 6x8",
+    ),
+    "one frame": ("ask", {"video.num_frames": 1}, 422, "num_frames"),
+    "nothing seen": ("ask", {"masks": [[False] * T]}, 400, "no observed frame"),
+    "mask too short": ("ask", {"masks": [[True]]}, 400, "lengths [1]"),
+    "masks of two lengths": ("ask", {"masks": [[True] * 7, [True] * 8]}, 400, "lengths [7, 8]"),
+    "seen beyond the end": ("ask", {"masks": [[True] * (T + 1)]}, 400, "beyond"),
+    "no mask": ("ask", {"masks": []}, 422, "masks"),
+    "four masks": ("ask", {"masks": [GAP] * 4}, 422, "masks"),
+    "no objects": ("ask", {"num_objects": 0}, 422, "num_objects"),
+    "more objects than it knows": ("ask", {"num_objects": 9}, 400, "num_objects is 9"),
+    "unknown field": ("ask", {"colour": "red"}, 422, "colour"),
+    "a word for a number": ("ask", {"num_objects": "two"}, 422, "num_objects"),
+    "mask of another clip": ("count", {"mask": [True] * 3}, 400, "3 flags"),
+    "imagined too many": ("sample", {"num_objects": 9}, 400, "num_objects is 9"),
+    "imagined too long": ("sample", {"num_frames": 10**6}, 422, "num_frames"),
+    "seed too large": ("sample", {"seed": 2**64}, 422, "seed"),
+    "no balls": ("throw", {"balls": []}, 422, "balls"),
+    "more balls than it knows": (
+        "throw",
+        {"balls": [{"x": 1, "y": 1, "vx": 0, "vy": 0}] * 4},
+        400,
+        "got 4 balls",
+    ),
+    "a ball nowhere": ("throw", {"balls": [{"x": 1e300, "y": 1, "vx": 0, "vy": 0}]}, 422, "x"),
+}
+
+
+def good(path: str, frames: torch.Tensor) -> Json:
+    return {
+        "ask": question(frames),
+        "count": {"video": video(frames[0]), "mask": [True] * T},
+        "sample": {"num_objects": 1, "num_frames": 4},
+        "throw": {"balls": [{"x": 1, "y": 1, "vx": 0, "vy": 0}], "num_frames": 4},
+    }[path]
+
+
+@pytest.mark.parametrize("mistake", BAD)
+def test_bad_questions_are_one_line(mistake: str, client: TestClient, frames: torch.Tensor) -> None:
+    path, changes, status, words = BAD[mistake]
+    record = good(path, frames)
+    for key, value in changes.items():
+        *inner, name = key.split(".")
+        place = record[inner[0]] if inner else record
+        place[name] = value
+    response = client.post(f"/api/{path}", json=record)
+    assert response.status_code == status
+    assert_one_line(response.json(), words)
+
+
+def assert_one_line(record: Json, words: str = "") -> None:
+    assert set(record) == {"error"}
+    assert words in record["error"]
+    assert "\n" not in record["error"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"video": NaN}', b"[" * 100_000],
+    ids=["empty", "cut", "list", "null", "binary", "NaN", "deep"],
+)
+def test_what_is_no_question_is_one_line(body: bytes, client: TestClient) -> None:
+    response = client.post("/api/ask", content=body, headers={"content-type": "application/json"})
+    assert response.status_code in (400, 422)
+    assert_one_line(response.json())
+
+
+def test_numbers_that_json_does_not_know_are_refused(client: TestClient) -> None:
+    body = '{"balls": [{"x": NaN, "y": 1, "vx": 0, "vy": Infinity}], "num_frames": 4}'
+    response = client.post("/api/throw", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 422
+    assert_one_line(response.json())
+
+
+@pytest.mark.parametrize("path", ["/api/none", "/none.js", "/..%2f..%2fapp.py", "/api/ask"])
+def test_pages_that_are_not_there_are_one_line(path: str, client: TestClient) -> None:
+    response = client.get(path)
+    assert response.status_code in (404, 405)
+    assert_one_line(response.json())
+
+
+def test_a_full_queue_is_told_at_once(
+    client: TestClient, frames: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Worker, "waiting", 10**6, raising=False)
+    monkeypatch.setattr(Worker, "__init__", lambda self, most=1: setattr(self, "max_waiting", most))
+    full = TestClient(
+        create_app(Playground(tiny_structured_model(), tiny_config(), "tiny")),
+        base_url="http://localhost",
+    )
+    response = full.post("/api/ask", json=question(frames))
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "1"
+    assert_one_line(response.json(), "try again")
+
+
+def test_openapi_tells_every_route_its_errors_and_its_words(client: TestClient) -> None:
+    schema = client.get("/api/openapi.json").json()
+    assert set(schema["paths"]) == {
+        f"/api/{name}"
+        for name in ("about", "ask", "count", "examples", "sample", "throw", "upload")
+    }
+    for path in schema["paths"].values():
+        for operation in path.values():
+            assert operation["summary"]
+            assert operation["description"]
+            assert {"200", "400", "403", "408", "413", "422", "503"} == set(operation["responses"])
+
+
+def page_files() -> Iterator[tuple[str, str]]:
+    for path in sorted(PAGE.iterdir()):
+        yield path.name, path.read_text("utf-8")
+
+
+def test_the_page_refers_to_nothing_outside() -> None:
+    for name, text in page_files():
+        outside = re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"']*", text)
+        assert [url for url in outside if url != "http://www.w3.org/2000/svg"] == [], name
+
+
+def test_the_page_is_served_with_every_file_it_names(client: TestClient) -> None:
+    index = client.get("/")
+    assert index.status_code == 200
+    assert "text/html" in index.headers["content-type"]
+    named = set(re.findall(r'(?:src|href)="([\w.]+)"', index.text))
+    modules = {m for _, text in page_files() for m in re.findall(r'from "\./(\w+\.js)"', text)}
+    assert named >= {"main.js", "style.css", "icon.svg"}
+    for name in named | modules:
+        assert client.get(f"/{name}").status_code == 200, name
+    assert {name for name, _ in page_files()} == named | modules | {"index.html"}
+
+
+def test_every_element_that_the_page_looks_for_is_there() -> None:
+    files = dict(page_files())
+    wanted = set(re.findall(r'find\("([\w-]+)"\)', files["main.js"]))
+    assert wanted <= set(re.findall(r'id="([\w-]+)"', files["index.html"]))
+
+
+def test_answers_are_small_enough_to_travel_quickly(
+    client: TestClient, frames: torch.Tensor
+) -> None:
+    response = client.post("/api/ask", json=question(frames, masks=[GAP]))
+    pixels = T * HEIGHT * WIDTH
+    numbers = 2 * T * (2 * 2 + 2 * 3)  # two objects: two points and two covariances a frame
+    assert len(response.content) < 4 / 3 * pixels + 10 * numbers + 500
+    assert "NaN" not in json.dumps(response.json())
