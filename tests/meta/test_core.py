@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "motes"
 SPEAKERS = ("cli.py", "verbs/")
 EXTRAS = (
     *("tyro", "rich", "matplotlib", "PIL", "pandas", "tensorboard", "jaxtyping", "beartype"),
-    *("scipy", "jax", "dynamax", "pyro"),
+    *("scipy", "jax", "dynamax", "pyro", "fastapi", "uvicorn", "pydantic", "starlette"),
 )
 BLOCKED = """
 import sys

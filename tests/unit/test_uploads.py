@@ -63,6 +63,15 @@ def test_npy_and_gif_files_come_back_as_clips_of_unknown_count(tmp_path: Path) -
         np.testing.assert_array_equal(levels(clip), video)
 
 
+def test_colours_become_grey_and_hidden_frames_stay_hidden() -> None:
+    colour = np.random.default_rng(1).random((1, 5, *SIZE, 3)).astype(np.float32)
+    seen = np.array([[True, False, True, True, False]])
+    colour[~seen] = 0
+    (clip,) = read_upload(npz(frames=colour, observed=seen), "c.npz", SIZE).clips
+    assert clip.observed == seen[0].tolist()
+    np.testing.assert_allclose(levels(clip), colour[0].mean(-1), atol=0.5 / 255 + 1e-6)
+
+
 def test_what_is_left_out_of_a_large_file_is_said() -> None:
     found = read_upload(npz(frames=frames(MAX_CLIPS + 3, wire.MAX_FRAMES + 1)), "l.npz", SIZE)
     assert len(found.clips) == MAX_CLIPS

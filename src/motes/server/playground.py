@@ -156,13 +156,15 @@ class Playground:
 
 
 def clips_from(clips: Clips, title: str) -> list[wire.Clip]:
-    """Clips of any file as they travel."""
+    """Clips of any source as they travel."""
+    frames = clips.frames.float()
     return [
         _clip(
             title if len(clips) == 1 else f"{title} {i + 1}",
-            clips.frames[i].float(),
+            frames[i],
             None if clips.clean is None else clips.clean[i],
-            None if clips.num_objects is None else int(clips.num_objects[i]),
+            num_objects=None if clips.num_objects is None else int(clips.num_objects[i]),
+            observed=None if clips.observed is None else clips.observed[i].tolist(),
         )
         for i in range(len(clips))
     ]
@@ -179,7 +181,9 @@ def _clip(
     title: str,
     frames: Float[Tensor, "T height width"],
     truth: Float[Tensor, "N T 2"] | None,
+    *,
     num_objects: int | None = None,
+    observed: list[bool] | None = None,
 ) -> wire.Clip:
     num_frames, height, width = frames.shape
     present = [] if truth is None else [path for path in truth if not path.isnan().any()]
@@ -191,6 +195,7 @@ def _clip(
         frames=encode_frames(frames),
         num_objects=num_objects or len(present) or None,
         truth=[_points(path) for path in present] or None,
+        observed=observed,
     )
 
 

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from motes.data import Clips, load_clips, read_frames
+from motes.data import Clips, load_clips
 from motes.errors import InputError
 from motes.server import wire
 from motes.server.playground import clips_from
+from motes.video import read_frames
 
 MAX_BYTES = 16 * 2**20
 MAX_CLIPS = 12
@@ -96,7 +97,7 @@ def _report(pipe: Connection, job: Callable[..., wire.Clips], arguments: tuple[o
 def _read(path: str, title: str, size: tuple[int, int]) -> wire.Clips:
     """The first clips of a file, cut to the frames that may be asked about."""
     clips = Clips(read_frames(path).float()) if path.endswith(".gif") else load_clips(path)
-    num_clips, num_frames, height, width = clips.video.shape
+    num_clips, num_frames, height, width = clips.video.shape[:4]
     if (height, width) != size:
         raise InputError(
             f"the frames are {height}x{width} pixels; this model sees {size[0]}x{size[1]}: "
@@ -115,7 +116,11 @@ def _read(path: str, title: str, size: tuple[int, int]) -> wire.Clips:
 
 
 def _cut(clips: Clips, num_frames: int) -> Clips:
-    """The clips up to a number of frames."""
-    frames, truth = clips.frames[:, :num_frames].float(), clips.clean
-    shorter = None if truth is None else truth[:, :, :num_frames]
-    return Clips(frames, clips.num_objects, clean=shorter)
+    """The clips up to a number of frames, in grey."""
+    frames = clips.frames[:, :num_frames].float()
+    return Clips(
+        video=frames.mean(-1) if frames.ndim == 5 else frames,
+        num_objects=clips.num_objects,
+        clean=None if clips.clean is None else clips.clean[:, :, :num_frames],
+        observed=None if clips.observed is None else clips.observed[:, :num_frames],
+    )

@@ -44,6 +44,7 @@ class Clip(Video):
     title: str
     num_objects: int | None = Field(description="null where nobody knows")
     truth: list[list[Point]] | None = Field(description="noise-free paths, one list an object")
+    observed: list[bool] | None = Field(description="frames that were filmed; null: all of them")
 
 
 class Clips(Record):

@@ -41,7 +41,7 @@ const guarded = (act) => async (...given) => {
 
 // ---- clips ---------------------------------------------------------------------------------
 
-async function use(clip, seen = middleHidden(clip.num_frames)) {
+async function use(clip, seen = clip.observed ?? middleHidden(clip.num_frames)) {
   Object.assign(state, { clip: { ...clip, levels: bytes(clip.frames) }, probabilities: null });
   timeline.load(seen, Number(find("ahead").value));
   if (timeline.now >= timeline.length) timeline.go(0);
