@@ -1,12 +1,15 @@
 """Files appear whole or not at all."""
 
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from motes.errors import InputError
+
+_TEMPORARY = re.compile(r"\.[0-9a-f]{16}(\.\w+)?")
 
 
 @contextmanager
@@ -28,7 +31,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         )
     if path.is_dir():
         raise InputError(f"got {path}, a folder; expected the name of a file; add a file name")
-    temporary = path.with_name(f".{secrets.token_hex(8)}{path.suffix}")
+    temporary = path.with_name(f".{secrets.token_hex(8)}{path.suffix}")  # see `leftovers`
     try:
         temporary.touch()  # the plain way to be given the permissions that the umask leaves
         permissions = temporary.stat().st_mode
@@ -43,3 +46,11 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Temporary files of `atomic_path` in a folder: of a writer at work, or of one that was killed.
+
+    Only who holds the folder alone may take them for the second and delete them.
+    """
+    return [path for path in folder.iterdir() if _TEMPORARY.fullmatch(path.name)]

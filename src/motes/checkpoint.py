@@ -114,13 +114,20 @@ def restore(model: Model, tensors: dict[str, Tensor], origin: Path) -> None:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Writes a safetensors file atomically."""
+    """Writes a safetensors file atomically.
+
+    Raises:
+        OSError: the disk is full or fails; the file is as it was.
+    """
     with atomic_path(path) as temporary:
-        save_file(
-            {name: value.contiguous() for name, value in tensors.items()},
-            temporary,
-            metadata={"format": "motes", **metadata},
-        )
+        try:
+            save_file(
+                {name: value.contiguous() for name, value in tensors.items()},
+                temporary,
+                metadata={"format": "motes", **metadata},
+            )
+        except SafetensorError as error:  # in which the system's own error is a part of the text
+            raise OSError(f"{path} could not be written ({error})") from None
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("motes: interrupted", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"motes: {error.filename or ''} {error.strerror or error}".strip(), file=sys.stderr)
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"motes: {place}{error.strerror or error}", file=sys.stderr)
         return 1
     return 0

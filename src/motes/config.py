@@ -156,6 +156,11 @@ class ScheduleConfig:
             seed_mixture=self.seed_mixture,
         )
 
+    def slower(self, factor: float) -> "ScheduleConfig":
+        """The same schedule with other learning rates."""
+        rates = tuple((step, factor * rate) for step, rate in self.learning_rate)
+        return dataclasses.replace(self, learning_rate=rates)
+
 
 @dataclass(frozen=True)
 class RunConfig:

@@ -1,6 +1,7 @@
 """The folder of a run and the process that works in it: lock, environment, log, signals."""
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import platform
@@ -14,7 +15,9 @@ from typing import Any
 
 import torch
 
-from motes.checkpoint import write_text
+from motes.atomic import leftovers
+from motes.checkpoint import read_config, write_json, write_text
+from motes.config import RunConfig, to_json
 from motes.errors import InputError
 
 
@@ -22,7 +25,8 @@ from motes.errors import InputError
 def exclusive(folder: Path) -> Iterator[None]:
     """Holds the folder's lock; a second process that wants it gets a clear error.
 
-    The lock is the operating system's, so a killed process leaves none behind.
+    The lock is the operating system's, so a killed process leaves none behind. What else such a
+    process may have left, files half written, is deleted.
     """
     try:
         handle = (folder / ".lock").open("w")
@@ -33,7 +37,48 @@ def exclusive(folder: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(f"{folder} is in use by another process; wait for it") from None
+        for path in leftovers(folder):
+            path.unlink(missing_ok=True)
         yield
+
+
+def begin(out: Path, config: RunConfig, replicas: int) -> None:
+    """Writes what a new run needs to be resumed; `config.json` last, which makes it a run.
+
+    With several replicas `replicas.json` says how many; their own folders follow from it.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    for path in (out / "replicas.json", *leftovers(out)):  # of a process that was killed here
+        path.unlink(missing_ok=True)
+    if replicas > 1:
+        write_json(out / "replicas.json", {"seed": config.seed, "replicas": replicas})
+    write_text(out / "config.json", to_json(config))
+
+
+def is_new(out: Path) -> bool:
+    """Whether a run may begin in a folder: nothing is there, or what `begin` left when killed."""
+    if not out.exists():
+        return True
+    entries = {path.name for path in out.iterdir()} - {path.name for path in leftovers(out)}
+    return entries <= {"replicas.json"}
+
+
+def run_folders(out: Path, *, writes: bool) -> list[Path]:
+    """The folders of a run's replicas, made where they are missing; a single run's own folder."""
+    try:
+        noted = json.loads((out / "replicas.json").read_text(encoding="utf-8"))
+        first, count = int(noted["seed"]), int(noted["replicas"])
+    except FileNotFoundError:
+        return [out]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{out / 'replicas.json'} is damaged ({error}); start anew") from None
+    folders = [out / f"seed-{first + offset}" for offset in range(count)]
+    for offset, folder in enumerate(folders if writes else []):
+        if not (folder / "config.json").is_file():
+            folder.mkdir(exist_ok=True)
+            own = dataclasses.replace(read_config(out), seed=first + offset)
+            write_text(folder / "config.json", to_json(own))
+    return folders
 
 
 @contextlib.contextmanager

@@ -22,17 +22,19 @@ from motes.checkpoint import (
     save_model,
     write_json,
     write_tensors,
-    write_text,
 )
-from motes.config import RunConfig, to_json
+from motes.config import RunConfig
 from motes.errors import InputError
 from motes.model import Model
 from motes.objective import bound_terms
 from motes.run_folder import (
+    begin,
     drop_lines_after,
     environment,
     exclusive,
     fast_arithmetic,
+    is_new,
+    run_folders,
     stop_signals,
 )
 from motes.schedule import at_step
@@ -41,6 +43,7 @@ from motes.trainer import Trainer
 from motes.training_data import Dataset, fit_to_data, make_dataset
 
 Report = Callable[[dict[str, Any]], None]
+SLOWER = 0.5  # the learning rates after a roll-back, as a multiple of those before
 
 
 class Outcome(NamedTuple):
@@ -51,6 +54,7 @@ class Outcome(NamedTuple):
     finished: bool  # False: stopped by a signal, to be resumed
     held_out_bound: float  # nats a clip, KL weight 1
     pixel_map_residual: float  # pixels
+    rolled_back: int  # times that training went back, because something was not finite
 
 
 def train(
@@ -59,37 +63,38 @@ def train(
     *,
     device: str = "cpu",
     replicas: int = 1,
+    roll_backs: int = 0,
     report: Report = lambda line: None,
 ) -> Outcome:
     """Trains into a new folder.
 
     With several replicas, seeds `config.seed`, `config.seed + 1`, ... train side by side into
     `out/seed-*`, and the one with the best held-out bound is copied to `out`. No truth is used.
+    A term or gradient that is not finite ends training with a `FloatingPointError`; up to
+    `roll_backs` times it goes back to the last checkpoint instead, with half the learning rates.
     """
     if out.is_file():
         raise InputError(f"{out} is a file; give a new folder")
-    if out.exists() and any(out.iterdir()):
+    if not is_new(out):
         raise InputError(
             f"{out} is not empty; give a new folder, or go on with: motes train --resume {out}"
         )
     if replicas < 1:
         raise InputError(f"replicas is {replicas}; give 1 or more")
     config = fit_to_data(config)
-    folders = [out]
-    if replicas > 1:
-        folders = [out / f"seed-{config.seed + r}" for r in range(replicas)]
     processes.wait()  # until all have found the folder empty
-    for offset, folder in enumerate(folders if processes.leads() else []):
-        folder.mkdir(parents=True, exist_ok=True)
-        own = dataclasses.replace(config, seed=config.seed + offset)
-        write_text(folder / "config.json", to_json(own))
+    if processes.leads():
+        begin(out, config, replicas)
     processes.wait()
-    return resume(out, device=device, report=report)
+    return resume(out, device=device, roll_backs=roll_backs, report=report)
 
 
-def resume(out: Path, *, device: str = "cpu", report: Report = lambda line: None) -> Outcome:
+def resume(
+    out: Path, *, device: str = "cpu", roll_backs: int = 0, report: Report = lambda line: None
+) -> Outcome:
     """Goes on with the run in a folder, from its last checkpoint or from the start."""
-    folders = sorted(path.parent for path in out.glob("seed-*/config.json")) or [out]
+    folders = run_folders(out, writes=processes.leads())
+    processes.wait()
     configs = [read_config(folder) for folder in folders]
     with contextlib.ExitStack() as stack:
         for folder in folders if processes.leads() else []:
@@ -99,7 +104,7 @@ def resume(out: Path, *, device: str = "cpu", report: Report = lambda line: None
         if teacher is not None:
             dataset = dataset._replace(training=give_lessons(teacher, dataset.training))
         runs = [
-            Run(folder, config, dataset, torch.device(device), report, teacher)
+            Run(folder, config, dataset, torch.device(device), report, teacher, roll_backs)
             for folder, config in zip(folders, configs, strict=True)
         ]
         stopping = stack.enter_context(stop_signals())
@@ -143,24 +148,42 @@ class Run:
         device: torch.device,
         report: Report,
         teacher: Model | None = None,
+        roll_backs: int = 0,
     ) -> None:
-        self.folder, self.config, self.held_out = folder, config, dataset.held_out
-        self.trainer = Trainer(config, dataset.training, device)
+        self.folder, self.config, self.dataset = folder, config, dataset
+        self.device, self.roll_backs = device, roll_backs
         self.report = report if processes.leads() else lambda line: None
         self.checkpoint = folder / "checkpoint.safetensors"
+        self.last_saved: int | None = None
+        self.rolled_back = 0
         if self.checkpoint.is_file():
-            tensors, metadata = read_tensors(self.checkpoint)
-            if not metadata.get("step", "").isdecimal():
-                raise InputError(f"{self.checkpoint} is no training state; delete it to start anew")
-            self.trainer.restore(tensors, int(metadata["step"]))
-        elif teacher is not None:
-            self.trainer.model.dynamics.load_state_dict(teacher.dynamics.state_dict())
+            self.restore()
+        else:
+            self.trainer = Trainer(config, dataset.training, device)
+            if teacher is not None:
+                self.trainer.model.dynamics.load_state_dict(teacher.dynamics.state_dict())
         if processes.leads():
             write_json(folder / "environment.json", environment(device))
             drop_lines_after(folder / "log.jsonl", self.trainer.step)
-        self.last_saved: int | None = self.trainer.step if self.checkpoint.is_file() else None
         self.outcome: Outcome | None = None
         self.started, self.started_at = time.monotonic(), self.trainer.step
+
+    def restore(self, rolled_back: int | None = None) -> None:
+        """Makes the trainer that of the last checkpoint, slower after so many roll-backs.
+
+        Args:
+            rolled_back: how often training went back; None: as often as before the checkpoint.
+        """
+        tensors, metadata = read_tensors(self.checkpoint)
+        step, before = metadata.get("step", ""), metadata.get("rolled_back", "0")
+        if not (step.isdecimal() and before.isdecimal()):
+            raise InputError(f"{self.checkpoint} is no training state; delete it to start anew")
+        self.rolled_back = int(before) if rolled_back is None else rolled_back
+        self.last_saved = int(step)
+        schedule = self.config.schedule.slower(SLOWER**self.rolled_back)
+        slower = dataclasses.replace(self.config, schedule=schedule)
+        self.trainer = Trainer(slower, self.dataset.training, self.device)
+        self.trainer.restore(tensors, int(step))
 
     @property
     def unfinished(self) -> bool:
@@ -176,22 +199,31 @@ class Run:
         """Takes a step; reports and saves when they are due."""
         self.trainer.advance()
         step = self.trainer.step
-        if step % self.config.log_every == 0:
-            self.log_terms()
-        if step % self.config.checkpoint_every == 0:
-            self.save()
+        try:
+            if step % self.config.log_every == 0:
+                self.log_terms()
+            if step % self.config.checkpoint_every == 0 or not self.unfinished:
+                self.save()
+        except FloatingPointError as error:
+            if self.last_saved is None or self.rolled_back >= self.roll_backs:
+                raise FloatingPointError(self._stopped(error)) from None
+            self.roll_back(error)
+        except OSError as error:
+            advice = "mend that, then go on with --resume"
+            raise OSError(f"{self._stopped(error)}; {advice}") from error
+
+    def roll_back(self, error: FloatingPointError) -> None:
+        """Goes back to the last checkpoint with half the learning rates, and says so."""
+        self.restore(self.rolled_back + 1)
+        if processes.leads():
+            drop_lines_after(self.folder / "log.jsonl", self.trainer.step)
+        self._log({"step": self.trainer.step, "rolled_back": self.rolled_back, "why": str(error)})
 
     def log_terms(self) -> None:
         """Writes and reports the terms of the bound since the last time."""
         step = self.trainer.step
-        try:
-            terms = self.trainer.mean_terms()
-        except FloatingPointError as error:
-            kept = "no checkpoint had been saved yet"
-            if self.last_saved is not None:
-                kept = f"the last good checkpoint is {self.checkpoint} of step {self.last_saved}"
-            raise FloatingPointError(f"training stopped: {error}; {kept}") from None
-        phase = at_step(self.config.schedule, step - 1)
+        terms = self.trainer.mean_terms()
+        phase = at_step(self.trainer.config.schedule, step - 1)
         rate = (step - self.started_at) / max(time.monotonic() - self.started, 1e-9)
         self._log({
             "step": step,
@@ -205,15 +237,23 @@ class Run:
         """Measures the held-out bound, then replaces the model and the checkpoint."""
         if self.trainer.num_summed:
             self.log_terms()
-        bound = held_out_bound(self.trainer, self.held_out)
-        residual = align(self.trainer.model, self.config.data.num_frames)
         step = self.trainer.step
+        bound = held_out_bound(self.trainer, self.dataset.held_out)
+        # An infinite weight behind a tanh spoils no term, but nobody could load the model.
+        values = {"the held-out bound": torch.tensor(bound), **self.trainer.model.state_dict()}
+        for name, value in values.items():
+            if not bool(value.isfinite().all()):
+                raise FloatingPointError(f"{name} is not finite after step {step}")
+        residual = align(self.trainer.model, self.config.data.num_frames)
         if processes.leads() and step != self.last_saved:
             save_model(self.folder, self.trainer.model, self.config)
-            write_tensors(self.checkpoint, self.trainer.state(), {"step": str(step)})
+            place = {"step": str(step), "rolled_back": str(self.rolled_back)}
+            write_tensors(self.checkpoint, self.trainer.state(), place)
             self._log({"step": step, "held_out_bound": bound, "pixel_map_residual": residual})
         self.last_saved = step
-        self.outcome = Outcome(self.folder, step, not self.unfinished, bound, residual)
+        self.outcome = Outcome(
+            self.folder, step, not self.unfinished, bound, residual, self.rolled_back
+        )
         return self.outcome
 
     def finish(self) -> Outcome:
@@ -221,6 +261,13 @@ class Run:
         if self.outcome is None or self.outcome.step != self.trainer.step:
             self.outcome = self.save()
         return self.outcome
+
+    def _stopped(self, error: Exception) -> str:
+        """Why training stopped, and what is kept."""
+        kept = "no checkpoint had been saved yet"
+        if self.last_saved is not None:
+            kept = f"the last good checkpoint is {self.checkpoint} of step {self.last_saved}"
+        return f"training stopped after step {self.trainer.step}: {error}; {kept}"
 
     def _log(self, line: dict[str, Any]) -> None:
         if processes.leads():

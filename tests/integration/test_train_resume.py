@@ -210,9 +210,12 @@ def test_replicas_that_were_stopped_are_resumed_together(
     """One replica had finished, the other had not: nothing is chosen before both have."""
     out = tmp_path / "out"
     straight = train(PRESETS["smoke"], tmp_path / "straight", replicas=2)
+    out.mkdir()
+    for name in ("config.json", "replicas.json"):
+        (out / name).write_bytes((tmp_path / "straight" / name).read_bytes())
     for seed, source in ((0, "straight"), (1, None)):
         folder = out / f"seed-{seed}"
-        folder.mkdir(parents=True)
+        folder.mkdir()
         for path in (tmp_path / "straight" / f"seed-{seed}").iterdir():
             if source or path.name == "config.json":
                 (folder / path.name).write_bytes(path.read_bytes())

@@ -30,6 +30,7 @@ def train(
     seed: int = 0,
     replicas: int = 1,
     iterations: int | None = None,
+    roll_backs: int = 0,
     resume: Path | None = None,
     device: str = "cpu",
     tensorboard: bool = False,
@@ -50,6 +51,8 @@ def train(
         seed: of weights, batches and noise.
         replicas: so many seeds side by side; the best held-out bound is kept.
         iterations: stretch or squeeze the preset's schedule to so many.
+        roll_backs: if something is not finite, go back to the last checkpoint with half the
+            learning rates, so many times; then, or without one, stop and say so.
         resume: go on with the run in this folder.
         device: cpu or cuda.
         tensorboard: also write TensorBoard events (pip install 'motes[tensorboard]').
@@ -72,11 +75,18 @@ def train(
     with _process_group(device) as own_device, training_bar(events) as report:
         silent = not processes.leads()
         if resume is not None:
-            outcome = training.resume(resume, device=own_device, report=report)
+            outcome = training.resume(
+                resume, device=own_device, roll_backs=roll_backs, report=report
+            )
         else:
             assert out is not None
             outcome = training.train(
-                config, out, device=own_device, replicas=replicas, report=report
+                config,
+                out,
+                device=own_device,
+                replicas=replicas,
+                roll_backs=roll_backs,
+                report=report,
             )
     if silent:
         return

@@ -74,6 +74,8 @@ def training_bar(events: Path | None) -> Iterator[Callable[[dict[str, Any]], Non
 
 def describe(line: dict[str, Any]) -> str:
     """One report of training in words."""
+    if "rolled_back" in line:
+        return f"{line['why']}: went back to step {line['step']}, with half the learning rates"
     if "held_out_bound" in line:
         return (
             f"held-out bound {line['held_out_bound']:.1f}, "

@@ -1,0 +1,119 @@
+"""The short form of tools/try_faults.py, which kills training hundreds of times over."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from motes.atomic import leftovers
+from motes.checkpoint import read_config
+from motes.config import to_json
+from motes.errors import InputError
+from motes.presets import PRESETS
+from motes.run_folder import begin, exclusive, is_new, run_folders
+from motes.train import resume, train
+from motes.trainer import Trainer
+
+ROOT = Path(__file__).parents[2]
+SMOKE = PRESETS["smoke"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["paper", "structured"])
+def test_training_survives_kills_full_disks_closed_folders_and_wild_clocks(family: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "tools/try_faults.py", "--family", family, "--kills", "3"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    tried = json.loads(done.stdout)["families"][family]
+    assert tried["kills"] >= 3
+    assert {"full_disk", "small_disk", "closed_folder", "wild_clock", "not_finite"} <= set(tried)
+
+
+def test_whoever_takes_a_folder_removes_what_a_killed_writer_left(tmp_path: Path) -> None:
+    left = [tmp_path / ".0123456789abcdef.safetensors", tmp_path / ".fedcba9876543210"]
+    kept = [tmp_path / ".lock", tmp_path / ".0123.json", tmp_path / "model.safetensors"]
+    for path in (*left, *kept):
+        path.touch()
+    assert sorted(leftovers(tmp_path)) == sorted(left)
+    with exclusive(tmp_path):
+        assert sorted(tmp_path.iterdir()) == sorted(kept)
+
+
+def test_a_run_killed_while_it_began_can_begin_again(tmp_path: Path) -> None:
+    (tmp_path / ".0123456789abcdef.json").touch()
+    (tmp_path / "replicas.json").write_text('{"seed": 0, "replicas": 3}')
+    assert is_new(tmp_path)
+    begin(tmp_path, SMOKE, replicas=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert not is_new(tmp_path)
+
+
+def test_replicas_whose_folders_a_kill_prevented_are_made_when_resumed(tmp_path: Path) -> None:
+    begin(tmp_path, replace(SMOKE, seed=4), replicas=3)
+    (tmp_path / "seed-4").mkdir()
+    folders = run_folders(tmp_path, writes=True)
+    assert [folder.name for folder in folders] == ["seed-4", "seed-5", "seed-6"]
+    assert [read_config(folder).seed for folder in folders] == [4, 5, 6]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"seed": 0}', '{"seed": 0, "replicas": "x"}'])
+def test_a_damaged_list_of_replicas_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "replicas.json").write_text(content)
+    with pytest.raises(InputError, match=r"replicas\.json is damaged"):
+        run_folders(tmp_path, writes=True)
+
+
+def spoil_once(monkeypatch: pytest.MonkeyPatch, at_step: int) -> None:
+    """Lets one weight be infinite at a step, the first time that it is taken."""
+    advance, spoiled = Trainer.advance, []
+
+    def advance_spoiled(self: Trainer) -> None:
+        if self.step == at_step and not spoiled:
+            spoiled.append(at_step)
+            with torch.no_grad():
+                next(self.model.renderer.parameters()).fill_(torch.inf)
+        advance(self)
+
+    monkeypatch.setattr(Trainer, "advance", advance_spoiled)
+
+
+def test_what_is_not_finite_rolls_back_where_that_was_asked_for_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, object]] = []
+    with monkeypatch.context() as patch:
+        spoil_once(patch, at_step=13)
+        outcome = train(SMOKE, tmp_path / "back", roll_backs=1, report=told.append)
+    assert outcome.finished
+    assert outcome.rolled_back == 1
+    (line,) = (line for line in told if "rolled_back" in line)
+    assert (line["step"], line["rolled_back"]) == (10, 1)
+    rates = {line["step"]: line["learning_rate"] for line in told if "learning_rate" in line}
+    assert rates == {5: 1e-3, 10: 1e-3, 15: 5e-4, 20: 5e-4}
+    # The half rate is remembered: what is killed after the roll-back goes on with it.
+    config = replace(SMOKE, schedule=replace(SMOKE.schedule, iterations=30))
+    (tmp_path / "back" / "config.json").write_text(to_json(config))
+    told.clear()
+    resume(tmp_path / "back", report=told.append)
+    assert {line["learning_rate"] for line in told if "learning_rate" in line} == {5e-4}
+
+
+def test_what_is_not_finite_stops_otherwise_and_the_checkpoint_before_it_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight = train(SMOKE, tmp_path / "straight")
+    spoil_once(monkeypatch, at_step=13)
+    message = r"after step 20: renderer\S+ is not finite.*last good checkpoint is .* of step 10"
+    with pytest.raises(FloatingPointError, match=message):
+        train(SMOKE, tmp_path / "run")
+    assert resume(tmp_path / "run").held_out_bound == straight.held_out_bound
