@@ -44,6 +44,10 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         raise InputError(
             f"got {path}; expected a place that can be written ({error.strerror}); choose another"
         ) from error
+    except OSError as error:
+        if error.errno is None or error.filename not in (None, str(temporary)):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -197,9 +198,9 @@ class Run:
 
     def advance(self) -> None:
         """Takes a step; reports and saves when they are due."""
-        self.trainer.advance()
-        step = self.trainer.step
         try:
+            self._step()
+            step = self.trainer.step
             if step % self.config.log_every == 0:
                 self.log_terms()
             if step % self.config.checkpoint_every == 0 or not self.unfinished:
@@ -239,11 +240,9 @@ class Run:
             self.log_terms()
         step = self.trainer.step
         bound = held_out_bound(self.trainer, self.dataset.held_out)
-        # An infinite weight behind a tanh spoils no term, but nobody could load the model.
-        values = {"the held-out bound": torch.tensor(bound), **self.trainer.model.state_dict()}
-        for name, value in values.items():
-            if not bool(value.isfinite().all()):
-                raise FloatingPointError(f"{name} is not finite after step {step}")
+        if not math.isfinite(bound):
+            raise FloatingPointError(f"the held-out bound is not finite after step {step}")
+        require_finite(self.trainer)  # an infinite weight behind a tanh spoils no term
         residual = align(self.trainer.model, self.config.data.num_frames)
         if processes.leads() and step != self.last_saved:
             save_model(self.folder, self.trainer.model, self.config)
@@ -262,6 +261,14 @@ class Run:
             self.outcome = self.save()
         return self.outcome
 
+    def _step(self) -> None:
+        """Takes a step; what breaks it because of weights that are not finite is told as that."""
+        try:
+            self.trainer.advance()
+        except (IndexError, ValueError, RuntimeError):
+            require_finite(self.trainer)
+            raise
+
     def _stopped(self, error: Exception) -> str:
         """Why training stopped, and what is kept."""
         kept = "no checkpoint had been saved yet"
@@ -274,6 +281,13 @@ class Run:
             with (self.folder / "log.jsonl").open("a", encoding="utf-8") as log:
                 log.write(json.dumps(line) + "\n")
             self.report({"folder": str(self.folder), "of": self.config.schedule.iterations, **line})
+
+
+def require_finite(trainer: Trainer) -> None:
+    """Raises `FloatingPointError` where a weight is not finite; nobody could load such a model."""
+    for name, value in trainer.model.state_dict().items():
+        if not bool(value.isfinite().all()):
+            raise FloatingPointError(f"{name} is not finite after step {trainer.step}")
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ def ours() -> list[Path]:
     """Every text file that a person wrote."""
     folders = ("src", "tests", "tools", "examples", "docs", "results", ".ci")
     inside = [path for folder in folders for path in (ROOT / folder).rglob("*")]
-    top = [*ROOT.glob("*"), ROOT / ".pre-commit-config.yaml", ROOT / ".gitignore"]
+    top = [*ROOT.glob("[!.]*"), ROOT / ".pre-commit-config.yaml", ROOT / ".gitignore"]
     suffixes = ("", ".py", ".md", ".toml", ".json", ".cff", ".yaml")
     return [
         path
