@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Sequence
 
 from motes.errors import InputError
-from motes.verbs import ask, bench, learn, make, serve
+from motes.verbs import ask, bench, learn, make, serve, video
 
 VERBS: dict[str, Callable[..., None]] = {
     "demo": make.demo,
     "data": make.data,
+    "prepare": video.prepare,
     "train": learn.train,
     "evaluate": learn.evaluate,
     "infer": ask.infer,

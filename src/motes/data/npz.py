@@ -2,10 +2,11 @@
 
 import zipfile
 import zlib
+from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
 from tokenize import TokenError
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from motes.shapes import Float, Tensor
 
 MAX_BYTES = 4 * 2**30  # the most that one file may unfold to in memory
 _MEMBERS = ("frames", "bits", "size", *KNOWN)
+Read = TypeVar("Read")
 # What zipfile, zlib and numpy raise when the bytes of a file make no sense to them.
 _READING_ERRORS = (
     *(OSError, EOFError, ValueError, KeyError, SyntaxError, TypeError, OverflowError),
@@ -50,13 +52,24 @@ def load_clips(path: str | Path) -> Clips:
         path: an npz file of `save_clips`; an npz file with `frames` (see `video_of`) and, if known,
             `num_objects`, `observed` and the truth (see `Clips`); or an npy file of frames alone.
     """
-    path = Path(path)
+    return _read_file(Path(path), _MEMBERS, _clips_from)
+
+
+def load_arrays(path: str | Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Return those arrays of an npz file that have these names, as far as it holds them."""
+    return _read_file(Path(path), names, lambda arrays: arrays)
+
+
+def _read_file(
+    path: Path, names: Sequence[str], make: Callable[[dict[str, NDArray[Any]]], Read]
+) -> Read:
+    """Return what `make` makes of the arrays; a file without sense is bad input."""
     if not path.is_file():
         raise InputError(f"got {path}; expected an npz or npy file there; check the path")
     try:
         with open(path, "rb") as file:
-            arrays = _read_arrays(file, path.stat().st_size)
-        return _clips_from(arrays)
+            arrays = _read_arrays(file, path.stat().st_size, names)
+        return make(arrays)
     except InputError as error:
         raise InputError(f"in {path}: {error}") from error
     except _READING_ERRORS as error:
@@ -66,8 +79,8 @@ def load_clips(path: str | Path) -> Clips:
         ) from error
 
 
-def _read_arrays(file: IO[bytes], size: int) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an open npz or npy file that we know by name."""
+def _read_arrays(file: IO[bytes], size: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an open npz or npy file that have these names."""
     if not zipfile.is_zipfile(file):
         file.seek(0)
         return {"frames": _read_array(file, size, "frames")}
@@ -75,7 +88,7 @@ def _read_arrays(file: IO[bytes], size: int) -> dict[str, NDArray[Any]]:
         stored = set(archive.namelist())
         sizes = {
             name: archive.getinfo(f"{name}.npy").file_size
-            for name in _MEMBERS
+            for name in names
             if f"{name}.npy" in stored
         }
         _check_bytes(sum(sizes.values()))

@@ -11,7 +11,7 @@ from motes.errors import InputError
 
 
 @contextlib.contextmanager
-def bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
+def bar(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """A bar on standard error if it is a terminal; the caller tells how much is done."""
     from rich.console import Console
     from rich.progress import Progress

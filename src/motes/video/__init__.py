@@ -1,6 +1,19 @@
 """A person's own video: read, prepared for a model, and mapped back to its pixels and seconds."""
 
+from motes.video.clip_file import load_video_map
+from motes.video.geometry import VideoMap
+from motes.video.preparing import Plan, Preparation, plan
 from motes.video.reading import open_video, read_frames
 from motes.video.source import Frame, Video
 
-__all__ = ["Frame", "Video", "open_video", "read_frames"]
+__all__ = [
+    "Frame",
+    "Plan",
+    "Preparation",
+    "Video",
+    "VideoMap",
+    "load_video_map",
+    "open_video",
+    "plan",
+    "read_frames",
+]
