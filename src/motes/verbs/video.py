@@ -34,7 +34,7 @@ def prepare(
     sheet: Path | None = None,
     as_json: Annotated[bool, arg(name="json")] = False,
 ) -> None:
-    """Turns a video into clips of what moves in it, for `motes train --data` and for questions.
+    """Turns a video into clips of what moves in it, to learn from and to ask about.
 
     Example: motes prepare juggling.mp4 -o clips.npz --crop 530 0 850 690 --size 160 --colour grey
 

@@ -42,7 +42,7 @@ def usual_count(inks: list[list[float]]) -> int:
     """How many objects most frames of a clip show, given the blobs of every frame.
 
     Specks do not count. Two objects that touch are one blob and a hidden one is none, so of two
-    numbers that are seen equally often the larger is taken. [Choice 41]
+    numbers that are seen equally often the larger is taken. [Choice 20]
     """
     all_inks: Float[np.ndarray, " M"] = np.array([ink for frame in inks for ink in frame])
     if not len(all_inks):

@@ -96,7 +96,7 @@ def automatic_threshold(
 
     What moves is above Otsu's cut of the differences that are larger than noise; the noise is left
     out because a pixel in ten thousand would not weigh against all the others. Half of the median
-    contrast is where the blurred border of an object belongs. [Choice 40]
+    contrast is where the blurred border of an object belongs. [Choice 19]
 
     Law: lies between noise and objects (test_the_threshold_parts_noise_from_small_objects).
     """
