@@ -1,0 +1,1 @@
+"""Opponents and limits; none of them knows our models."""

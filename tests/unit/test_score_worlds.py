@@ -1,0 +1,95 @@
+"""The scores of the worlds: what a perfect, a blind and an honest answer are given."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tools import score_worlds
+from tools.score_worlds import Task
+
+from motes.baselines.oracle import Tracks
+from motes.data import worlds
+
+TASK = Task("bar", "bar", (2,), num_clips=6)
+
+
+def truth_told(clips, count, seen_until, *, spread=1.0, flip=False):
+    """The truth as an answer, its objects perhaps in another order."""
+    eye = spread * torch.eye(2).expand(*clips.positions.shape, 2)
+    told = Tracks(clips.positions, eye, clips.clean, eye)
+    return Tracks(*(part.flip(1) for part in told)) if flip else told
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_the_truth_in_any_order_has_no_error(flip):
+    clips = worlds.make("bar", 6, 2, seed=1)
+    scores = score_worlds.score(lambda *a: truth_told(*a, flip=flip), clips, 2, TASK)
+    for name, value in scores.items():
+        assert value == (0 if name.endswith("rmse") else 1)
+    assert {"tracked", "hidden_rmse", "hidden_coverage90", "forecast_rmse"} <= set(scores)
+
+
+def test_hidden_frames_are_scored_apart_from_seen_ones():
+    clips = worlds.make("bar", 6, 2, seed=1)
+    hidden = ~clips.visible
+
+    def ask(part, count, seen_until):
+        wrong = 3.0 * (~part.visible)[..., None]  # 3 px along each axis
+        told = truth_told(part, count, seen_until)
+        return told._replace(pixels=told.pixels + wrong, path_pixels=told.path_pixels + wrong)
+
+    scores = score_worlds.score(ask, clips, 2, TASK)
+    assert scores["noisy_rmse"] == 0
+    assert scores["hidden_rmse"] == pytest.approx(18**0.5, abs=1e-4)
+    share = float(hidden.double().mean())
+    assert scores["path_rmse"] == pytest.approx((18 * share) ** 0.5, abs=1e-4)
+    # The squared distance is 18 for unit covariance, far outside; seen objects are inside.
+    assert scores["hidden_coverage90"] == 0
+    assert scores["coverage90"] == 1
+    # Each object passes the bar, where it is 4.2 px off.
+    assert scores["tracked"] == 0
+
+
+def test_a_forecast_is_asked_for_with_the_first_frames_only():
+    asked = []
+    clips = worlds.make("long", 2, 1, num_frames=40, seed=1)
+
+    def ask(part, count, seen_until):
+        asked.append((part.frames.shape[1], seen_until))
+        return truth_told(part, count, seen_until)
+
+    score_worlds.score(ask, clips, 1, Task("long", "long", (1,)))
+    assert asked == [(40, None), (30, 5)]
+
+
+def test_the_oracle_sees_neither_hidden_objects_nor_lost_frames(monkeypatch):
+    given = []
+    monkeypatch.setattr(score_worlds, "ask_oracle", lambda points, law: given.append(points))
+    barred, lost = worlds.make("bar", 3, 2, seed=1), worlds.make("drops", 3, 2, seed=1)
+    score_worlds.ask_law(None, barred, 2, None)
+    score_worlds.ask_law(None, lost, 2, 10)
+    assert torch.equal(given[0].isnan().any(-1), ~barred.visible)
+    until = torch.arange(30) < 10
+    assert torch.equal(~given[1].isnan().any(-1)[:, 0], lost.observed & until)
+
+
+def test_reliability_tells_what_was_said_and_what_happened():
+    believed = torch.tensor([[0.95, 0.05], [0.95, 0.05], [0.35, 0.65]]).double()
+    table = score_worlds.reliability(believed, torch.tensor([1, 2, 2]))
+    assert [(row["cases"], round(row["said"], 3), row["happened"]) for row in table] == [
+        (2, 0.05, 0.5),
+        (1, 0.35, 0.0),
+        (1, 0.65, 1.0),
+        (2, 0.95, 0.5),
+    ]
+
+
+def test_counts_are_scored_against_the_truth(monkeypatch):
+    clips = worlds.make("cannonballs", 20, score_worlds.COUNTED, seed=3)
+    sure = torch.eye(5)[clips.num_objects - 1]
+    sure[0] = sure[0].roll(1)  # one mistake
+    answers = iter([SimpleNamespace(count_probabilities=sure)])
+    monkeypatch.setattr(score_worlds.motes, "infer", lambda model, frames: next(answers))
+    record = score_worlds.score_counts(None, seed=3, num_clips=20)
+    assert record["accuracy"] == 19 / 20
+    assert record["wrong_clips"] == [0]
