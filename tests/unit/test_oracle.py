@@ -20,15 +20,16 @@ def evidence(law, tracks):
     return float(each.logsumexp(-1).sum())
 
 
-def test_the_search_finds_the_likeliest_of_all_orders():
+def test_the_search_finds_the_likeliest_of_all_orders(generator):
     law = Law.of(worlds.physics_of("cannonballs"))
-    clips = worlds.make("cannonballs", 5, 3, seed=11)
-    for clip in clips.positions[:, :, 12:16].double().round():  # late: paths cross there
+    # Points in a heap, so that the best of one frame is often not the best of all. Two objects in
+    # five frames have 16 histories up to their names, as many as the search keeps.
+    for points in (20 + 6 * torch.rand(20, 2, 5, 2, generator=generator)).double().round():
         best = max(
-            evidence(law, torch.stack([clip[list(o), t] for t, o in enumerate(orders)], 1))
-            for orders in product([(0, 1, 2)], *[list(permutations(range(3)))] * 3)
+            evidence(law, torch.stack([points[list(o), t] for t, o in enumerate(orders)], 1))
+            for orders in product([(0, 1)], *[list(permutations(range(2)))] * 4)
         )
-        found = oracle_tracks(clip[None], law)[0]
+        found = oracle_tracks(points[None], law)[0]
         # The same sum of Gaussians, in another order of adding.
         assert evidence(law, found) == pytest.approx(best, abs=1e-8)
 
