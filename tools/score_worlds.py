@@ -13,7 +13,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ BATCH = 50
 CONTEXT = 5  # frames seen before a forecast
 COUNT_BINS = 10
 
-Scores = dict[str, float]
+Scores = dict[str, Any]
 Ask = Callable[[Clips, int, int | None], Answer | Tracks]  # clips, objects, frames seen
 
 
@@ -76,8 +76,8 @@ def grey(clips: Clips) -> Clips:
     return clips
 
 
-def learn(task: Task, seed: int, folder: Path, num_clips: int) -> dict[str, Any]:
-    """Train on fresh clips of a world into a new folder; the record of how that went."""
+def learn(task: Task, seed: int, folder: Path, num_clips: int) -> None:
+    """Train on fresh clips of a world into a new folder, with a record of how that went."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.parent / f"{task.learns}.npz"
     if not path.exists():
@@ -97,14 +97,14 @@ def learn(task: Task, seed: int, folder: Path, num_clips: int) -> dict[str, Any]
             print(f"  {folder.name}: {told}", file=sys.stderr, flush=True)
 
     outcome = train(config, folder, report=report)
-    return {
-        "seed": seed,
+    record = {
         "clips": num_clips,
         "steps": outcome.step,
         "held_out_bound": outcome.held_out_bound,
         "wall_seconds": round(time.monotonic() - wall, 1),
         "cpu_seconds": round(time.process_time() - cpu, 1),
     }
+    write_json(folder / "training.json", record)
 
 
 def shown(clips: Clips) -> Bool[Tensor, "B N T"]:
@@ -223,22 +223,26 @@ def score(ask: Ask, clips: Clips, count: int, task: Task) -> Scores:
         if len(values):
             mean = float(values.mean())
             scores[name] = round(mean**0.5 if name.endswith("rmse") else mean, 4)
-    return scores
+    lost = torch.cat([batch["tracked"] for batch in batches]) == 0
+    return {**scores, "lost_clips": lost.nonzero()[:, 0].tolist()}
 
 
-def score_world(name: str, model: Model | None, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """For each number of objects the scores of the model, where one is given, and the oracle."""
-    task = TASKS[name]
-    law = Law.of(worlds.physics_of(task.asks, task.num_frames))
+def score_world(name: str, ask: Ask) -> dict[str, Any]:
+    """The scores of a contender in a world, for each number of objects."""
+    task, by_count = TASKS[name], {}
     for count in task.counts:
-        clips = grey(worlds.make(task.asks, task.num_clips, count, task.num_frames, seed=seed))
-        record: dict[str, Any] = {"clips": len(clips)}
+        clips = test_clips(task, count)
         started = time.monotonic()
-        if model is not None:
-            record["motes"] = score(partial(ask_model, model), clips, count, task)
-            record["seconds_a_clip"] = round((time.monotonic() - started) / len(clips), 3)
-        record["oracle"] = score(partial(ask_law, law), clips, count, task)
-        yield str(count), record
+        scores = score(ask, clips, count, task)
+        seconds = round((time.monotonic() - started) / len(clips), 3)
+        by_count[str(count)] = {"clips": len(clips), "seconds_a_clip": seconds, **scores}
+        print(name, "N =", count, json.dumps(by_count[str(count)]), file=sys.stderr, flush=True)
+    return by_count
+
+
+def test_clips(task: Task, count: int) -> Clips:
+    """The clips that a task asks about."""
+    return grey(worlds.make(task.asks, task.num_clips, count, task.num_frames, seed=TEST_SEED))
 
 
 def score_counts(model: Model, seed: int, num_clips: int = 300) -> dict[str, Any]:
@@ -284,28 +288,38 @@ def reliability(
     return table
 
 
-def run(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The whole record of one world."""
-    record: dict[str, Any] = {"test_seed": TEST_SEED}
-    model = None
-    if arguments.model is not None:
-        model = motes.load(arguments.model)
-    elif not arguments.oracle_only:
-        folder = arguments.runs / f"{TASKS[name].learns}-{arguments.seed}"
-        if not (folder / "model.safetensors").exists():
-            record["training"] = learn(TASKS[name], arguments.seed, folder, arguments.clips)
-            write_json(folder / "training.json", record["training"])
+def run_oracle(name: str) -> dict[str, Any]:
+    """The record of a world's oracle."""
+    task = TASKS[name]
+    law = Law.of(worlds.physics_of(task.asks, task.num_frames))
+    by_count = score_world(name, partial(ask_law, law))
+    return {"by_count": by_count, "environment": environment(torch.device("cpu"))}
+
+
+def run_model(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The record of a model of a world, trained first if there is none."""
+    record: dict[str, Any] = {}
+    folder = arguments.model or arguments.runs / f"{TASKS[name].learns}-{arguments.seed}"
+    if arguments.model is None:
+        if not (folder / "training.json").exists():
+            learn(TASKS[name], arguments.seed, folder, arguments.clips)
         record["training"] = json.loads((folder / "training.json").read_text("utf-8"))
-        model = motes.load(folder)
-    record["by_count"] = {}
-    for count, scores in score_world(name, model, TEST_SEED):
-        record["by_count"][count] = scores
-        print(name, "N =", count, json.dumps(scores), file=sys.stderr, flush=True)
-    if name == "cannonballs" and model is not None:
+    model = motes.load(folder)
+    record["by_count"] = score_world(name, partial(ask_model, model))
+    if name == "cannonballs":
         record["counting"] = score_counts(model, TEST_SEED + 1)
         print("counting", record["counting"]["accuracy"], file=sys.stderr, flush=True)
-    record["environment"] = environment(torch.device("cpu"))
-    return record
+    return {**record, "environment": environment(torch.device("cpu"))}
+
+
+def store(path: Path, *place: str, record: dict[str, Any]) -> None:
+    """Add a record to a file, which is read anew: another process may have written to it."""
+    stored: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    inner = stored
+    for key in place[:-1]:
+        inner = inner.setdefault(key, {})
+    inner[place[-1]] = record
+    write_json(path, stored)
 
 
 def main() -> None:
@@ -318,15 +332,15 @@ def main() -> None:
     parser.add_argument("--clips", type=int, default=2000, help="to learn from")
     parser.add_argument("--runs", type=Path, default=Path("runs/worlds"))
     parser.add_argument("--model", default=None, help="a trained model for all worlds asked for")
-    parser.add_argument("--oracle-only", action="store_true")
+    parser.add_argument("--oracle", action="store_true", help="score the oracles instead")
     parser.add_argument("--out", type=Path, default=Path("results/worlds.json"))
     arguments = parser.parse_args()
     for name in arguments.worlds:
-        record = run(name, arguments)
-        # Read again before writing: another process may have added a world meanwhile.
-        stored = json.loads(arguments.out.read_text("utf-8")) if arguments.out.exists() else {}
-        stored.setdefault("worlds", {})[name] = record
-        write_json(arguments.out, stored)
+        if arguments.oracle:
+            store(arguments.out, "oracles", name, record=run_oracle(name))
+        else:
+            seed = str(arguments.seed)
+            store(arguments.out, "worlds", name, seed, record=run_model(name, arguments))
 
 
 if __name__ == "__main__":

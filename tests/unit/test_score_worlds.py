@@ -24,6 +24,7 @@ def truth_told(clips, count, seen_until, *, spread=1.0, flip=False):
 def test_the_truth_in_any_order_has_no_error(flip):
     clips = worlds.make("bar", 6, 2, seed=1)
     scores = score_worlds.score(lambda *a: truth_told(*a, flip=flip), clips, 2, TASK)
+    assert scores.pop("lost_clips") == []
     for name, value in scores.items():
         assert value == (0 if name.endswith("rmse") else 1)
     assert {"tracked", "hidden_rmse", "hidden_coverage90", "forecast_rmse"} <= set(scores)
@@ -48,6 +49,7 @@ def test_hidden_frames_are_scored_apart_from_seen_ones():
     assert scores["coverage90"] == 1
     # Each object passes the bar, where it is 4.2 px off.
     assert scores["tracked"] == 0
+    assert scores["lost_clips"] == list(range(6))
 
 
 def test_a_forecast_is_asked_for_with_the_first_frames_only():
