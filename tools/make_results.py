@@ -1,4 +1,4 @@
-"""Write the tables of docs/results.md, docs/structured.md and README.md from results/.
+"""Write the tables of docs/{results,structured,worlds}.md and README.md from results/.
 
 `motes evaluate --out` and `motes bench --out` wrote the records; no number is typed by hand.
 
@@ -28,6 +28,13 @@ SCORES = {
     "interpolation_coverage90": ("truth inside 90 % region: gap", "{:.2f}"),
 }
 SHORT = ("tracked", "noisy_rmse", "forecast_rmse", "interpolation_rmse", "forecast_loss")
+WORLD_SCORES = (
+    ("tracked", "{:.3f}"),
+    ("noisy_rmse", "{:.2f}"),
+    ("path_rmse", "{:.2f}"),
+    ("hidden_rmse", "{:.2f}"),
+)
+WORLD_COVERS = ("coverage90", "hidden_coverage90", "path_coverage90")
 Record = dict[str, Any]
 
 
@@ -98,6 +105,67 @@ def scores_of(model: str, records: dict[str, Record], names: tuple[str, ...]) ->
     return score_table(records[model], names) if model in records else "No record is stored yet."
 
 
+def worlds_table(record: Record) -> str:
+    """Return every world's scores beside its oracle's, for each number of objects."""
+    lines = [
+        "| world | N | clips tracked | position, px | path, px | hidden path, px "
+        "| 90 % regions hold: seen / hidden / path | forecast, px | they hold |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for world, oracle in record.get("oracles", {}).items():
+        runs = record.get("worlds", {}).get(world, {})
+        for count, limit in oracle["by_count"].items():
+            ours = [run["by_count"][count] for run in runs.values() if count in run["by_count"]]
+
+            def pair(name: str, form: str, ours: list[Record] = ours, limit: Record = limit) -> str:
+                if name not in limit:
+                    return ""
+                found = ", ".join(form.format(scores[name]) for scores in ours)
+                return f"{found or '-'} ({form.format(limit[name])})"
+
+            covers = " / ".join(pair(name, "{:.2f}") for name in WORLD_COVERS if name in limit)
+            cells = [pair(name, form) for name, form in WORLD_SCORES]
+            ahead = [pair("forecast_rmse", "{:.2f}"), pair("forecast_coverage90", "{:.2f}")]
+            lines.append("| " + " | ".join([f"`{world}`", count, *cells, covers, *ahead]) + " |")
+    return "\n".join(lines)
+
+
+def worlds_page(records: dict[str, Record]) -> str:
+    """Return the table of the worlds, how the number of objects was found, and the origin."""
+    record = records.get("worlds")
+    if record is None:
+        return "No record is stored yet."
+    parts = [worlds_table(record)]
+    trained = [
+        f"`{world}` seed {seed}: {run['training']['wall_seconds']:.0f} s "
+        f"({run['training']['cpu_seconds']:.0f} s of one core)"
+        for world, runs in record.get("worlds", {}).items()
+        for seed, run in runs.items()
+        if "training" in run
+    ]
+    if trained:
+        parts.append("Training took: " + "; ".join(trained) + ".")
+    for seed, run in record.get("worlds", {}).get("cannonballs", {}).items():
+        if "counting" in run:
+            parts.append(counting_told(seed, run["counting"]))
+    first = next(iter(record["oracles"].values()))
+    return "\n\n".join([*parts, origin(first)])
+
+
+def counting_told(seed: str, counting: Record) -> str:
+    """Return how often the number of objects was right, and what its probabilities were worth."""
+    by_count = ", ".join(f"{share:.3f} of N = {n}" for n, share in counting["by_count"].items())
+    rows = "\n".join(
+        f"| {row['cases']} | {row['said']:.3f} | {row['happened']:.3f} |"
+        for row in counting["reliability"]
+    )
+    return (
+        f"Number of objects not told (seed {seed}, {counting['clips']} clips): right in "
+        f"{counting['accuracy']:.3f} ({by_count}).\n\n"
+        f"| cases | said | happened |\n|---|---|---|\n{rows}"
+    )
+
+
 def fill(page: str, content: str) -> str:
     """Return a page with new content between its markers."""
     between = re.compile(f"{re.escape(OPEN)}.*?{re.escape(CLOSE)}", re.DOTALL)
@@ -114,6 +182,7 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
         "docs/structured.md": scores_of(
             "cannonballs-structured", records, (*SHORT, "infer_coverage90", "forecast_coverage90")
         ),
+        "docs/worlds.md": worlds_page(records),
         "README.md": scores_of("cannonballs-48", records, SHORT),
     }
     return {root / n: fill((root / n).read_text("utf-8"), text) for n, text in contents.items()}
