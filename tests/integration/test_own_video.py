@@ -1,5 +1,6 @@
 """A person's own video through the command line: prepared, learned from, asked about, drawn."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from PIL import Image
 import motes
 from motes import cli
 from motes.data import write_gif
+from motes.video import open_video
 
 T, HEIGHT, WIDTH, FPS = 36, 60, 80, 20.0
 START, STEP = np.array([12.0, 40.0]), np.array([1.6, -0.7])
@@ -74,3 +76,105 @@ def test_bad_options_of_prepare_are_told_in_one_line(gif, tmp_path, capsys, opti
     assert error.count("\n") == 1
     assert named in error
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def run(gif: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that has learned a little from the clips of the video."""
+    folder = tmp_path_factory.mktemp("run")
+    clips = f"{folder}/clips.npz"
+    asked = ["prepare", str(gif), "-o", clips, "--size=40", "--frames=12", "--stride=4"]
+    assert cli.main([*asked, "--crop", "0", "4", "80", "60"]) == 0
+    asked = ["train", "--preset=smoke", "--family=structured", f"--data={clips}"]
+    assert cli.main([*asked, f"--out={folder}/run"]) == 0
+    return folder / "run"
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_video_is_answered_in_its_own_pixels_and_seconds(gif, run, tmp_path):
+    out = tmp_path / "tracks.csv"
+    asked = ["infer", str(gif), f"--model={run}", "--num-objects=1", f"--out={out}"]
+    assert cli.main(asked) == 0
+    table = rows(out)
+    assert [int(row["frame"]) for row in table] == list(range(T))
+    assert [float(row["time"]) for row in table] == pytest.approx(np.arange(T) / FPS)
+    found = np.array([(float(row["x"]), float(row["y"])) for row in table])
+    # A frame pixel is two of the video: half of one along each axis is a pixel of the video; a
+    # tracker of whole pixels that has hardly learned may be one more away.
+    assert np.abs(found - true_centres()).max() < 3
+
+
+def test_clips_of_a_video_are_answered_in_its_pixels_too(gif, run, tmp_path):
+    clips, out = run.parent / "clips.npz", tmp_path / "tracks.csv"
+    assert cli.main(["infer", str(clips), f"--model={run}", f"--out={out}"]) == 0
+    second = [row for row in rows(out) if row["clip"] == "1"]
+    assert [int(row["frame"]) for row in second] == list(range(4, 16))
+    found = np.array([(float(row["x"]), float(row["y"])) for row in second])
+    assert np.abs(found - true_centres()[4:16]).max() < 3
+
+
+def test_a_forecast_goes_on_in_the_seconds_of_the_video(gif, run, tmp_path):
+    out = tmp_path / "tracks.csv"
+    asked = ["forecast", str(gif), f"--model={run}", "--num-objects=1", f"--out={out}"]
+    assert cli.main([*asked, "--seen=20", "--horizon=30"]) == 0
+    table = rows(out)
+    assert [int(row["frame"]) for row in table] == list(range(50))
+    assert [float(row["time"]) for row in table] == pytest.approx(np.arange(50) / FPS)
+    assert [row["observed"] for row in table] == ["True"] * 20 + ["False"] * 30
+
+
+def test_overlay_and_plot_are_drawn_on_the_video(gif, run, tmp_path):
+    overlay, plot = tmp_path / "over.gif", tmp_path / "paths.png"
+    asked = ["interpolate", str(gif), f"--model={run}", "--num-objects=1", "--hide=10:20"]
+    asked += [f"--out={tmp_path}/a.csv", f"--overlay={overlay}", f"--plot={plot}"]
+    assert cli.main([*asked, "--start=0.2", "--end=1.6"]) == 0
+    video = open_video(overlay)
+    frames = list(video.frames())
+    assert (len(frames), video.height, video.width) == (29, HEIGHT, WIDTH)
+    colour = np.array([0x56, 0xB4, 0xE9])
+    for t in (3, 15):  # seen, hidden
+        x, y = true_centres()[4 + t].round().astype(int)
+        near = frames[t].picture[max(y - 9, 0) : y + 10, max(x - 9, 0) : x + 10].astype(int)
+        # A palette of 128 colours and antialiasing of the text leave the line's colour close.
+        assert (np.abs(near - colour).sum(-1) < 60).any()
+    with Image.open(plot) as picture:
+        assert picture.width > 400
+
+
+def test_an_overlay_of_clips_without_a_video_is_drawn_on_their_frames(run, tmp_path):
+    np.savez(tmp_path / "a.npz", frames=motes.load_clips(run.parent / "clips.npz").frames.numpy())
+    asked = ["infer", f"{tmp_path}/a.npz", f"--model={run}", "--num-objects=1"]
+    assert cli.main([*asked, f"--out={tmp_path}/a.csv", f"--overlay={tmp_path}/a.gif"]) == 0
+    video = open_video(tmp_path / "a.gif")
+    assert max(video.height, video.width) == 480
+
+
+def test_tables_are_parquet_where_the_name_says_so(gif, run, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    asked = ["infer", str(gif), f"--model={run}", "--num-objects=1"]
+    for name in ("a.csv", "a.parquet"):
+        assert cli.main([*asked, f"--out={tmp_path}/{name}"]) == 0
+    left, right = pandas.read_csv(tmp_path / "a.csv"), pandas.read_parquet(tmp_path / "a.parquet")
+    pandas.testing.assert_frame_equal(left, right)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--overlay=a.txt"], "a.txt"),
+        (["--start=3", "--end=1"], "start is 3"),
+        (["--start=50"], "no frames there"),
+    ],
+)
+def test_bad_questions_about_a_video_are_told_in_one_line(gif, run, capsys, options, named):
+    capsys.readouterr()
+    assert cli.main(["infer", str(gif), f"--model={run}", *options]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert named in error
+    assert not list(gif.parent.glob("*.csv"))

@@ -1,22 +1,19 @@
-"""`motes infer | forecast | interpolate | sample`: clips in, tables and pictures out."""
+"""`motes infer | forecast | interpolate | sample`: clips or a video in, tables and pictures out."""
 
-import csv
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from tyro.conf import Positional, arg
 
 from motes import queries
-from motes.answer import COLUMNS, Answer
-from motes.atomic import atomic_path
 from motes.checkpoint import load
-from motes.data import Clips, load_clips, pack, save_clips, write_gif
+from motes.data import Clips, pack, save_clips, write_gif
 from motes.errors import InputError
 from motes.verbs import tell
-from motes.video import read_frames
+from motes.verbs.question import Files, answer_question, read_question
 
 Json = Annotated[bool, arg(name="json", help="print one JSON line instead of a sentence")]
 
@@ -27,25 +24,35 @@ def infer(
     num_objects: int | None = None,
     out: Path | None = None,
     gif: Path | None = None,
+    overlay: Path | None = None,
+    plot: Path | None = None,
+    start: float = 0.0,
+    end: float | None = None,
     seed: int = 0,
     as_json: Json = False,
 ) -> None:
     """Where is each object? Writes a table of positions, one row a clip, frame and object.
 
     Example: motes infer clips.npz --out tracks.csv
+    Example: motes infer juggling.mp4 --model runs/juggling --overlay tracks.mp4
 
     Args:
-        clips: npz or npy file, GIF, or folder of PNG/JPEG frames.
+        clips: npz or npy file of clips, or a video: mp4, mov, avi, GIF, TIFF, folder of pictures.
         model: a shipped model's name or a run folder.
         num_objects: objects in every clip; default: what the file says, else inferred.
-        out: CSV file to write; default: the input's name with -infer.csv.
+        out: CSV or Parquet file to write; default: the input's name with -infer.csv.
         gif: also write what the model sees of the first clip as an animation.
+        overlay: mp4 or GIF to write: the video with tracks, 90 % ellipses and dashed ghosts.
+        plot: PNG to write: the paths over the first picture.
+        start: first second of a video to use.
+        end: last second of a video to use.
         seed: of the draws behind the predicted frames.
         as_json: print one JSON line instead of a sentence.
     """
-    frames, counts = _read(clips, num_objects)
-    ask = partial(queries.infer, load(model), seed=seed)
-    _write("infer", ask, frames, counts, clips, out, gif, as_json)
+    files, loaded = Files.of("infer", clips, out, gif, overlay, plot), load(model)
+    question = read_question(clips, model, loaded, num_objects, start, end)
+    ask = partial(queries.infer, loaded, seed=seed)
+    answer_question("infer", ask, question, files, as_json)
 
 
 def forecast(
@@ -56,6 +63,10 @@ def forecast(
     horizon: int = 25,
     out: Path | None = None,
     gif: Path | None = None,
+    overlay: Path | None = None,
+    plot: Path | None = None,
+    start: float = 0.0,
+    end: float | None = None,
     seed: int = 0,
     as_json: Json = False,
 ) -> None:
@@ -64,23 +75,29 @@ def forecast(
     Example: motes forecast clips.npz --seen 5 --horizon 25 --gif forecast.gif
 
     Args:
-        clips: npz or npy file, GIF, or folder of PNG/JPEG frames.
+        clips: npz or npy file of clips, or a video: mp4, mov, avi, GIF, TIFF, folder of pictures.
         model: a shipped model's name or a run folder.
         num_objects: objects in every clip; default: what the file says, else inferred.
         seen: use only so many frames of each clip; default: all.
         horizon: how many frames to look ahead.
-        out: CSV file to write; default: the input's name with -forecast.csv.
+        out: CSV or Parquet file to write; default: the input's name with -forecast.csv.
         gif: also write the predicted frames of the first clip as an animation.
+        overlay: mp4 or GIF to write: the video with tracks, 90 % ellipses and dashed ghosts.
+        plot: PNG to write: the paths over the first picture.
+        start: first second of a video to use.
+        end: last second of a video to use.
         seed: of the draws behind the predicted frames.
         as_json: print one JSON line instead of a sentence.
     """
-    frames, counts = _read(clips, num_objects)
+    files, loaded = Files.of("forecast", clips, out, gif, overlay, plot), load(model)
+    question = read_question(clips, model, loaded, num_objects, start, end)
     if seen is not None:
-        if not 2 <= seen <= frames.shape[1]:
-            raise InputError(f"seen is {seen}; the clips have {frames.shape[1]} frames, give 2..")
-        frames = frames[:, :seen]
-    ask = partial(queries.forecast, load(model), horizon=horizon, seed=seed)
-    _write("forecast", ask, frames, counts, clips, out, gif, as_json)
+        num_frames = question.frames.shape[1]
+        if not 2 <= seen <= num_frames:
+            raise InputError(f"seen is {seen}; the clips have {num_frames} frames, give 2..")
+        question = replace(question, frames=question.frames[:, :seen])
+    ask = partial(queries.forecast, loaded, horizon=horizon, seed=seed)
+    answer_question("forecast", ask, question, files, as_json)
 
 
 def interpolate(
@@ -90,6 +107,10 @@ def interpolate(
     num_objects: int | None = None,
     out: Path | None = None,
     gif: Path | None = None,
+    overlay: Path | None = None,
+    plot: Path | None = None,
+    start: float = 0.0,
+    end: float | None = None,
     seed: int = 0,
     as_json: Json = False,
 ) -> None:
@@ -98,21 +119,27 @@ def interpolate(
     Example: motes interpolate clips.npz --hide 5:25 --out filled.csv
 
     Args:
-        clips: npz or npy file, GIF, or folder of PNG/JPEG frames.
+        clips: npz or npy file of clips, or a video: mp4, mov, avi, GIF, TIFF, folder of pictures.
         hide: frames to hide, counted from 0: a number, or start:end without the end; several.
         model: a shipped model's name or a run folder.
         num_objects: objects in every clip; default: what the file says, else inferred.
-        out: CSV file to write; default: the input's name with -interpolate.csv.
+        out: CSV or Parquet file to write; default: the input's name with -interpolate.csv.
         gif: also write the filled-in frames of the first clip as an animation.
+        overlay: mp4 or GIF to write: the video with tracks, 90 % ellipses and dashed ghosts.
+        plot: PNG to write: the paths over the first picture.
+        start: first second of a video to use.
+        end: last second of a video to use.
         seed: of the draws behind the predicted frames.
         as_json: print one JSON line instead of a sentence.
     """
-    frames, counts = _read(clips, num_objects)
-    observed = torch.ones(frames.shape[1], dtype=torch.bool)
+    files, loaded = Files.of("interpolate", clips, out, gif, overlay, plot), load(model)
+    question = read_question(clips, model, loaded, num_objects, start, end)
+    num_frames = question.frames.shape[1]
+    observed = torch.ones(num_frames, dtype=torch.bool)
     for part in hide:
-        observed[_span(part, frames.shape[1])] = False
-    ask = partial(queries.interpolate, load(model), observed=observed, seed=seed)
-    _write("interpolate", ask, frames, counts, clips, out, gif, as_json)
+        observed[_span(part, num_frames)] = False
+    ask = partial(queries.interpolate, loaded, observed=observed, seed=seed)
+    answer_question("interpolate", ask, question, files, as_json)
 
 
 def sample(
@@ -148,14 +175,6 @@ def sample(
     tell(record, as_json, f"imagined {num_clips} clips of {num_objects} objects: {out}")
 
 
-def _read(path: Path, num_objects: int | None) -> tuple[torch.Tensor, Any]:
-    """Frames, and the number of objects: as asked for, else as the file says, else None."""
-    if path.suffix == ".npz":
-        clips = load_clips(path)
-        return clips.frames, clips.num_objects if num_objects is None else num_objects
-    return read_frames(path), num_objects
-
-
 def _span(text: str, num_frames: int) -> slice:
     """The frames that `5` or `5:25` names."""
     start, colon, end = text.partition(":")
@@ -170,41 +189,3 @@ def _span(text: str, num_frames: int) -> slice:
             "after it starts"
         )
     return slice(first, last)
-
-
-def _write(
-    verb: str,
-    ask: Callable[..., Answer],
-    frames: torch.Tensor,
-    num_objects: Any,
-    source: Path,
-    out: Path | None,
-    gif: Path | None,
-    as_json: bool,
-) -> None:
-    """Asks, writes the table and the animation, and says so."""
-    answer = ask(frames, num_objects=num_objects)
-    source = source.resolve()  # so that a folder given as `.` has a name
-    table = out or source.with_name(f"{source.stem}-{verb}.csv")
-    with atomic_path(table) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        writer.writerows(answer.rows())
-        if gif is not None:  # inside, so that no table is left where the animation fails
-            first = ask(frames[:1], num_objects=answer.num_objects[:1])  # pictures take long
-            write_gif(gif, first.frames[0])
-    counts = answer.num_objects.tolist()
-    record = {
-        "verb": verb,
-        "clips": len(counts),
-        "frames": answer.observed.shape[1],
-        "num_objects": counts,
-        "out": str(table),
-        "gif": gif and str(gif),
-    }
-    tell(
-        record,
-        as_json,
-        f"{verb}: {len(counts)} clips, {sum(counts)} tracks of {answer.observed.shape[1]} frames: "
-        f"{table}" + (f", {gif}" if gif else ""),
-    )

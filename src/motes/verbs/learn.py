@@ -20,11 +20,12 @@ from motes.presets import preset as find_preset
 from motes.run_folder import environment
 from motes.verbs import tell
 from motes.verbs.progress import bar, training_bar
+from motes.verbs.question import keep_preparation
 
 
 def train(
     preset: Literal["small", "robust", "paper", "taught", "smoke"] = "small",
-    family: Literal["paper", "structured"] = "paper",
+    family: Literal["paper", "structured"] | None = None,
     data: Path | None = None,
     out: Path | None = None,
     seed: int = 0,
@@ -45,8 +46,10 @@ def train(
     Args:
         preset: small (two cores, minutes), robust (ours, GPU), paper (as written), taught (after
             lessons of the structured family, GPU), smoke (seconds).
-        family: the paper's networks, or structured: a glyph and a tracker with the dynamics in it.
-        data: npz file of your own clips with num_objects; default: the paper's cannonballs.
+        family: the paper's networks, or structured: a glyph and a tracker with the dynamics in it;
+            default: structured for your own clips, else paper.
+        data: npz file of your own clips, as motes prepare writes it, or any with frames and
+            num_objects; default: the paper's cannonballs.
         out: folder of the run; must be new or empty.
         seed: of weights, batches and noise.
         replicas: so many seeds side by side; the best held-out bound is kept.
@@ -61,6 +64,7 @@ def train(
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError("device is cuda, but PyTorch sees no GPU here; use --device cpu")
+    family = family or ("paper" if data is None else "structured")
     config = dataclasses.replace(find_preset(family, preset), seed=seed)
     if data is not None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(data)))
@@ -90,6 +94,7 @@ def train(
             )
     if silent:
         return
+    keep_preparation(outcome.folder)
     record = {"verb": "train", **outcome._asdict(), "folder": str(outcome.folder)}
     state = "finished" if outcome.finished else "stopped and saved"
     advice = f"ask it: motes infer CLIPS --model {outcome.folder}"

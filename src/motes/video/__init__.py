@@ -5,6 +5,7 @@ from motes.video.geometry import VideoMap
 from motes.video.preparing import Plan, Preparation, plan
 from motes.video.reading import open_video, read_frames
 from motes.video.source import Frame, Video
+from motes.video.whole import WholeClip, whole_clip
 
 __all__ = [
     "Frame",
@@ -12,8 +13,10 @@ __all__ = [
     "Preparation",
     "Video",
     "VideoMap",
+    "WholeClip",
     "load_video_map",
     "open_video",
     "plan",
     "read_frames",
+    "whole_clip",
 ]

@@ -1,0 +1,188 @@
+"""What a person asks about, and where the answer goes: clips or a video in, files out."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from motes.answer import Answer
+from motes.checkpoint import read_config, write_text
+from motes.data import load_clips, write_gif
+from motes.errors import InputError
+from motes.export.overlay import Trails, draw_trails, write_overlay
+from motes.export.paths import write_paths
+from motes.export.tables import in_video, write_table
+from motes.model import Model
+from motes.shapes import Tensor, UInt8
+from motes.verbs import tell
+from motes.verbs.progress import bar
+from motes.video import Preparation, VideoMap, load_video_map, open_video, whole_clip
+from motes.video.preparing import preparation_from_json, preparation_to_json
+
+PREPARATION = "preparation.json"  # in a run folder: how the clips were made from a video
+CLIP_FPS = 10.0  # of animations of clips that have no clock
+CLIP_SIDE = 480  # pixels of the longer side of a clip that is drawn by itself
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """Clips to ask about."""
+
+    frames: Tensor  # [B, T, height, width]
+    num_objects: Any  # as asked for, else as the file says, else None
+    where: VideoMap | None  # in which video the clips are
+    pictures: Callable[[], Iterator[UInt8[np.ndarray, "height width 3"]]] | None  # the video's own
+
+    @property
+    def fps(self) -> float:
+        """Frames a second."""
+        return CLIP_FPS if self.where is None else self.where.fps
+
+
+def read_question(
+    path: Path,
+    name_or_folder: str,
+    model: Model,
+    num_objects: int | None,
+    start: float,
+    end: float | None,
+) -> Question:
+    """Clips of an npz or npy file as they are, or a video as the model is used to see it."""
+    if path.suffix.lower() in (".npz", ".npy"):
+        if (start, end) != (0.0, None):
+            raise InputError("start and end are for videos; clips are asked about as they are")
+        clips = load_clips(path)
+        known = load_video_map(path)
+        counts = clips.num_objects if num_objects is None else num_objects
+        return Question(clips.frames, counts, known and known[0], None)
+    if not 0 <= start < (end if end is not None else float("inf")):
+        raise InputError(f"start is {start:g} and end {end}; give 0 <= start < end in seconds")
+    total = open_video(path).num_frames
+    with bar("reading", total) as progress:
+        whole = whole_clip(
+            path,
+            *model.image_size,
+            find_preparation(name_or_folder),
+            (start, end if end is not None else float("inf")),
+            progress,
+        )
+    return Question(whole.frames, num_objects, whole.where, whole.pictures)
+
+
+def find_preparation(name_or_folder: str) -> Preparation | None:
+    """How the clips that a model learned from were made of a video, where that is known."""
+    path = Path(name_or_folder) / PREPARATION
+    return preparation_from_json(path.read_text("utf-8"), str(path)) if path.is_file() else None
+
+
+def keep_preparation(folder: Path) -> None:
+    """Stores in a run folder how its clips were made of a video, so that others are made alike."""
+    data = read_config(folder).data.path
+    known = load_video_map(Path(data)) if data is not None and Path(data).is_file() else None
+    if known is not None:
+        write_text(folder / PREPARATION, preparation_to_json(known[1]))
+
+
+@dataclass(frozen=True)
+class Files:
+    """What to write; None is not written, but the table always is."""
+
+    table: Path
+    gif: Path | None
+    overlay: Path | None
+    plot: Path | None
+
+    @staticmethod
+    def of(
+        verb: str,
+        source: Path,
+        out: Path | None,
+        gif: Path | None,
+        overlay: Path | None,
+        plot: Path | None,
+    ) -> "Files":
+        """The files that were asked for; the table beside the source where no name was given."""
+        source = source.resolve()  # so that a folder given as `.` has a name
+        if overlay is not None and overlay.suffix.lower() not in (".mp4", ".gif"):
+            raise InputError(f"overlay is {overlay}; expected a name that ends in .mp4 or .gif")
+        return Files(out or source.with_name(f"{source.stem}-{verb}.csv"), gif, overlay, plot)
+
+
+def answer_question(
+    verb: str, ask: Callable[..., Answer], question: Question, files: Files, as_json: bool
+) -> None:
+    """Asks, writes the files, and says so; where a picture fails, no table is left."""
+    answer = ask(question.frames, num_objects=question.num_objects)
+    written = [path for path in (files.gif, files.overlay, files.plot) if path is not None]
+    if files.gif is not None:
+        first = ask(question.frames[:1], num_objects=answer.num_objects[:1])  # pictures take long
+        write_gif(files.gif, first.frames[0], min(question.fps, 50.0))
+    if files.overlay is not None or files.plot is not None:
+        _draw(answer, question, files)
+    write_table(files.table, answer, question.where)
+    counts = answer.num_objects.tolist()
+    record = {
+        "verb": verb,
+        "clips": len(counts),
+        "frames": answer.observed.shape[1],
+        "num_objects": counts,
+        "out": str(files.table),
+        "gif": files.gif and str(files.gif),
+        "overlay": files.overlay and str(files.overlay),
+        "plot": files.plot and str(files.plot),
+    }
+    tell(
+        record,
+        as_json,
+        f"{verb}: {len(counts)} clips, {sum(counts)} tracks of {answer.observed.shape[1]} frames: "
+        + ", ".join(map(os.fspath, (files.table, *written))),
+    )
+
+
+def _draw(answer: Answer, question: Question, files: Files) -> None:
+    """The first clip on the video's own pictures, or on its frames where there are none."""
+    if question.pictures is not None and question.where is not None:
+        where, pictures = question.where, question.pictures
+    else:
+        where, pictures = _enlarged(question.frames[0])
+    trails = Trails.of(in_video(answer, where), 0)
+    if files.plot is not None:
+        seconds = trails.path.shape[1] / question.fps
+        title = f"{len(trails.path)} objects in {trails.path.shape[1]} frames, {seconds:.1f} s"
+        write_paths(files.plot, trails, next(pictures()), title)
+    if files.overlay is not None:
+        total = trails.path.shape[1]
+        with bar("drawing", total) as progress:
+            drawn = _counted(draw_trails(pictures(), trails), progress)
+            write_overlay(files.overlay, drawn, question.fps)
+
+
+def _counted(
+    pictures: Iterator[UInt8[np.ndarray, "height width 3"]], progress: Callable[[int], None]
+) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
+    for count, picture in enumerate(pictures):
+        yield picture
+        progress(count + 1)
+
+
+def _enlarged(
+    clip: Tensor,
+) -> tuple[VideoMap, Callable[[], Iterator[UInt8[np.ndarray, "height width 3"]]]]:
+    """A clip [T, height, width] as pictures large enough to draw on, and the map to them."""
+    factor = max(1, round(CLIP_SIDE / max(clip.shape[1:])))
+    times = np.arange(len(clip))[None]
+    where = VideoMap(
+        np.full(2, float(factor)), np.full(2, (factor - 1) / 2), times / CLIP_FPS, times
+    )
+
+    def pictures() -> Iterator[UInt8[np.ndarray, "height width 3"]]:
+        for frame in clip:
+            levels = (255 * frame.float()).round().to(torch.uint8).numpy()
+            large = levels.repeat(factor, axis=0).repeat(factor, axis=1)
+            yield np.repeat(large[..., None], 3, axis=2)
+
+    return where, pictures

@@ -1,0 +1,97 @@
+"""Answers as tables and pictures: units, columns, what is drawn where."""
+
+import numpy as np
+import pytest
+import torch
+from tests.tiny import tiny_model
+
+from motes.answer import COLUMNS
+from motes.errors import InputError
+from motes.export.overlay import MAX_GIF_FRAMES, Trails, draw_trails, write_overlay
+from motes.export.paths import write_paths
+from motes.export.tables import in_video, table
+from motes.queries import sample
+from motes.video import VideoMap
+
+T = 6
+
+
+@pytest.fixture
+def answer():
+    return sample(tiny_model(), num_clips=2, num_objects=torch.tensor([1, 2]), num_frames=T)
+
+
+def where(num_frames=T):
+    """Clips at 20 frames a second, every second picture of a video at 40; scales 3 and 5."""
+    numbers = np.arange(num_frames) * 2 + np.array([[0], [7]])
+    return VideoMap(np.array([3.0, 5.0]), np.array([10.0, -1.0]), numbers / 40, numbers)
+
+
+def test_answers_are_told_in_the_pixels_and_seconds_of_the_video(answer):
+    told, mapped = answer, in_video(answer, where())
+    assert torch.allclose(mapped.pixels[..., 0], 3 * told.pixels[..., 0] + 10, equal_nan=True)
+    assert torch.allclose(
+        mapped.path_pixels[..., 1], 5 * told.path_pixels[..., 1] - 1, equal_nan=True
+    )
+    speed = told.pixel_velocities * torch.tensor([3.0, 5.0]) * 20
+    assert torch.allclose(mapped.pixel_velocities, speed, equal_nan=True)
+    scale = torch.diag(torch.tensor([3.0, 5.0]))
+    spread = torch.eye(2) + torch.tensor([[0.0, 0.3], [0.3, 0.0]])
+    assert torch.allclose(where().covariances(spread), scale @ spread @ scale)
+
+
+def test_a_table_counts_frames_in_the_video_and_tells_the_time(answer):
+    columns, rows = table(answer, where())
+    assert columns == [*COLUMNS, "time"]
+    rows = list(rows)
+    assert len(rows) == 3 * T
+    assert [row[:3] for row in rows[T : T + 2]] == [(1, 7, 0), (1, 7, 1)]
+    assert rows[T][-1] == pytest.approx(7 / 40)
+
+
+def test_a_table_of_a_forecast_is_longer_than_its_clip(answer):
+    _, rows = table(answer, where(num_frames=4))
+    assert [row[1] for row in rows if row[0] == 0] == [0, 2, 4, 6, 8, 10]
+
+
+def trails(seen):
+    path = np.stack([np.linspace(10, 50, T), np.full(T, 30.0)], -1)[None]
+    spread = np.tile(36 * np.eye(2), (1, T, 1, 1))
+    return Trails(path, spread, path, np.array(seen))
+
+
+def black(count):
+    return iter(np.zeros((count, 60, 64, 3), dtype=np.uint8))
+
+
+def test_a_ghost_is_dashed_and_a_seen_object_is_not():
+    seen, hidden = (
+        next(draw_trails(black(T), trails([flag] * T))).any(-1).sum() for flag in (True, False)
+    )
+    # Half of the ellipse is left out; the label and the corners of dashes are drawn in both.
+    assert 0.4 * seen < hidden < 0.85 * seen
+
+
+def test_pictures_that_end_early_stay_darker():
+    white = iter([np.full((60, 64, 3), 240, dtype=np.uint8)] * 2)
+    drawn = list(draw_trails(white, trails([True] * T)))
+    assert len(drawn) == T
+    assert drawn[1][-1, -1].tolist() == [240] * 3
+    assert drawn[2][-1, -1].tolist() == [80] * 3
+
+
+def test_a_gif_that_would_fill_the_memory_is_refused(tmp_path):
+    endless = (np.zeros((4, 4, 3), dtype=np.uint8) for _ in range(MAX_GIF_FRAMES + 1))
+    with pytest.raises(InputError, match=r"\.mp4"):
+        write_overlay(tmp_path / "a.gif", endless, 10.0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_paths_are_drawn_in_the_colours_of_the_objects(tmp_path):
+    from PIL import Image
+
+    flags = [True] * 3 + [False] * 3
+    write_paths(tmp_path / "a.png", trails(flags), np.zeros((60, 64, 3), np.uint8), "title")
+    with Image.open(tmp_path / "a.png") as picture:
+        pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
+    assert (np.abs(pixels.astype(int) - (0x56, 0xB4, 0xE9)).sum(1) < 9).any()
