@@ -25,6 +25,7 @@ from motes.model import Model, build
 from motes.shapes import Tensor
 
 SHIPPED = Path(__file__).parent / "models"
+LARGEST = 10**6  # of a weight that anybody learned
 
 
 def save_model(folder: Path, model: Model, config: RunConfig, *, half: bool = False) -> None:
@@ -108,9 +109,12 @@ def restore(model: Model, tensors: dict[str, Tensor], origin: Path) -> None:
                 f"its config.json asks for {tuple(expected[name].shape)}"
             )
         known = value.dtype in (torch.float16, torch.float32, torch.float64)
-        if not known or not bool(value.to(expected[name].dtype).isfinite().all()):
-            raise InputError(f"{origin}: {name} holds values that are not finite numbers")
+        if not known or not bool((value.to(expected[name].dtype).abs() <= LARGEST).all()):
+            raise InputError(f"{origin}: {name} holds values that are not numbers up to {LARGEST}")
     model.load_state_dict(tensors)
+    law = model.dynamics.components()
+    if not all(bool((part.abs() <= LARGEST**2).all()) for part in law):
+        raise InputError(f"{origin}: its law of motion is beyond all bounds; train it again")
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from motes.errors import InputError
-from motes.verbs import ask, bench, learn, make, serve, video
+from motes.verbs import ask, bench, health, learn, make, serve, video
 
 VERBS: dict[str, Callable[..., None]] = {
     "demo": make.demo,
@@ -21,6 +21,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "sample": ask.sample,
     "bench": bench.bench,
     "serve": serve.serve,
+    "doctor": health.doctor,
 }
 
 
@@ -40,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except FloatingPointError as error:
         print(f"motes: {error}", file=sys.stderr)
+        return 1
+    except MemoryError:
+        print("motes: not enough memory; give fewer, shorter or smaller clips", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("motes: interrupted", file=sys.stderr)

@@ -50,12 +50,14 @@ class DataConfig:
         require(0 <= self.seed < 2**63, f"seed is {self.seed!r:.60}; give 0 to 2**63 - 1")
         require(
             len(self.num_objects) > 0 and 1 <= min(self.num_objects) <= max(self.num_objects) <= 16,
-            f"num_objects is {self.num_objects}; give counts between 1 and 16",
+            f"num_objects is {self.num_objects!r:.60}; give counts between 1 and 16",
         )
-        require(1 <= self.num_frames <= 10_000, f"num_frames is {self.num_frames}; give 1..10000")
+        require(
+            1 <= self.num_frames <= 10_000, f"num_frames is {self.num_frames!r:.40}; give 1..10000"
+        )
         require(
             4 <= self.height <= 512 and 4 <= self.width <= 512,
-            f"frames are {self.height}x{self.width}; give sizes between 4 and 512 pixels",
+            f"frames are {self.height!r:.40}x{self.width!r:.40}; give 4 to 512 pixels a side",
         )
 
     @property
@@ -88,9 +90,9 @@ class ModelConfig:
         require(
             1 <= self.inference_state_size <= 8192 and 1 <= self.renderer_state_size <= 8192,
             "state sizes are "
-            f"{self.inference_state_size} and {self.renderer_state_size}; give 1..8192",
+            f"{self.inference_state_size!r:.40} and {self.renderer_state_size!r:.40}; give 1..8192",
         )
-        require(1 <= self.num_components <= 64, f"K is {self.num_components}; give 1..64")
+        require(1 <= self.num_components <= 64, f"K is {self.num_components!r:.40}; give 1..64")
         for name in (
             "sampling_period", "state_noise", "position_noise", "initial_spread",
             "glyph_width", "pixels_per_unit",
@@ -99,7 +101,7 @@ class ModelConfig:
             require(0 < value < 1e6, f"{name} is {value}; give a positive number")
         require(
             1 <= self.glyph_reach <= 64 and 1 <= self.window <= 64,
-            f"glyph_reach is {self.glyph_reach} and window {self.window}; give 1 to 64 pixels",
+            f"glyph_reach is {self.glyph_reach!r:.40}, window {self.window!r:.40}; give 1 to 64",
         )
         require(
             0 < self.scale_floor < self.initial_scale < 1e6,
@@ -134,7 +136,7 @@ class ScheduleConfig:
             steps = [step for step, _ in knots]
             require(
                 len(knots) > 0 and steps == sorted(steps) and all(0 <= v < 1e6 for _, v in knots),
-                f"{name} is {knots}; give (step, value) pairs, steps rising, values 0 to 1e6",
+                f"{name} is {knots!r:.60}; give (step, value) pairs, steps rising, values 0 to 1e6",
             )
 
     def stretched(self, iterations: int) -> "ScheduleConfig":
@@ -180,8 +182,8 @@ class RunConfig:
         require(0 <= self.seed < 2**63, f"seed is {self.seed!r:.60}; give 0 to 2**63 - 1")
         require(
             self.checkpoint_every % self.schedule.steps_per_look == 0,
-            f"checkpoint_every is {self.checkpoint_every}; give a multiple of steps_per_look, "
-            f"{self.schedule.steps_per_look}",
+            f"checkpoint_every is {self.checkpoint_every!r:.40}; give a multiple of "
+            f"steps_per_look, {self.schedule.steps_per_look}",
         )
 
 
@@ -204,7 +206,7 @@ def from_json(text: str, origin: str | Path) -> RunConfig:
     version = raw.pop("version", None)
     require(
         version == FORMAT_VERSION,
-        f"{origin} has format version {version!r}; this motes reads version {FORMAT_VERSION}: "
+        f"{origin} has format version {version!r:.60}; this motes reads version {FORMAT_VERSION}: "
         "use the motes that wrote it, or a newer one",
     )
     return _read(RunConfig, raw, str(origin))
@@ -218,7 +220,7 @@ def _read(kind: type[Record], raw: Any, place: str) -> Record:
     require(isinstance(raw, dict), f"{place} is {raw!r:.60}; expected an object")
     fields = {f.name: f.type for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     unknown, missing = sorted(set(raw) - set(fields)), sorted(set(fields) - set(raw))
-    require(not unknown, f"{place} has unknown fields {unknown}; expected {sorted(fields)}")
+    require(not unknown, f"{place} has unknown fields {unknown!r:.120}; expected {sorted(fields)}")
     require(not missing, f"{place} lacks the fields {missing}")
     return kind(**{name: _value(fields[name], raw[name], f"{place}: {name}") for name in fields})
 

@@ -14,6 +14,7 @@ from motes.data.clips import Clips, PackedFrames, bytes_per_frame
 from motes.data.trap import Trap
 from motes.data.world import Array, World, require_whole
 from motes.errors import InputError
+from motes.memory import require_memory
 from motes.shapes import Float, Int, UInt8
 
 # Streams are numbered by their place: append new ones, or every seed means other clips.
@@ -61,11 +62,14 @@ def draw_clips(
     for count in counts:
         require_whole("num_objects", count, least=1)
 
+    frame_bytes = bytes_per_frame(world.height, world.width)
+    point_bytes = 2 * 2 * 4 * max(counts)  # positions and clean, (x, y), float32
+    needed = num_clips * world.num_frames * (frame_bytes + point_bytes)
+    require_memory(needed, f"{num_clips} clips of {world.num_frames} frames")
     streams = _streams(seed)
     shape = (num_clips, max(counts), world.num_frames, 2)
     present_counts = np.empty(num_clips, dtype=np.int64)
     positions, clean = np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.float32)
-    frame_bytes = bytes_per_frame(world.height, world.width)
     bits = np.empty((num_clips, world.num_frames, frame_bytes), dtype=np.uint8)
     block = max(1, _BLOCK_PIXELS // (world.num_frames * world.height * world.width))
     for first in range(0, num_clips, block):

@@ -15,9 +15,13 @@ from numpy.typing import NDArray
 from motes.atomic import atomic_path
 from motes.data.clips import KNOWN, Clips, PackedFrames, video_of
 from motes.errors import InputError
+from motes.memory import require_memory
 from motes.shapes import Float, Tensor
 
 MAX_BYTES = 4 * 2**30  # the most that one file may unfold to in memory
+COPIES = 3  # of the arrays that stand in memory while they are checked and packed
+MAX_FOLDING = 1000  # times; deflate reaches 1030 on zeros alone
+SMALL = 2**26  # bytes that may unfold from whatever it is
 _MEMBERS = ("frames", "bits", "size", *KNOWN)
 Read = TypeVar("Read")
 # What zipfile, zlib and numpy raise when the bytes of a file make no sense to them.
@@ -92,6 +96,8 @@ def _read_arrays(file: IO[bytes], size: int, names: Sequence[str]) -> dict[str, 
             if f"{name}.npy" in stored
         }
         _check_bytes(sum(sizes.values()))
+        for name in sizes:
+            _check_folding(archive.getinfo(f"{name}.npy"))
         arrays = {}
         for name, member_size in sizes.items():
             with archive.open(f"{name}.npy") as member:
@@ -104,6 +110,16 @@ def _check_bytes(size: int) -> None:
         raise InputError(
             f"got arrays of {size / 2**30:.1f} GiB; expected at most {MAX_BYTES / 2**30:.1f} GiB; "
             "split the file"
+        )
+    require_memory(COPIES * size, "reading these arrays")
+
+
+def _check_folding(member: zipfile.ZipInfo) -> None:
+    """Refuses a zip bomb: a member that unfolds to more than any clip with something in it."""
+    if member.file_size > max(SMALL, MAX_FOLDING * member.compress_size):
+        raise InputError(
+            f"got `{member.filename}`, which unfolds to {MAX_FOLDING} times its size; expected "
+            "frames that show something; save it without compression if it is meant"
         )
 
 

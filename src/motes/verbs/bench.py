@@ -6,36 +6,50 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from motes.atomic import atomic_path
 from motes.checkpoint import write_json
 from motes.run_folder import environment
 from motes.verbs import tell
+from motes.verbs.progress import bar
 
 
 def bench(
-    what: Positional[Literal["kalman", "train"]],
+    what: Positional[Literal["kalman", "train", "scale"]],
     device: str = "cpu",
     smoke: bool = False,
     out: Path | None = None,
+    picture: Path | None = None,
     as_json: Annotated[bool, arg(name="json")] = False,
 ) -> None:
-    """Times exact inference or a training step; stop everything else on the machine first.
+    """Times exact inference, a training step or growing questions; stop everything else first.
 
     Example: motes bench kalman --out results/bench_kalman.json
+    Example: motes bench scale --out results/scale.json --picture docs/images/scale.png
 
     Args:
-        what: kalman (against dynamax and pyro) or train (against a naive step).
+        what: kalman (against dynamax and pyro), train (against a naive step) or scale (seconds and
+            memory over frames, objects, clips and size).
         device: cpu or cuda (train only).
         smoke: tiny sizes, to see that it runs; the times mean nothing.
         out: JSON file to write.
+        picture: PNG file of the curves to write (scale only).
         as_json: print one JSON line instead of a table.
     """
     import torch
 
+    from motes.bench.curves import draw_curves
     from motes.bench.kalman import bench_kalman
+    from motes.bench.scale import bench_scale, num_points
     from motes.bench.train import bench_train
 
     if what == "kalman":
         result = bench_kalman(smoke=smoke)
+    elif what == "scale":
+        with bar("scale", num_points(smoke)) as progress:
+            result = bench_scale(smoke=smoke, progress=progress)
+        if picture is not None:
+            with atomic_path(picture) as temporary:
+                draw_curves(result).savefig(temporary, dpi=120)
     else:
         result = bench_train(device=device, smoke=smoke)
     record = {"bench": what, "environment": environment(torch.device(device)), **result}

@@ -24,8 +24,9 @@ def open_video(path: str | Path) -> Video:
     path = Path(path)
     if path.is_dir():
         return open_folder(path)
-    if not path.exists():
-        raise InputError(f"got {path}, which does not exist; expected {KINDS}; check the path")
+    if not path.is_file():  # a pipe could keep us waiting for ever
+        state = "is no plain file" if path.exists() else "does not exist"
+        raise InputError(f"got {path}, which {state}; expected {KINDS}; check the path")
     suffix = path.suffix.lower()
     if suffix in PAGES:
         return open_pages(path)

@@ -1,0 +1,151 @@
+"""How cost and memory of a question grow with the length, the number and the size of things."""
+
+import ctypes
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from motes.data import cannonballs
+from motes.model import Model, build
+from motes.presets import PRESETS, STRUCTURED_PRESETS
+from motes.queries import infer
+
+FAMILIES = ("paper", "structured")
+STATE_SIZE = 256  # of the paper's networks
+BLOCK = 500  # clips that are held at a time where many stream by
+
+
+class Point(NamedTuple):
+    """One question's size; the defaults are where all curves cross."""
+
+    frames: int = 30
+    objects: int = 2
+    clips: int = 4
+    size: int = 48
+
+
+CURVES: dict[str, tuple[int, ...]] = {
+    "frames": (30, 100, 300, 1000, 3000),
+    "objects": (1, 2, 4, 8, 16),
+    "clips": (1, 4, 16, 64, 256),
+    "size": (32, 64, 128, 256),
+}
+STREAMED = (100, 1_000, 10_000, 100_000, 1_000_000)
+SMALL_CURVES: dict[str, tuple[int, ...]] = {name: (2, 4) for name in ("frames", "objects", "clips")}
+Progress = Callable[[int], None]
+
+
+def bench_scale(smoke: bool = False, progress: Progress = lambda done: None) -> dict[str, Any]:
+    """Seconds and peak memory of `infer` along every axis, and of clips that stream by.
+
+    Args:
+        smoke: few small points, to see that it runs.
+        progress: is told how many points are done.
+    """
+    curves, streamed = (SMALL_CURVES, (20, 40)) if smoke else (CURVES, STREAMED)
+    points = [
+        (axis, family, at)
+        for axis, places in curves.items()
+        for family in FAMILIES
+        for at in places
+    ]
+    measured: dict[str, Any] = {
+        axis: {"at": list(places), **{family: [] for family in FAMILIES}}
+        for axis, places in curves.items()
+    }
+    for done, (axis, family, at) in enumerate(points):
+        measured[axis][family].append(ask_once(family, Point()._replace(**{axis: at})))
+        progress(done + 1)
+    flow = []
+    for done, count in enumerate(streamed):
+        flow.append(stream(count, BLOCK if not smoke else 10))
+        progress(len(points) + done + 1)
+    return {
+        "task": "infer; the number of objects is known",
+        "threads": torch.get_num_threads(),
+        "crossing": Point()._asdict(),
+        "notes": {
+            "peak": "MiB beyond what the process held before the question, frames included",
+            "models": f"untrained; the paper's networks with states of {STATE_SIZE}",
+            "streamed": f"clips of 10 frames of 16x16 are made and asked about, {BLOCK} at a time; "
+            "the paper's networks with states of 16",
+        },
+        "curves": measured,
+        "streamed": {"at": list(streamed), "paper": flow},
+    }
+
+
+def num_points(smoke: bool = False) -> int:
+    """How many points `bench_scale` measures."""
+    curves = SMALL_CURVES if smoke else CURVES
+    asked = sum(len(places) for places in curves.values()) * len(FAMILIES)
+    return asked + (2 if smoke else len(STREAMED))
+
+
+def model_for(family: str, point: Point, state_size: int = STATE_SIZE) -> Model:
+    """An untrained model that takes a question of that size."""
+    config = (STRUCTURED_PRESETS if family == "structured" else PRESETS)["small"]
+    data = replace(config.data, num_objects=(point.objects,), height=point.size, width=point.size)
+    networks = replace(
+        config.model, inference_state_size=state_size, renderer_state_size=state_size
+    )
+    return build(replace(config, data=data, model=networks))
+
+
+def ask_once(family: str, point: Point) -> dict[str, float]:
+    """Seconds and peak MiB of one question, after a small one has warmed everything up."""
+    model = model_for(family, point)
+    clips = cannonballs(point.clips, point.objects, min(point.frames, 30), point.size)
+    repeats = -(-point.frames // clips.video.shape[1])
+    frames = clips.frames.repeat(1, repeats, 1, 1)[:, : point.frames].float()
+    infer(model, frames[:1, :2], 1)
+    with peak_memory() as grown:
+        start = time.perf_counter()
+        infer(model, frames, point.objects)
+        seconds = time.perf_counter() - start
+    return {"seconds": seconds, "peak_mib": grown()}
+
+
+def stream(num_clips: int, block: int) -> dict[str, float]:
+    """Seconds and peak MiB of making clips and asking about them, block after block."""
+    point = Point(frames=10, objects=1, size=16)
+    model = model_for("paper", point, state_size=16)
+    with peak_memory() as grown:
+        start, total = time.perf_counter(), torch.zeros(2, dtype=torch.float64)
+        for seed, first in enumerate(range(0, num_clips, block)):
+            clips = cannonballs(min(block, num_clips - first), 1, point.frames, point.size, seed)
+            total += infer(model, clips.frames, 1).pixels.double().sum((0, 1, 2))
+        seconds = time.perf_counter() - start
+    return {"seconds": seconds, "peak_mib": grown()}
+
+
+@contextmanager
+def peak_memory() -> Iterator[Callable[[], float]]:
+    """Yields a function that tells, after the block, how many MiB memory rose within it.
+
+    Linux keeps the highest level of a process, and lets the process begin it anew.
+    """
+    ctypes.CDLL(None).malloc_trim(0)  # what is free but kept would hide what is taken
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    peak: list[int] = []
+    yield lambda: max(peak[0] - before, 0) / 1024
+    peak.append(_status("VmHWM"))
+
+
+def _status(name: str) -> int:
+    """A number of this process's status, KiB."""
+    lines: Iterator[str] = iter(Path("/proc/self/status").read_text().splitlines())
+    return int(next(line for line in lines if line.startswith(name)).split()[1])
+
+
+def growth(at: list[int], values: list[float]) -> float:
+    """The power with which values grow over the last tenfold of `at`: 1 is linear."""
+    start = max(i for i, place in enumerate(at) if place * 10 <= at[-1] or i == 0)
+    return math.log(values[-1] / max(values[start], 1e-9)) / math.log(at[-1] / at[start])

@@ -1,0 +1,49 @@
+"""The short form of tools/fuzz.py, and the proof that nothing loaded can run code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str, code: str = "") -> subprocess.CompletedProcess[str]:
+    what = ["-c", code] if code else ["tools/fuzz.py"]
+    paths = f"{ROOT / 'src'}:{ROOT / 'tools'}"
+    return subprocess.run(
+        [sys.executable, *what, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_wrong_input_ends_in_an_answer_or_in_one_clear_error() -> None:
+    done = run("--cases", "150", "--seed", "1000000")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["cases"] >= 148  # shares are rounded
+    assert record["defects"] == []
+    assert set(record["ends"]) >= {"clips", "video", "config", "model file", "query", "http"}
+
+
+BREAK_OUTS = {
+    "pickle": "import pickle; pickle.loads(pickle.dumps(print))",
+    "system": "import os; os.system('true')",
+    "network": "import socket; socket.create_connection(('127.0.0.1', 9), 1)",
+    "elsewhere": "open('/tmp/motes-elsewhere', 'w')",
+}
+
+
+@pytest.mark.parametrize("deed", BREAK_OUTS)
+def test_the_hook_ends_what_runs_code_or_calls_out(deed: str, tmp_path: Path) -> None:
+    code = f"import fuzz; from pathlib import Path; fuzz.forbid(Path({str(tmp_path)!r}))\n"
+    done = run(code=code + f"open({str(tmp_path / 'x')!r}, 'w')\n" + BREAK_OUTS[deed])
+    assert done.returncode == 98, done.stderr
+    assert "BROKE OUT" in done.stdout

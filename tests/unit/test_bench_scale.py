@@ -1,0 +1,48 @@
+"""The growth benchmark measures what it says, and its picture shows it."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from motes import cli
+from motes.bench.scale import bench_scale, growth, num_points, peak_memory
+
+
+def test_the_peak_counts_what_came_and_went() -> None:
+    with peak_memory() as grown:
+        held = torch.ones(2**26, dtype=torch.uint8)  # 64 MiB, written to
+        del held
+    # Pages are counted in small lots, and the interpreter takes a little itself.
+    assert 60 < grown() < 80
+    with peak_memory() as grown:
+        pass
+    assert grown() < 10
+
+
+def test_growth_is_the_power_of_the_last_tenfold() -> None:
+    at = [30, 100, 300, 1000, 3000]
+    assert math.isclose(growth(at, [float(x) ** 2 for x in at]), 2.0)
+    assert math.isclose(growth(at, [5.0, 1.0, 7.0, 7.0, 7.0]), 0.0)
+
+
+def test_every_axis_and_both_families_are_measured() -> None:
+    done: list[int] = []
+    record = bench_scale(smoke=True, progress=done.append)
+    assert done == list(range(1, num_points(smoke=True) + 1))
+    for curve in record["curves"].values():
+        for family in ("paper", "structured"):
+            assert [point["seconds"] > 0 for point in curve[family]] == [True] * len(curve["at"])
+    json.dumps(record)
+
+
+def test_the_command_writes_the_record_and_the_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, picture = tmp_path / "scale.json", tmp_path / "scale.png"
+    words = ["bench", "scale", "--smoke", "--out", str(out), "--picture", str(picture), "--json"]
+    assert cli.main(words) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(out.read_text())
+    assert picture.read_bytes()[:4] == b"\x89PNG"

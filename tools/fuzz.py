@@ -1,0 +1,151 @@
+"""Feed thousands of wrong inputs to every entrance; each must end in an answer or one clear error.
+
+Every case runs in a process of its own with a limit on memory and time, under a hook that ends it
+if anything loaded tries to run code, to reach the network or to write elsewhere.
+
+Usage: python tools/fuzz.py --cases 12000 --out results/fuzz.json
+       python tools/fuzz.py --entrance clips --seed 17 --cases 1     (one case again)
+"""
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from forked import CRASHED, Ended, run_forked
+from fuzz_files import FILES, warm_up
+from fuzz_questions import QUESTIONS, client
+
+from motes.checkpoint import write_json
+from motes.errors import InputError
+from motes.run_folder import environment
+
+ENTRANCES = {**FILES, **QUESTIONS}  # with their shares of all cases
+SECONDS = 20  # of processor time
+PATIENCE = 90.0  # on the clock, for a busy machine
+MEMORY_GIB = 1.5  # beyond what the process holds before the case
+BROKE_OUT = 98  # exit code of a case that ran code, called out or wrote elsewhere
+LONGEST = 1000  # characters of a clear line
+FORBIDDEN = (  # nothing that is read needs them; programs may start: the commit is asked of git
+    *("pickle.find_class", "os.system", "os.exec", "os.fork", "socket.connect", "ctypes.dlopen"),
+)
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+def forbid(folder: Path) -> None:
+    """Ends this process when it runs code from data, calls out, or writes outside of a folder."""
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in FORBIDDEN:
+            _break_out(f"{event} {arguments!r:.200}")
+        if event == "open" and isinstance(arguments[0], str) and (arguments[2] or 0) & WRITES:
+            path = os.path.realpath(arguments[0])
+            if not path.startswith((str(folder), "/dev/", "/proc/")) and "__pycache__" not in path:
+                _break_out(f"wrote {path}")
+
+    sys.addaudithook(hook)
+
+
+def _break_out(what: str) -> None:
+    print(f"BROKE OUT: {what}", flush=True)
+    os._exit(BROKE_OUT)
+
+
+def run_case(entrance: str, seed: int, folder: Path) -> int:
+    """One case, in the process that it may harm: 0 answered, 1 failed clearly, 2 refused."""
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    forbid(folder.resolve())
+    try:
+        result = ENTRANCES[entrance][0](Random(f"{entrance} {seed}"), folder)
+    except InputError as error:
+        print(f"motes: {error}")
+        return 2
+    return result if isinstance(result, int) else 0
+
+
+def verdict(ended: Ended, folder: Path) -> str | None:
+    """What is wrong with how a case ended; None if it ended well."""
+    if ended.timed_out:
+        return "hangs"
+    if ended.code not in (0, 1, 2):
+        return {BROKE_OUT: "breaks out", CRASHED: "raises"}.get(ended.code, "dies")
+    if (folder / "trace").exists():
+        return "ran code"
+    if "Traceback" in ended.text:
+        return "traceback"
+    told = [line for line in ended.text.splitlines() if line.startswith("motes: ")]
+    if ended.code and told and (len(told) > 1 or len(told[0]) > LONGEST):
+        return "no single clear line"
+    if ended.code and any((folder / "out").rglob("*")):
+        return "partial output"
+    return None
+
+
+def try_cases(num_cases: int, first_seed: int, only: str | None) -> dict[str, Any]:
+    """All cases; a record of how they ended, defects with what repeats them."""
+    ends: dict[str, Counter[str]] = defaultdict(Counter)
+    defects, slowest, largest, started = [], 0.0, 0.0, time.monotonic()
+    own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    for entrance, (_, share) in ENTRANCES.items():
+        count = 0 if only not in (None, entrance) else num_cases
+        count = count if only else round(share * num_cases)
+        for seed in range(first_seed, first_seed + count):
+            folder = Path(tempfile.mkdtemp())
+            (folder / "out").mkdir()
+            ended = run_forked(
+                lambda: run_case(entrance, seed, folder),  # noqa: B023
+                timeout=PATIENCE,
+                memory_gib=own / 2**30 + MEMORY_GIB,
+            )
+            wrong = verdict(ended, folder)
+            ends[entrance][wrong or ("answered", "failed clearly", "refused")[ended.code]] += 1
+            if wrong:
+                tail = ended.text.strip().splitlines()[-1:] or [f"code {ended.code}"]
+                defects.append({"entrance": entrance, "seed": seed, "end": wrong, "text": tail[0]})
+                print(f"{entrance} {seed}: {wrong}: {tail[0][:300]}", file=sys.stderr, flush=True)
+            slowest = max(slowest, ended.seconds)
+            largest = max(largest, ended.peak_mib)
+            shutil.rmtree(folder)
+        done = sum(sum(counter.values()) for counter in ends.values())
+        print(f"{entrance}: {dict(ends[entrance])}; {done} cases", file=sys.stderr, flush=True)
+    return {
+        "cases": sum(sum(counter.values()) for counter in ends.values()),
+        "ends": {name: dict(counter) for name, counter in ends.items()},
+        "defects": defects,
+        "limits": {"seconds": SECONDS, "gib_beyond_start": MEMORY_GIB},
+        "slowest_seconds": round(slowest, 2),
+        "largest_mib": round(largest),
+        "minutes": round((time.monotonic() - started) / 60, 1),
+    }
+
+
+def main() -> None:
+    """Tries all cases and writes the record; exit code 1 if one of them ended badly."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first case of each entrance")
+    parser.add_argument("--entrance", choices=list(ENTRANCES))
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    given = parser.parse_args()
+    torch.set_num_threads(1)  # a fork must not inherit a pool of threads that did not follow it
+    warm_up()
+    client()
+    place = environment(torch.device("cpu"))
+    record = {"environment": place, **try_cases(given.cases, given.seed, given.entrance)}
+    if given.out is not None:
+        write_json(given.out, record)
+    print(json.dumps(record))
+    sys.exit(1 if record["defects"] else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""What `tools/fuzz.py` asks: queries from Python, words of the command line, HTTP requests."""
+
+import json
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from fuzz_files import (
+    CONFIGS,
+    NUMBERS,
+    ODD,
+    any_number,
+    clip_bytes,
+    model,
+    mutate,
+    odd_array,
+    spoil_json,
+)
+
+import motes
+from motes import cli
+from motes.checkpoint import save_model
+from motes.data import cannonballs
+
+
+def odd_input(chance: Random, plain: Callable[[], Any]) -> Any:
+    """Something that is, was or never will be what a query takes."""
+    match chance.randrange(5):
+        case 0:
+            return chance.choice(ODD)
+        case 1:
+            array = odd_array(chance)
+            return array if chance.random() < 0.5 else array.tolist()
+        case 2:
+            return torch.full((1, chance.choice((0, 1, 2, 12)), 16, 16), any_number(chance))
+    return plain()
+
+
+def query(chance: Random, folder: Path) -> object:
+    """Questions from Python."""
+    asked = model(chance.choice(sorted(CONFIGS)))
+    frames = odd_input(chance, lambda: cannonballs(2, 1, num_frames=6, size=16, seed=3).frames)
+    counts = chance.choice((1, 2, 1, 2, None, odd_input(chance, lambda: [1, 2])))
+    seed = chance.choice((0, 0, 0, *ODD))
+    match chance.randrange(4):
+        case 0:
+            return motes.infer(asked, frames, counts, seed=seed).positions
+        case 1:
+            horizon: Any = chance.choice((1, 3, *NUMBERS))
+            return motes.forecast(asked, frames, counts, horizon, seed=seed).pixels
+        case 2:
+            seen = odd_input(chance, lambda: [True, True, False, False, True, True])
+            return motes.interpolate(asked, frames, seen, counts, seed=seed).pixels
+    sizes: tuple[Any, ...] = (chance.choice((1, 2, *NUMBERS)), counts, chance.choice((2, *NUMBERS)))
+    return motes.sample(asked, *sizes, seed=seed).pixels
+
+
+WORDS = (
+    *("clips.npz", "none.npz", ".", "..", "/", "/dev/null", "/dev/zero", "run", "in\nfile", "é"),
+    *(
+        "0",
+        "1",
+        "2",
+        "-1",
+        "1e9",
+        "99999999999999999999",
+        "nan",
+        "",
+        "--",
+        "5:2",
+        "1:3",
+        "0:99",
+        "*",
+    ),
+)
+FLAGS = (
+    *("--model", "--num-objects", "--out", "--gif", "--seed", "--json", "--horizon", "--seen"),
+    *("--hide", "--num-clips", "--num-frames", "--size", "--preset", "--family", "--iterations"),
+    *("--replicas", "--resume", "--device", "--dry-run", "--help", "--clips", "--nonsense"),
+)
+VERBS = ("infer", "forecast", "interpolate", "sample", "data", "train", "evaluate", "bogus")
+
+
+def command_line(chance: Random, folder: Path) -> int:
+    """Words and flags at random, many of them after a sensible beginning."""
+    run, clips = folder / "run", folder / "clips.npz"
+    run.mkdir()
+    save_model(run, model("structured"), CONFIGS["structured"])
+    clips.write_bytes(clip_bytes("npz"))
+    os.chdir(folder / "out")
+    verb = chance.choice(VERBS)
+    words = [verb]
+    if verb in ("infer", "forecast", "interpolate") and chance.random() < 0.8:
+        words += [str(clips), "--model", str(run)]
+        words += ["--hide", "2:4"] if verb == "interpolate" else []
+    elif verb in ("sample", "evaluate"):
+        words += ["--model", str(run)] if verb == "sample" else [str(run), "--num-clips", "2"]
+    elif verb == "train":
+        words += ["--preset", "smoke", "--dry-run"]
+    for _ in range(chance.choice((0, 1, 1, 2, 3))):
+        words.append(chance.choice(FLAGS))
+        if chance.random() < 0.8:
+            words.append(chance.choice((*WORDS, str(chance.choice(NUMBERS)))))
+    return cli.main(words)
+
+
+@cache
+def client() -> Any:
+    """A client of the playground of a small model."""
+    from starlette.testclient import TestClient
+
+    from motes.server.app import create_app
+    from motes.server.playground import Playground
+
+    playground = Playground(model("structured"), CONFIGS["structured"], "small")
+    return TestClient(create_app(playground), base_url="http://localhost")
+
+
+def http(chance: Random, folder: Path) -> object:
+    """Requests to the playground, each of which must be answered with 200 or a clear 4xx."""
+    from motes.server.wire import encode_frames
+
+    pixels = encode_frames(torch.zeros(4, 16, 16))
+    shown = {"num_frames": 4, "height": 16, "width": 16, "frames": pixels}
+    question: Any = {"video": shown, "masks": [[True] * 4], "num_objects": 1}
+    ball = {"x": 3.0, "y": 4.0, "vx": 0.1, "vy": 0.1}
+    path, record = chance.choice(
+        (
+            ("/api/ask", question),
+            ("/api/count", {"video": shown}),
+            ("/api/sample", {"num_objects": 1, "num_frames": 4}),
+            ("/api/throw", {"balls": [ball], "num_frames": 4}),
+        )
+    )
+    content = json.dumps(spoil_json(chance, record)).encode()
+    if chance.random() < 0.3:
+        content = mutate(chance, content)
+    headers = {"content-type": chance.choice(("application/json", "text/plain", "x"))}
+    if chance.random() < 0.2:
+        headers["host"] = chance.choice(("evil.example", "localhost:1", ""))
+    reply = client().post(path, content=content, headers=headers)
+    if not (reply.status_code == 200 or 400 <= reply.status_code < 500):
+        raise RuntimeError(f"{path} answered {reply.status_code}: {reply.text[:300]}")
+    return reply
+
+
+QUESTIONS: dict[str, tuple[Callable[[Random, Path], object], float]] = {
+    "query": (query, 0.12),
+    "command line": (command_line, 0.06),
+    "http": (http, 0.06),
+}
