@@ -1,6 +1,8 @@
 """What a training step is fed with: clips, noise and settings, and the blur over the clips."""
 
 import math
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -29,11 +31,11 @@ class TrainingData(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """What changes from step to step; on a GPU these are the inputs of the captured graph."""
+    """What changes from step to step; of R replicas, with a leading axis."""
 
-    indices: Int[Tensor, " B"]
-    noise: Float[Tensor, "B N T 2"]
-    settings: Float64[Tensor, " 5"]  # the four fields of Phase, then the step
+    indices: Int[Tensor, "*R B"]
+    noise: Float[Tensor, "*R B N T 2"]
+    settings: Float64[Tensor, "*R 5"]  # the four fields of Phase, then the step
 
 
 def step_inputs(config: RunConfig, num_clips: int, step: int) -> StepInputs:
@@ -51,6 +53,65 @@ def step_inputs(config: RunConfig, num_clips: int, step: int) -> StepInputs:
         noise=torch.from_numpy(random.standard_normal(shape, dtype=np.float32)),
         settings=torch.tensor([*at_step(config.schedule, step), step], dtype=torch.float64),
     )
+
+
+def joined_inputs(configs: Sequence[RunConfig], num_clips: int, step: int) -> StepInputs:
+    """The inputs of a step of several replicas, with a leading axis R."""
+    return _stack([step_inputs(config, num_clips, step) for config in configs])
+
+
+class InputBlocks:
+    """The inputs of many steps of R replicas at a time, on the GPU before they are needed.
+
+    A thread makes the next block while the GPU works, so that a step waits for nothing. They are
+    the numbers of `step_inputs`, whatever the size of a block.
+    """
+
+    STEPS = 64
+
+    def __init__(self, configs: Sequence[RunConfig], num_clips: int, device: torch.device) -> None:
+        self.configs, self.num_clips, self.device = configs, num_clips, device
+        self.thread = ThreadPoolExecutor(max_workers=1)
+        self.coming: dict[int, Future[StepInputs]] = {}
+        self.block: StepInputs | None = None
+        self.start = -1
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def load(self, step: int) -> None:
+        """Makes `take` give the inputs of this step next."""
+        start = step - step % self.STEPS
+        if start == self.start:
+            return
+        made = self._ask_for(start).result()
+        del self.coming[start]
+        self._ask_for(start + self.STEPS)
+        if self.block is None:
+            self.block = StepInputs(*(torch.empty_like(v, device=self.device) for v in made))
+        for buffer, values in zip(self.block, made, strict=True):
+            source = values.pin_memory() if buffer.is_cuda else values
+            buffer.copy_(source, non_blocking=True)
+        self.cursor.fill_(step - start)
+        self.start = start
+
+    def take(self) -> StepInputs:
+        """The inputs of the step that is next; captured with it, moves on at every replay."""
+        assert self.block is not None
+        inputs = StepInputs(*(part.index_select(0, self.cursor)[0] for part in self.block))
+        self.cursor += 1
+        return inputs
+
+    def _ask_for(self, start: int) -> "Future[StepInputs]":
+        if start not in self.coming:
+            self.coming[start] = self.thread.submit(self._make, start)
+        return self.coming[start]
+
+    def _make(self, start: int) -> StepInputs:
+        steps = range(start, start + self.STEPS)
+        return _stack([joined_inputs(self.configs, self.num_clips, step) for step in steps])
+
+
+def _stack(parts: Sequence[StepInputs]) -> StepInputs:
+    return StepInputs(*(torch.stack(values) for values in zip(*parts, strict=True)))
 
 
 def blur(

@@ -16,7 +16,7 @@ from motes.errors import InputError
 from motes.model import Model
 from motes.networks.inference import Encoding
 from motes.objective import BoundTerms, draw_positions, log_prior, reconstruction
-from motes.shapes import Float, Int, Tensor
+from motes.shapes import Bool, Float, Int, Tensor
 
 BATCH = 1000
 
@@ -37,14 +37,20 @@ def lesson_terms(
     """
     present = model.present(num_objects)
     positions = draw_positions(lesson, noise)
-    said = model.encode(frames, num_objects)
-    surprise = ((positions - said.means) / said.scales).square() + 2 * said.scales.log()
-    density = -0.5 * (surprise + math.log(2 * math.pi)).sum((2, 3))
     return BoundTerms(
         reconstruction=reconstruction(model.renderer(positions, present), frames),
-        entropy=torch.where(present, density, 0.0).sum(1),
+        entropy=log_density(model.encode(frames, num_objects), positions, present),
         log_prior=log_prior(model.dynamics, positions, present),
     )
+
+
+def log_density(
+    said: Encoding, positions: Float[Tensor, "B N T 2"], present: Bool[Tensor, "B N"]
+) -> Float[Tensor, " B"]:
+    """The log of q(a | v) at given positions of present objects."""
+    surprise = ((positions - said.means) / said.scales).square() + 2 * said.scales.log()
+    density = -0.5 * (surprise + math.log(2 * math.pi)).sum((2, 3))
+    return torch.where(present, density, 0.0).sum(1)
 
 
 def find_teacher(config: RunConfig, device: torch.device) -> Model | None:

@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from motes.config import RunConfig
 from motes.errors import InputError
 from motes.model import Model
 from motes.objective import bound_terms
+from motes.replicas import Replicas
 from motes.run_folder import (
     begin,
     drop_lines_after,
@@ -128,14 +129,49 @@ def resume(
 
 
 def run_all(runs: list["Run"], stopping: Callable[[], bool]) -> list[Outcome]:
-    """Advances all runs in turn until they end or a stop is asked for."""
+    """Advances all runs until they end or a stop is asked for."""
+    teams = find_teams(runs)
     while any(run.unfinished for run in runs):
         if stopping() and all(run.between_looks for run in runs):
             break
-        for run in runs:
-            if run.unfinished:
-                run.advance()
+        for team in teams:
+            if team.runs[0].unfinished:
+                team.advance()
+        if any(team.broken_up for team in teams):
+            teams = find_teams(runs)
     return [run.finish() for run in runs]
+
+
+def find_teams(runs: list["Run"]) -> list["Team"]:
+    """The runs in teams as large as can be; on a CPU each run is alone."""
+    teams: dict[object, list[Run]] = {}
+    for run in runs:
+        captured = run.device.type == "cuda" and run.config.model.family == "paper"
+        together = captured and processes.world() == 1
+        teams.setdefault(run.shape if together else run.folder, []).append(run)
+    return [Team(team, isinstance(key, tuple)) for key, team in teams.items()]
+
+
+class Team:
+    """Runs that take their steps as one computation: of one shape, at the same step."""
+
+    def __init__(self, runs: list["Run"], together: bool) -> None:
+        self.runs, self.trainers = runs, [run.trainer for run in runs]
+        self.replicas = Replicas(self.trainers) if together else None
+
+    def advance(self) -> None:
+        """Takes a step of every run."""
+        if self.replicas is None:
+            self.runs[0].advance()
+            return
+        self.replicas.advance()
+        for run in self.runs:
+            run.after_step()
+
+    @property
+    def broken_up(self) -> bool:
+        """Whether a run went back to its last checkpoint, and is not with the others any more."""
+        return any(run.trainer is not t for run, t in zip(self.runs, self.trainers, strict=True))
 
 
 class Run:
@@ -196,15 +232,37 @@ class Run:
         """Whether the next step looks at new frames, so that nothing but the state is needed."""
         return self.trainer.step % self.config.schedule.steps_per_look == 0
 
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What runs must have in common to be computed together."""
+        config, model, schedule = self.config, self.config.model, self.config.schedule
+        sizes = (model.inference_state_size, model.renderer_state_size, model.num_components)
+        settings = (model.scale_floor, config.batch_size, schedule.iterations, schedule.taught)
+        return self.trainer.step, config.data, *sizes, *settings
+
     def advance(self) -> None:
         """Takes a step; reports and saves when they are due."""
-        try:
+        with self._faults_handled():
             self._step()
-            step = self.trainer.step
-            if step % self.config.log_every == 0:
-                self.log_terms()
-            if step % self.config.checkpoint_every == 0 or not self.unfinished:
-                self.save()
+            self._tell()
+
+    def after_step(self) -> None:
+        """Reports and saves when they are due, after a step that others took too."""
+        with self._faults_handled():
+            self._tell()
+
+    def _tell(self) -> None:
+        step = self.trainer.step
+        if step % self.config.log_every == 0:
+            self.log_terms()
+        if step % self.config.checkpoint_every == 0 or not self.unfinished:
+            self.save()
+
+    @contextlib.contextmanager
+    def _faults_handled(self) -> Iterator[None]:
+        """Goes back where that was asked for; else stops, and says what is kept."""
+        try:
+            yield
         except FloatingPointError as error:
             if self.last_saved is None or self.rolled_back >= self.roll_backs:
                 raise FloatingPointError(self._stopped(error)) from None
@@ -293,8 +351,6 @@ def require_finite(trainer: Trainer) -> None:
 @torch.no_grad()
 def held_out_bound(trainer: Trainer, clips: TrainingData, batch_size: int = 60) -> float:
     """The bound of a held-out clip at KL weight 1 on sharp frames, in nats, averaged."""
-    if trainer.stream is not None:
-        trainer.stream.synchronize()
     data = trainer.config.data
     random = np.random.Generator(np.random.Philox(key=(data.seed, 0)))
     total = 0.0

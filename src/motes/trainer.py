@@ -1,8 +1,8 @@
-"""One model in training: its state, one step of it, and that step as a CUDA graph.
+"""One model in training: its state and one step of it.
 
 Everything random in a step is a function of (seed, step) alone, so a run that is resumed from a
 saved step goes on exactly as if it had never stopped, and several processes agree on the global
-batch that they share.
+batch that they share. On a GPU, `motes.replicas` takes the steps.
 """
 
 import torch
@@ -12,15 +12,42 @@ from motes.batches import StepInputs, TrainingData, blur, step_inputs
 from motes.config import RunConfig
 from motes.errors import InputError
 from motes.model import build
+from motes.networks.cells import BETA_1, BETA_2, EPSILON
 from motes.networks.inference import Encoding
 from motes.objective import BoundTerms, bound_terms
-from motes.shapes import Float, Float64, Int, Tensor
+from motes.shapes import Bool, Float, Float64, Int, Tensor
 from motes.structured.seeding import seed_mixture
 from motes.teaching import lesson_terms
 
 TERMS = (*BoundTerms._fields, "gradient")
 NEVER = 2**62  # the step at which what has not happened happened
-EAGER_STEPS = 3  # before a step is captured as a graph: real steps, which also warm up the GPU
+
+
+class Watch:
+    """The terms of R models added up, and the first step at which something was not finite."""
+
+    def __init__(self, num_models: int, device: torch.device) -> None:
+        self.sums = torch.zeros(num_models, len(TERMS) - 1, dtype=torch.float64, device=device)
+        self.first_bad = torch.full((num_models, len(TERMS)), NEVER, device=device)
+
+    def row(self, model: int) -> "Watch":
+        """The part of one model, in the same memory."""
+        part = Watch(0, self.sums.device)
+        part.sums, part.first_bad = self.sums[model : model + 1], self.first_bad[model : model + 1]
+        return part
+
+    @torch.no_grad()
+    def see(
+        self,
+        means: Float64[Tensor, "R terms"],
+        finite_gradient: Bool[Tensor, " R"],
+        steps: Float64[Tensor, " R"],
+    ) -> None:
+        """Takes note of a step."""
+        self.sums += means
+        finite = torch.cat([means.isfinite(), finite_gradient[:, None]], 1)
+        earliest = self.first_bad.minimum(steps.long()[:, None])
+        self.first_bad.copy_(torch.where(finite, self.first_bad, earliest))
 
 
 class Trainer:
@@ -29,27 +56,17 @@ class Trainer:
     def __init__(self, config: RunConfig, data: TrainingData, device: torch.device) -> None:
         self.config, self.data, self.device = config, data, device
         self.model = build(config).to(device)
-        captured = device.type == "cuda" and processes.world() == 1
-        captured = captured and config.model.family == "paper"
         networks = [*self.model.renderer.parameters(), *self.model.inference.parameters()]
         self.optimizer = torch.optim.Adam(
             [{"params": networks}, {"params": list(self.model.dynamics.parameters())}],
-            lr=torch.zeros((), device=device) if captured else 0.0,
-            betas=(0.9, 0.999),
-            eps=1e-8,
+            lr=0.0,
+            betas=(BETA_1, BETA_2),
+            eps=EPSILON,
             fused=True,
-            capturable=captured,
         )
-        for group in self.optimizer.param_groups:  # one learning rate each, not one shared tensor
-            group["lr"] = torch.zeros((), device=device) if captured else 0.0
         self.step = 0
-        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
         self.num_summed = 0
-        self.first_bad = torch.full((len(TERMS),), NEVER, device=device)
-        self.stream = torch.cuda.Stream(device) if captured else None
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.static: StepInputs | None = None
-        self._eager_left = EAGER_STEPS
+        self.watch = Watch(1, device)
         self._found: Encoding | None = None  # structured family: the last look at the frames
 
     def advance(self) -> None:
@@ -57,11 +74,11 @@ class Trainer:
         inputs = step_inputs(self.config, len(self.data.num_objects), self.step)
         mine = slice(processes.rank(), None, processes.world())
         inputs = inputs._replace(indices=inputs.indices[mine], noise=inputs.noise[mine])
-        if self.stream is None:
-            self._compute(StepInputs(*(value.to(self.device) for value in inputs)))
-        else:
-            with torch.cuda.stream(self.stream):
-                self._advance_on_stream(inputs)
+        self._compute(StepInputs(*(value.to(self.device) for value in inputs)))
+        self.count_step()
+
+    def count_step(self) -> None:
+        """Moves on in the schedule, when a step has been taken."""
         self.step += 1
         self.num_summed += 1
 
@@ -71,16 +88,16 @@ class Trainer:
         Raises:
             FloatingPointError: a term or a gradient was not finite; names both and the step.
         """
-        if self.stream is not None:
-            self.stream.synchronize()
-        processes.add_up(self.sums)
-        processes.earliest(self.first_bad)
-        first_bad = zip(self.first_bad.tolist(), TERMS, strict=True)
-        step, name = min(first_bad, key=lambda first: first[0])  # of equals the first term
+        sums, first_bad = self.watch.sums[0], self.watch.first_bad[0]
+        processes.add_up(sums)
+        processes.earliest(first_bad)
+        step, name = min(  # of equals the first term
+            zip(first_bad.tolist(), TERMS, strict=True), key=lambda first: first[0]
+        )
         if step < NEVER:
             raise FloatingPointError(f"{name} is not finite at step {step}")
-        means = (self.sums / max(self.num_summed, 1)).cpu()
-        self.sums.zero_()
+        means = (sums / max(self.num_summed, 1)).cpu()
+        sums.zero_()
         self.num_summed = 0
         return BoundTerms(*means)
 
@@ -108,34 +125,11 @@ class Trainer:
             raise InputError(f"the checkpoint does not fit its config.json ({reason})") from None
         self.step = step
 
-    def _advance_on_stream(self, inputs: StepInputs) -> None:
-        """Runs the step eagerly the first times, then captures it once and replays it."""
-        if self.static is None:
-            self.static = StepInputs(*(torch.empty_like(v, device=self.device) for v in inputs))
-        for buffer, value in zip(self.static, inputs, strict=True):
-            buffer.copy_(value.pin_memory(), non_blocking=True)
-        if self.step == self.config.schedule.taught:  # another arithmetic from here on
-            self.graph, self._eager_left = None, EAGER_STEPS
-        if self._eager_left > 0:
-            self._eager_left -= 1
-            self._compute(self.static)
-            return
-        if self.graph is None:
-            self.optimizer.zero_grad(set_to_none=True)
-            torch.cuda.synchronize(self.device)
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, stream=self.stream):
-                self._compute(self.static)
-        self.graph.replay()
-
     def _compute(self, inputs: StepInputs) -> None:
         """The arithmetic of a step: bound, gradient, update."""
         *rates, kl_weight, blur_width, step = inputs.settings.unbind()
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            if self.stream is None:
-                group["lr"] = float(rate)
-            else:  # a captured graph reads the rate from the same tensor every time
-                group["lr"].copy_(rate)
+            group["lr"] = float(rate)
         frames = blur(self.data.frames(inputs.indices), blur_width.float(), self.data.ink)
         num_objects = self.data.num_objects[inputs.indices]
         terms = self._terms(frames, num_objects, inputs)
@@ -144,7 +138,12 @@ class Trainer:
         loss.backward()
         processes.sum_gradients(self.model)
         self.optimizer.step()
-        self._watch(terms, step)
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norms = torch.stack([norm.double() for norm in torch._foreach_norm(gradients)])
+        means = torch.stack([term.detach().double().sum() for term in terms])
+        self.watch.see(
+            means[None] / self.config.batch_size, norms.sum().isfinite()[None], step[None]
+        )
 
     def _terms(
         self,
@@ -163,14 +162,3 @@ class Trainer:
                 seed_mixture(model.dynamics, self._found.means, model.present(num_objects))
                 processes.follow(model.dynamics)  # each has seen its share of the batch alone
         return bound_terms(model, frames, num_objects, inputs.noise, self._found)
-
-    @torch.no_grad()
-    def _watch(self, terms: BoundTerms, step: Float64[Tensor, ""]) -> None:
-        """Adds up the terms, and notes the first step at which something was not finite."""
-        sums = torch.stack([term.double().sum() for term in terms])
-        self.sums += sums / self.config.batch_size
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norms = torch.stack([n.double() for n in torch._foreach_norm(gradients)])
-        finite = torch.cat([sums, norms.sum()[None]]).isfinite()
-        earliest = self.first_bad.minimum(step.long())
-        self.first_bad.copy_(torch.where(finite, self.first_bad, earliest))

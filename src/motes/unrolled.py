@@ -8,6 +8,7 @@ the model and the mask alone, so they are formed for those axes only and never f
 Hidden positions are already finite numbers here; `motes.kalman` is the door that sees to it.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -116,6 +117,52 @@ def _density(
     precision = W.mT @ W
     pull = map_vector(precision, residual)
     return log_density(W, residual, pull, num_seen), (prior, precision, pull, seen)
+
+
+class PositionPrior(NamedTuple):
+    """The joint Gaussian of all positions, ready to be asked for densities."""
+
+    mean: Float[Tensor, "... TP"]
+    precision: Float[Tensor, "... TP TP"]
+    """C^-1"""
+    log_scale: Float[Tensor, "..."]
+    """log |C|^(-1/2)"""
+
+    def log_density(self, positions: Float[Tensor, "... T P"]) -> Float[Tensor, "..."]:
+        """The log density of positions, all of them seen.
+
+        Law: equals `log_likelihood_dense` (test_a_prepared_prior_gives_the_same_density).
+        """
+        residual = positions.flatten(-2).to(self.mean.dtype) - self.mean
+        squares = (residual * map_vector(self.precision, residual)).sum(-1)
+        return self.log_scale - 0.5 * (squares + residual.shape[-1] * math.log(2 * math.pi))
+
+
+def position_prior(model: LGSSM, num_frames: int) -> PositionPrior:
+    """What a density needs of the model alone, so that it can be had before the positions are."""
+    return PositionPrior(*_PositionPrior.apply(num_frames, *aligned(model)))
+
+
+class _PositionPrior(torch.autograd.Function):
+    """With P = C^-1, dP = -P dC P and d log |C|^(-1/2) = -1/2 tr(P dC)."""
+
+    @staticmethod
+    def forward(ctx: Any, num_frames: int, *fields: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.prior = prior_positions(LGSSM(*fields), num_frames)
+        W = whitener(ctx.prior.covariance)
+        precision = W.mT @ W
+        ctx.save_for_backward(precision, *fields)
+        return ctx.prior.mean, precision, W.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, by_mean: Tensor, by_precision: Tensor, by_log_scale: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        P, *fields = ctx.saved_tensors
+        pushed_back = P @ (0.5 * (by_precision + by_precision.mT)) @ P
+        by_covariance = -pushed_back - 0.5 * by_log_scale[..., None, None] * P
+        return None, *prior_gradients(LGSSM(*fields), ctx.prior, by_mean, by_covariance)
 
 
 class Stretch(NamedTuple):

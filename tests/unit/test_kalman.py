@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from motes import kalman
+from motes import kalman, unrolled
 from motes.errors import InputError
 from motes.lgssm import LGSSM, Dynamics
 from motes.sequential import smooth_sequential
@@ -237,3 +237,26 @@ def test_global_random_state_is_not_touched(generator: torch.Generator) -> None:
     noise = torch.randn(6, 6, generator=generator)
     kalman.draw_states(model, positions, noise=noise)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_prepared_prior_gives_the_same_density(generator):
+    """Values and gradients, with components that differ in their start alone."""
+    dynamics = Dynamics(num_components=3, generator=generator)
+    with torch.no_grad():
+        for parameter in dynamics.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=generator).double()
+    positions = torch.randn(4, 1, 6, 2, generator=generator, dtype=torch.float64)
+    positions.requires_grad_()
+    model = dynamics.components()
+    expected = unrolled.log_likelihood_dense(model, positions, None)
+    ours = unrolled.position_prior(model, 6).log_density(positions)
+    # Float64 and covariances of condition below 1e4: 1e-16 * 1e4, some hundred terms.
+    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+    cotangent = torch.randn(expected.shape, generator=generator, dtype=torch.float64)
+    leaves = [positions, *(p for n, p in dynamics.named_parameters() if n != "logits")]
+    torch.testing.assert_close(
+        torch.autograd.grad(ours, leaves, cotangent, retain_graph=True),
+        torch.autograd.grad(expected, leaves, cotangent),
+        rtol=1e-8,
+        atol=1e-8,
+    )

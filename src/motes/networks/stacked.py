@@ -1,0 +1,244 @@
+"""The paper's two networks for R replicas at once, each with its own weights: the form for GPUs.
+
+A GPU waits for launches, not for arithmetic. So all replicas go together, what is done element by
+element is one kernel (`motes.networks.kernels`; on a CPU the same in PyTorch,
+`motes.networks.cells`), and gradients are written out. On a GPU, products read 16 bits and add up
+in 32 [Choice 21].
+"""
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import softplus
+
+from motes.networks import cells
+from motes.shapes import Bool, Float, Int, Tensor
+
+
+def encode(
+    weights: Mapping[str, Tensor],
+    frames: Float[Tensor, "R B T height width"],
+    num_objects: Int[Tensor, "R B"],
+    scale_floor: float,
+) -> tuple[Float[Tensor, "R B N T 2"], Float[Tensor, "R B N T 2"]]:
+    """Return the means and scales of q(a | v), as each replica's `InferenceNetwork` would.
+
+    Args:
+        weights: the stacked parameters of the inference networks by their names.
+        frames: values in [0, 1].
+        num_objects: objects in each clip.
+        scale_floor: of all replicas.
+
+    Law: equals the single networks, values and gradients
+    (test_stacked_networks_are_the_single_ones).
+    """
+    (R, B), N = num_objects.shape, weights["initial"].shape[1]
+    choice = num_objects - 1 + N * torch.arange(R, device=num_objects.device)[:, None]
+    initial = weights["initial"].flatten(0, 1).index_select(0, choice.flatten()).tanh()
+    image_part = _Affine.apply(
+        frames.flatten(3).flatten(1, 2), weights["from_image"], weights["gate_bias"]
+    )
+    states = recur_stacked(
+        initial.unflatten(0, (R, B)).transpose(1, 2),
+        image_part.unflatten(1, frames.shape[1:3]),
+        weights["from_past"],
+        weights["from_below"],
+    )
+    read = torch.baddbmm(
+        weights["position_bias"][:, None], states.flatten(1, 3), weights["to_position"]
+    )
+    mean, raw = read.view(*states.shape[:-1], 4).permute(0, 3, 1, 2, 4).chunk(2, dim=-1)
+    return mean, scale_floor + softplus(raw)
+
+
+def log_likelihood(
+    weights: Mapping[str, Tensor],
+    positions: Float[Tensor, "R B N T 2"],
+    present: Bool[Tensor, "R B N"],
+    frames: Float[Tensor, "R B T height width"],
+) -> Float[Tensor, "R B"]:
+    """Return log p(v | a), as the `Renderer` of each replica and `reconstruction` would.
+
+    Args:
+        weights: the stacked parameters of the renderers by their names.
+        positions: latent positions; those of absent objects may hold anything.
+        present: which objects a clip has.
+        frames: values in [0, 1].
+
+    Law: equals the single networks, values and gradients
+    (test_stacked_networks_are_the_single_ones).
+    """
+    x = _Painting.apply(
+        positions,
+        present,
+        weights["from_position"],
+        weights["state_bias"],
+        weights["empty_canvas"],
+    )
+    pixels = frames.flatten(3).flatten(1, 2)
+    nats = _Bernoulli.apply(x.flatten(1, 2), weights["to_image"], weights["image_bias"], pixels)
+    total: Tensor = nats.unflatten(1, frames.shape[1:3]).sum(-1)
+    return total
+
+
+def recur_stacked(
+    initial: Float[Tensor, "R N B state"],
+    image_part: Float[Tensor, "R B T 2*state"],
+    from_past: Float[Tensor, "R state 2*state"],
+    from_below: Float[Tensor, "R state 2*state"],
+) -> Float[Tensor, "R N T B state"]:
+    """Return the states of all replicas, as `motes.networks.recurrence.recur` of each would.
+
+    Law: equals it, values and gradients (test_stacked_recurrence_is_the_single_one); on a GPU up
+    to the rounding of 16-bit factors (test_gpu_networks_are_the_cpus_up_to_short_factors).
+    """
+    states: Tensor = _Recurrence.apply(initial, image_part, from_past, from_below)
+    return states
+
+
+class _Recurrence(torch.autograd.Function):
+    """Row d of a skewed buffer holds diagonal d: cell (n, t) of all replicas is in row t + n.
+
+    A diagonal is two launches: one product of what all its cells read, and one kernel. `joined`
+    holds what a cell reads: the first half of its columns is the object's own past state, the
+    second half the state of the object below it.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, initial: Tensor, image_part: Tensor, from_past: Tensor, from_below: Tensor
+    ) -> Tensor:
+        (R, N, B, S), T = initial.shape, image_part.shape[2]
+        D, kernels = T + N - 1, quick(initial)
+        kinds = _forward_type(initial), _backward_type(initial)
+        weights, weights_back = kernels.shorten(from_past, from_below, kinds)
+        joined, kept = (w.new_zeros(R, D, N, B, 2 * S) for w in (weights, weights_back))
+        for n in range(N):
+            joined[:, n, n, :, :S] = kept[:, n, n, :, :S] = initial[:, n]
+        states, gates = initial.new_empty(R, N, T, B, S), torch.empty_like(joined)
+        for d in range(D):
+            sums = _product(joined[:, d].flatten(1, 2), weights, initial.dtype)
+            kernels.forward(d, sums.view(R, N, B, 2 * S), image_part, states, gates, joined, kept)
+        ctx.save_for_backward(states, gates, kept, weights_back)
+        return states
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        states, gates, kept, weights = ctx.saved_tensors
+        (R, N, T, B, S), D = states.shape, gates.shape[1]
+        kernels, grad_states = quick(states), grad_states.contiguous()
+        grad_gates = torch.empty_like(kept)
+        through, grad_initial = states.new_zeros(2, R, N, B, S), states.new_empty(R, N, B, S)
+        grad_joined = states.new_zeros(R, N, B, 2 * S)
+        for d in reversed(range(D)):
+            kernels.backward(d, grad_states, grad_joined, states, gates, grad_gates, through)
+            product = _product(grad_gates[:, d].flatten(1, 2), weights.mT, states.dtype)
+            grad_joined = product.view(R, N, B, 2 * S)
+            if d < N:
+                grad_initial[:, d] = grad_joined[:, d, :, :S]
+        by_both = _product(kept.flatten(1, 3).mT, grad_gates.flatten(1, 3), states.dtype)
+        by_image = _clips_first(grad_gates, T).sum(3, dtype=states.dtype)
+        return grad_initial, by_image, *by_both.chunk(2, dim=1)
+
+
+class _Affine(torch.autograd.Function):
+    """Rows times weights plus bias, whose rows need no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
+        short = rows.to(_forward_type(rows))
+        ctx.save_for_backward(short)
+        return _product(short, weights.to(short.dtype), rows.dtype).add_(bias[:, None])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor]:
+        (rows,) = ctx.saved_tensors
+        short = grad.to(_backward_type(grad))
+        return None, _product(rows.to(short.dtype).mT, short, grad.dtype), grad.sum(1)
+
+
+class _Painting(torch.autograd.Function):
+    """The renderer's states, its strokes painted again for the gradient instead of kept."""
+
+    @staticmethod
+    def forward(ctx: Any, positions: Tensor, present: Tensor, *weights: Tensor) -> Tensor:
+        positions = positions.contiguous()
+        ctx.save_for_backward(positions, present, *weights)
+        x: Tensor = quick(positions).paint(positions, present, *weights)
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        by_positions, *by_weights = quick(grad).unpaint(grad.contiguous(), *ctx.saved_tensors)
+        return by_positions, None, *by_weights
+
+
+class _Bernoulli(torch.autograd.Function):
+    """The log density of rows of pixels whose logits are x times weights plus bias."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, bias: Tensor, pixels: Tensor) -> Tensor:
+        short = x.to(_forward_type(x))
+        logits = _product(short, weights.to(short.dtype), x.dtype)
+        residual = torch.empty(logits.shape, dtype=_backward_type(x), device=x.device)
+        nats: Tensor = quick(x).bernoulli(logits, bias, pixels, residual)
+        ctx.save_for_backward(short, weights, residual)
+        return nats
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        x, weights, residual = ctx.saved_tensors
+        by_logits = residual * grad[..., None].to(residual.dtype)
+        kind = grad.dtype
+        return (
+            _product(by_logits, weights.to(residual.dtype).mT, kind),
+            _product(x.to(residual.dtype).mT, by_logits, kind),
+            by_logits.sum(1, dtype=kind),
+            None,
+        )
+
+
+def quick(like: Tensor) -> ModuleType:
+    """What does the work of `cells` where this tensor lives."""
+    if not like.is_cuda:
+        return cells
+    from motes.networks import kernels
+
+    return kernels
+
+
+def _forward_type(like: Tensor) -> torch.dtype:
+    """States and weights are small numbers: float16 keeps as many of their bits as TF32 does."""
+    return torch.float16 if like.is_cuda else like.dtype
+
+
+def _backward_type(like: Tensor) -> torch.dtype:
+    """Gradients may be of any size: bfloat16 has the range of float32."""
+    return torch.bfloat16 if like.is_cuda else like.dtype
+
+
+def _product(
+    left: Float[Tensor, "R rows inner"], right: Float[Tensor, "R inner columns"], kind: torch.dtype
+) -> Float[Tensor, "R rows columns"]:
+    """One product for each replica, added up and returned in `kind`."""
+    if left.dtype == kind:
+        return torch.bmm(left, right)
+    product: Tensor = torch.bmm(left, right, out_dtype=kind)
+    return product
+
+
+def _clips_first(
+    skewed: Float[Tensor, "R D N B size"], num_frames: int
+) -> Float[Tensor, "R B T N size"]:
+    """The cells of a skewed buffer as a view."""
+    R, _, N, B, size = skewed.shape
+    replica, row, column, clip, element = skewed.stride()
+    shape = (R, B, num_frames, N, size)
+    return skewed.as_strided(shape, (replica, clip, row, row + column, element))

@@ -1,0 +1,219 @@
+"""Several models that take their steps together: other seeds, other settings, one computation.
+
+The models' parameters lie side by side in memory, so that one batched computation serves all
+(`motes.networks.stacked`), and each model stays a whole one that is saved, asked and resumed on its
+own. On a GPU the whole step is captured once as a graph.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch.func import functional_call
+
+from motes.batches import InputBlocks, StepInputs, blur, joined_inputs
+from motes.lgssm import LGSSM, Dynamics
+from motes.model import Model
+from motes.networks import stacked
+from motes.networks.cells import BETA_1, BETA_2
+from motes.networks.inference import Encoding
+from motes.objective import BoundTerms, draw_positions, entropy
+from motes.shapes import Float, Float64, Tensor
+from motes.teaching import log_density
+from motes.trainer import Trainer, Watch
+from motes.unrolled import PositionPrior, position_prior
+
+EAGER_STEPS = 3  # before a step is captured: real steps, which also compile kernels
+
+
+class Replicas:
+    """Trainers of models of one shape, at the same step, on the same clips."""
+
+    def __init__(self, trainers: Sequence[Trainer]) -> None:
+        self.trainers, first = trainers, trainers[0]
+        self.config, self.data, self.device = first.config, first.data, first.device
+        self.stacks = stack_parameters([trainer.model for trainer in trainers])
+        self.moments = stack_moments(trainers, list(self.stacks))
+        self.bad = torch.zeros(len(trainers), dtype=torch.int32, device=self.device)
+        self.watch = Watch(len(trainers), self.device)
+        for row, trainer in enumerate(trainers):
+            trainer.watch = self.watch.row(row)
+        configs, num_clips = [trainer.config for trainer in trainers], len(self.data.num_objects)
+        self.blurs = any(width > 0 for c in configs for _, width in c.schedule.blur)
+        self.blocks: InputBlocks | None = None
+        self.side: torch.cuda.Stream | None = None
+        if self.device.type == "cuda":
+            self.blocks = InputBlocks(configs, num_clips, self.device)
+            self.side = torch.cuda.Stream(self.device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self._eager_left = EAGER_STEPS
+
+    @property
+    def step(self) -> int:
+        """How many steps were taken."""
+        return self.trainers[0].step
+
+    def advance(self) -> None:
+        """Takes one step of every trainer."""
+        if self.blocks is None:
+            configs = [trainer.config for trainer in self.trainers]
+            self.compute(joined_inputs(configs, len(self.data.num_objects), self.step))
+        else:
+            self.blocks.load(self.step)
+            self._advance_on_gpu(self.blocks)
+        for trainer in self.trainers:
+            trainer.count_step()
+
+    def compute(self, inputs: StepInputs) -> None:
+        """The arithmetic of a step of all: bounds, gradients, updates."""
+        *rates, kl_weights, blur_widths, steps = inputs.settings.unbind(-1)
+        frames = self.data.frames(inputs.indices.flatten()).unflatten(0, inputs.indices.shape)
+        if self.blurs:
+            frames = torch.vmap(blur, (0, 0, None))(frames, blur_widths.float(), self.data.ink)
+        terms = self.terms(frames, inputs)
+        # Of the loss, minus the weighted bound; not formed, so that no term waits for another.
+        one = torch.ones_like(terms.reconstruction)
+        weights = (one, *(kl_weights.to(one)[:, None] * one,) * 2)
+        gradients = torch.autograd.grad(
+            terms, list(self.stacks.values()), [-w / self.config.batch_size for w in weights]
+        )
+        self._join()
+        self._update(rates, gradients)
+        means = torch.stack([term.detach().double().sum(1) for term in terms], 1)
+        self.watch.see(means / self.config.batch_size, self.bad == 0, steps)
+
+    def terms(self, frames: Float[Tensor, "R B T height width"], inputs: StepInputs) -> BoundTerms:
+        """The terms to maximise, of each replica and clip: those of a lesson while being taught."""
+        num_objects = self.data.num_objects[inputs.indices]
+        slots = torch.arange(self.config.data.max_objects, device=self.device)
+        present, shape = slots < num_objects[..., None], num_objects.shape
+        prior, log_weights = self._motion()
+        floor = self.config.model.scale_floor
+        said = stacked.encode(self._of("inference."), frames, num_objects, floor)
+        # What is left is done clip by clip: the clips of all replicas are one batch.
+        clips, noise = Encoding(*(part.flatten(0, 1) for part in said)), inputs.noise.flatten(0, 1)
+        if self.data.lessons is not None and self.step < self.config.schedule.taught:
+            lesson = Encoding(*(part[inputs.indices.flatten()] for part in self.data.lessons))
+            positions = draw_positions(lesson, noise)
+            spread = log_density(clips, positions, present.flatten(0, 1))
+        else:
+            positions = draw_positions(clips, noise)
+            spread = entropy(clips.scales, present.flatten(0, 1))
+        positions = positions.unflatten(0, shape)
+        with self._beside():
+            joint = log_weights[:, None, None] + prior.log_density(positions[:, :, :, None])
+            evidence = torch.where(present, joint.logsumexp(-1), 0.0).sum(-1).to(frames.dtype)
+        likelihood = stacked.log_likelihood(self._of("renderer."), positions, present, frames)
+        return BoundTerms(likelihood, spread.unflatten(0, shape), evidence)
+
+    def _update(self, rates: Sequence[Float64[Tensor, " R"]], gradients: Sequence[Tensor]) -> None:
+        """A step of Adam; the two rates are of the networks and of the dynamics."""
+        self.moments.steps.add_(1)
+        self.bad.zero_()
+        steps, adam = self.moments.steps.double(), stacked.quick(self.bad).adam
+        paces = [rate / (1 - BETA_1**steps) for rate in rates]
+        correction = 1 / (1 - BETA_2**steps)
+        with torch.no_grad():
+            for (name, stack), gradient in zip(self.stacks.items(), gradients, strict=True):
+                pace = paces[name.startswith("dynamics.")]
+                moments = self.moments.means[name], self.moments.squares[name]
+                adam(stack, gradient, *moments, pace, correction, self.bad)
+
+    def _motion(self) -> tuple[PositionPrior, Float64[Tensor, "R K"]]:
+        """The prior of positions and the weights of its components, with axes [R, B, N, K].
+
+        Many small steps that need no frames: on a GPU they are taken beside the networks'.
+        """
+        dynamics, own = self.trainers[0].model.dynamics, self._of("dynamics.")
+        with self._beside():
+            models, log_weights = torch.vmap(
+                lambda parameters: functional_call(_Parts(dynamics), parameters, ())
+            )({f"dynamics.{name}": stack for name, stack in own.items()})
+            shared, starts = models[:5], models[5:]
+            model = LGSSM(
+                *(part[:, None, None, None] for part in shared),
+                *(part[:, None, None] for part in starts),
+            )
+            return position_prior(model, self.config.data.num_frames), log_weights
+
+    def _of(self, part: str) -> dict[str, Tensor]:
+        """The stacked parameters of one part of the models by their own names."""
+        names = (name for name in self.stacks if name.startswith(part))
+        return {name.removeprefix(part): self.stacks[name] for name in names}
+
+    def _beside(self) -> contextlib.AbstractContextManager[object]:
+        """Work that may go on beside what follows, until `_join`."""
+        if self.side is None:
+            return contextlib.nullcontext()
+        self.side.wait_stream(torch.cuda.current_stream(self.device))
+        return torch.cuda.stream(self.side)
+
+    def _join(self) -> None:
+        if self.side is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.side)
+
+    def _advance_on_gpu(self, blocks: InputBlocks) -> None:
+        """Takes the step as it is written the first times, then captures it once and replays it."""
+        if self.step == self.config.schedule.taught:  # another arithmetic from here on
+            self.graph, self._eager_left = None, EAGER_STEPS
+        if self._eager_left > 0:
+            self._eager_left -= 1
+            self.compute(blocks.take())
+            return
+        if self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.compute(blocks.take())
+        self.graph.replay()
+
+
+def stack_parameters(models: Sequence[Model]) -> dict[str, Tensor]:
+    """The parameters of all models as stacks, of which each model's become views."""
+    stacks = {}
+    for name, _ in models[0].named_parameters():
+        own = [model.get_parameter(name) for model in models]
+        stacks[name] = torch.stack([parameter.detach() for parameter in own])
+        for parameter, row in zip(own, stacks[name], strict=True):
+            parameter.data = row
+        stacks[name].requires_grad_()
+    return stacks
+
+
+class Moments(NamedTuple):
+    """What Adam remembers of R replicas, of each stack by its name."""
+
+    steps: Float[Tensor, " R"]
+    means: dict[str, Tensor]
+    squares: dict[str, Tensor]
+
+
+def stack_moments(trainers: Sequence[Trainer], names: Sequence[str]) -> Moments:
+    """The memory of all optimizers as stacks, of which each optimizer's become views."""
+    states = [trainer.optimizer.state for trainer in trainers]
+    steps = torch.zeros(len(trainers), device=trainers[0].device)
+    means, squares = {}, {}
+    for name in names:
+        own = [trainer.model.get_parameter(name) for trainer in trainers]
+        zero = torch.zeros_like(own[0])
+        means[name], squares[name] = (
+            torch.stack([s[p].get(slot, zero) for s, p in zip(states, own, strict=True)])
+            for slot in ("exp_avg", "exp_avg_sq")
+        )
+        for row, (state, parameter) in enumerate(zip(states, own, strict=True)):
+            steps[row] = state[parameter].get("step", 0)
+            state[parameter] = dict(
+                step=steps[row], exp_avg=means[name][row], exp_avg_sq=squares[name][row]
+            )
+    return Moments(steps, means, squares)
+
+
+class _Parts(torch.nn.Module):
+    """The matrices of the dynamics as a module's output, which `functional_call` asks for."""
+
+    def __init__(self, dynamics: Dynamics) -> None:
+        super().__init__()
+        self.dynamics = dynamics
+
+    def forward(self) -> tuple[LGSSM, Float64[Tensor, " K"]]:
+        return self.dynamics.components(), self.dynamics.log_weights()

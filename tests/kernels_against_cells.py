@@ -1,0 +1,83 @@
+"""Runs every kernel on Triton's interpreter and compares it with its form in PyTorch."""
+
+import torch
+
+from motes.networks import cells, kernels
+
+generator = torch.Generator().manual_seed(0)
+# Both are float32: sums of some hundred numbers in two orders.
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def random(*shape: int) -> torch.Tensor:
+    """Standard normal numbers."""
+    return torch.randn(shape, generator=generator)
+
+
+def recurrence() -> None:
+    """Forward and backward over all diagonals, with random gates' inputs at each."""
+    R, N, T, B, S = 2, 3, 4, 2, 5
+    D, image_part, through = T + N - 1, random(R, B, T, 2 * S), random(2, R, N, B, S)
+    grad_states, sums = random(R, N, T, B, S), random(D, R, N, B, 2 * S)
+    results = []
+    for module in (cells, kernels):
+        states, passed = torch.zeros(R, N, T, B, S), through.clone()
+        gates, joined, kept, grads = (torch.zeros(R, D, N, B, 2 * S) for _ in range(4))
+        for d in range(D):
+            module.forward(d, sums[d], image_part, states, gates, joined, kept)
+        for d in reversed(range(D)):
+            module.backward(d, grad_states, sums[d], states, gates, grads, passed)
+        results.append((states, gates, joined, kept, grads, passed))
+    torch.testing.assert_close(*results, **CLOSE)
+
+
+def painting() -> None:
+    """Positions of absent objects are NaN, and columns do not fill the last block."""
+    R, B, N, T, X = 2, 3, 3, 4, 150
+    positions, present = random(R, B, N, T, 2), torch.rand(R, B, N, generator=generator) < 0.7
+    positions[~present] = torch.nan
+    inputs = (positions, present, random(R, 2, 2 * X), random(R, 2 * X), random(R, X))
+    torch.testing.assert_close(cells.paint(*inputs), kernels.paint(*inputs), **CLOSE)
+    gradient = random(R, B, T, X)
+    pairs = zip(cells.unpaint(gradient, *inputs), kernels.unpaint(gradient, *inputs), strict=True)
+    for expected, ours in pairs:
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+def bernoulli() -> None:
+    """Pixels do not fill the last block; logits of any size."""
+    logits, bias = 20 * random(2, 5, 1500), random(2, 1500)
+    frames = (torch.rand(2, 5, 1500, generator=generator) < 0.1).float()
+    residuals = torch.empty_like(logits), torch.empty_like(logits)
+    expected = cells.bernoulli(logits, bias, frames, residuals[0])
+    ours = kernels.bernoulli(logits, bias, frames, residuals[1])
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-2)  # sums of 1500 of size 20
+    torch.testing.assert_close(residuals[1], residuals[0], **CLOSE)
+
+
+def adam() -> None:
+    """Of stacks, and of rows of another one; one gradient is not finite."""
+    values, both, mean = random(3, 37, 41), random(3, 74, 41), random(3, 37, 41)
+    square = random(3, 37, 41).square()
+    both[1, 3, 4] = torch.inf
+    pace, correction = random(3).double(), 1 + random(3).double().square()
+    results = []
+    for module in (cells, kernels):
+        own = [values.clone(), both[:, :37], mean.clone(), square.clone()]
+        bad = torch.zeros(3, dtype=torch.int32)
+        module.adam(*own, pace, correction, bad)
+        results.append((*own, bad))
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert results[1][-1].tolist() == [0, 1, 0]
+
+
+def shorten() -> None:
+    """Two matrices as one, in two types (the interpreter does not round to bfloat16)."""
+    kinds = (torch.float16, torch.float32)
+    inputs = (random(2, 5, 700), random(2, 5, 700), kinds)
+    torch.testing.assert_close(kernels.shorten(*inputs), cells.shorten(*inputs), rtol=0, atol=0)
+
+
+if __name__ == "__main__":
+    for check in (recurrence, painting, bernoulli, adam, shorten):
+        check()

@@ -1,0 +1,117 @@
+"""Replicas that take their steps together are their single runs up to rounding."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from motes.batches import InputBlocks, TrainingData, joined_inputs, step_inputs
+from motes.config import RunConfig, ScheduleConfig
+from motes.networks.inference import Encoding
+from motes.replicas import Replicas
+from motes.trainer import Trainer
+from motes.training_data import make_dataset
+from tiny import tiny_config
+
+CPU = torch.device("cpu")
+
+
+def configs(taught: int = 0) -> list[RunConfig]:
+    """Three seeds, each with a schedule of its own."""
+    schedules = [
+        ScheduleConfig(
+            iterations=8,
+            frozen_dynamics=2 + seed,
+            taught=taught,
+            learning_rate=((0, 1e-3 * (1 + seed)),),
+            kl_weight=((0, 1.0 + seed),),
+            blur=((0, 2.0 * seed), (4, 0.3)),
+        )
+        for seed in range(3)
+    ]
+    return [tiny_config(seed=seed, schedule=schedule) for seed, schedule in enumerate(schedules)]
+
+
+def data_for(config: RunConfig) -> TrainingData:
+    data = make_dataset(config, CPU).training
+    if config.schedule.taught == 0:
+        return data
+    generator = torch.Generator().manual_seed(5)
+    shape = (len(data.num_objects), 3, config.data.num_frames, 2)
+    means = torch.randn(shape, generator=generator)
+    return data._replace(lessons=Encoding(means, torch.full(shape, 0.3)))
+
+
+def close(ours: Trainer, theirs: Trainer, steps: int) -> None:
+    """Adam divides by a gradient's size, so one of rounding size moves its weight at random."""
+    mine, other = ours.state(), theirs.state()
+    assert mine.keys() == other.keys()
+    for name, value in other.items():
+        gap = (mine[name].double() - value.double()).abs()
+        if name.startswith("model/"):
+            assert gap.max() <= steps * 2 * 3e-3, name  # twice the largest rate, every step
+            assert gap.flatten().quantile(0.9) <= 1e-6, name
+        else:  # moments are sums of gradients, of which float32 keeps seven digits
+            assert gap.max() <= 1e-4 * max(1.0, float(value.abs().max())), name
+
+
+@pytest.mark.parametrize("taught", [0, 3])
+def test_replicas_take_the_steps_of_their_single_runs(taught: int) -> None:
+    own = configs(taught)
+    data = data_for(own[0])
+    singles, together = ([Trainer(config, data, CPU) for config in own] for _ in range(2))
+    replicas = Replicas(together)
+    for _ in range(6):
+        replicas.advance()
+        for trainer in singles:
+            trainer.advance()
+    for ours, theirs in zip(together, singles, strict=True):
+        assert ours.step == theirs.step == 6
+        close(ours, theirs, 6)
+        expected = theirs.mean_terms()
+        for term, value in ours.mean_terms()._asdict().items():
+            assert float(value) == pytest.approx(float(getattr(expected, term)), rel=1e-5)
+
+
+def test_one_replica_that_breaks_is_named_alone() -> None:
+    own = configs()
+    trainers = [Trainer(config, data_for(own[0]), CPU) for config in own]
+    replicas = Replicas(trainers)
+    replicas.advance()
+    with torch.no_grad():
+        trainers[1].model.get_parameter("renderer.image_bias")[0] = torch.nan
+    replicas.advance()
+    trainers[0].mean_terms()
+    trainers[2].mean_terms()
+    with pytest.raises(FloatingPointError, match="reconstruction is not finite at step 1"):
+        trainers[1].mean_terms()
+
+
+def test_replicas_go_on_from_restored_states() -> None:
+    own = configs()
+    data = data_for(own[0])
+    straight, first, second = ([Trainer(c, data, CPU) for c in own] for _ in range(3))
+    whole, before = Replicas(straight), Replicas(first)
+    for _ in range(6):
+        whole.advance()
+    for _ in range(4):
+        before.advance()
+    for ours, theirs in zip(second, first, strict=True):
+        ours.restore(theirs.state(), 4)
+    after = Replicas(second)
+    for _ in range(2):
+        after.advance()
+    for ours, theirs in zip(second, straight, strict=True):
+        mine, other = ours.state(), theirs.state()
+        assert all(torch.equal(mine[name], other[name]) for name in other)
+
+
+def test_blocks_of_inputs_hold_the_inputs_of_each_step() -> None:
+    own = [replace(config, seed=seed) for seed, config in enumerate(configs())]
+    blocks = InputBlocks(own, 12, CPU)
+    for step in (62, 63, 64, 65):  # over the border of two blocks
+        blocks.load(step)
+        taken = blocks.take()
+        expected = joined_inputs(own, 12, step)
+        assert all(torch.equal(a, b) for a, b in zip(taken, expected, strict=True))
+        assert torch.equal(taken.noise[1], step_inputs(own[1], 12, step).noise)
