@@ -8,8 +8,7 @@ from motes.networks.cells import BETA_1, BETA_2, EPSILON
 from motes.shapes import Tensor
 
 ELEMENTS = 1024  # of a long vector that one program works on
-COLUMNS = 256  # of a cell of the recurrence that one program works on
-STROKE_COLUMNS, STROKE_ROWS, STROKE_WARPS = 128, 8, 4  # of the renderer's state
+STROKE_COLUMNS, STROKE_ROWS = 128, 8  # of the renderer's state
 PIXELS = 1024
 
 
@@ -24,8 +23,9 @@ def forward(
 ) -> None:
     """See `motes.networks.cells.forward`."""
     R, N, T, B, S = states.shape
-    grid = (R * N * B, triton.cdiv(S, COLUMNS))
-    _forward[grid](d, sums, image_part, states, gates, joined, kept, N, T, B, S, COLUMNS)
+    columns = _columns(R * N * B)
+    grid = (R * N * B, triton.cdiv(S, columns))
+    _forward[grid](d, sums, image_part, states, gates, joined, kept, N, T, B, S, columns)
 
 
 def backward(
@@ -39,10 +39,11 @@ def backward(
 ) -> None:
     """See `motes.networks.cells.backward`."""
     R, N, T, B, S = states.shape
-    grid = (R * N * B, triton.cdiv(S, COLUMNS))
+    columns = _columns(R * N * B)
+    grid = (R * N * B, triton.cdiv(S, columns))
     _backward[grid](
         d, grad_states, grad_joined, states, gates, grad_gates, through[d % 2],
-        through[(d + 1) % 2], N, T, B, S, COLUMNS,
+        through[(d + 1) % 2], N, T, B, S, columns,
     )  # fmt: skip
 
 
@@ -76,7 +77,7 @@ def unpaint(
     by_rest = positions.new_empty(R, rows, 7, X)
     _unpaint[R, rows, columns](
         grad, positions, present, from_position, bias, empty, by_positions, by_rest,
-        R, B, T, X, N, STROKE_ROWS, STROKE_COLUMNS, num_warps=STROKE_WARPS,
+        R, B, T, X, N, STROKE_ROWS, STROKE_COLUMNS, num_warps=1,
     )  # fmt: skip
     total = by_rest.sum(1)
     by_weights, by_bias = total[:, :4].view(R, 2, 2 * X), total[:, 4:6].view(R, 2 * X)
@@ -121,6 +122,11 @@ def shorten(
     size = rows * columns
     _shorten[triton.cdiv(size, ELEMENTS), 2, R](above, below, first, second, size, ELEMENTS)
     return first, second
+
+
+def _columns(num_cells: int) -> int:
+    """How many columns of a cell a program works on: few cells must share a whole GPU."""
+    return 256 if num_cells < 256 else 1024
 
 
 @triton.jit
