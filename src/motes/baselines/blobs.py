@@ -1,0 +1,124 @@
+"""trackpy as a rival: blobs found in every frame, linked to the nearest; no law, no error bars.
+
+It is told the number of objects, and its three settings are chosen with the truth of some clips at
+hand: what a careful user could reach at best.
+"""
+
+import warnings
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from motes import metrics
+from motes.errors import InputError
+from motes.shapes import Bool, Float, Tensor
+
+if TYPE_CHECKING:
+    import pandas
+
+DIAMETERS, RANGES, MEMORIES = (5, 7, 9), (3.0, 5.0, 8.0), (0, 3, 10)
+
+
+class Settings(NamedTuple):
+    """What a user of trackpy has to choose."""
+
+    diameter: int  # of a blob, odd, pixels
+    search_range: float  # from frame to frame, pixels
+    memory: int  # frames that a blob may be missing
+
+
+def follow_blobs(
+    frames: Float[Tensor, "B T height width"],
+    observed: Bool[Tensor, "B T"],
+    num_objects: int,
+    settings: Settings,
+) -> Float[Tensor, "B N T 2"]:
+    """The longest tracks of every clip; gaps are filled by straight lines, ends are held."""
+    diameter, search_range, memory = settings
+    clips = zip(_without_background(frames), observed, strict=True)
+    return torch.stack(
+        [
+            _link(
+                _find(clip, seen, num_objects, diameter),
+                num_objects,
+                len(seen),
+                search_range,
+                memory,
+            )
+            for clip, seen in clips
+        ]
+    )
+
+
+def choose_settings(
+    frames: Float[Tensor, "B T height width"],
+    observed: Bool[Tensor, "B T"],
+    positions: Float[Tensor, "B N T 2"],
+) -> Settings:
+    """The settings under which most clips are tracked, then those with the smallest error."""
+    num_objects, num_frames = positions.shape[1:3]
+    clips = list(zip(_without_background(frames), observed, strict=True))
+    best, chosen = (-1.0, 0.0), Settings(DIAMETERS[0], RANGES[0], MEMORIES[0])
+    for diameter in DIAMETERS:
+        found = [_find(clip, seen, num_objects, diameter) for clip, seen in clips]
+        for search_range, memory in product(RANGES, MEMORIES):
+            tracks = torch.stack(
+                [_link(blobs, num_objects, num_frames, search_range, memory) for blobs in found]
+            )
+            tracks = metrics.reorder(tracks, metrics.best_order(tracks, positions))
+            share = float(metrics.tracked(tracks, positions).float().mean())
+            value = (share, -metrics.rmse(tracks, positions))
+            if value > best:
+                best, chosen = value, Settings(diameter, search_range, memory)
+    return chosen
+
+
+def _without_background(
+    frames: Float[Tensor, "B T height width"],
+) -> Float[Tensor, "B T height width"]:
+    """How far pixels are from their median over all clips, which share their background."""
+    return (frames - frames.flatten(0, 1).median(0).values).abs()
+
+
+def _find(
+    clip: Float[Tensor, "T height width"], seen: Bool[Tensor, " T"], num_objects: int, diameter: int
+) -> "pandas.DataFrame":
+    """The brightest blobs of every seen frame, at most as many as there are objects."""
+    trackpy = _trackpy()
+    pictures = (255 * clip).byte().numpy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of frames without a blob
+        found = [
+            trackpy.locate(pictures[t], diameter, topn=num_objects, separation=2).assign(frame=t)
+            for t in seen.nonzero()[:, 0].tolist()
+        ]
+    import pandas
+
+    return pandas.concat([blobs for blobs in found if len(blobs)] or found[:1])
+
+
+def _link(
+    blobs: "pandas.DataFrame", num_objects: int, num_frames: int, search_range: float, memory: int
+) -> Float[Tensor, "N T 2"]:
+    tracks = np.zeros((num_objects, num_frames, 2))
+    if len(blobs):
+        linked = _trackpy().link(blobs, search_range, memory=memory)
+        longest = linked.groupby("particle").size().nlargest(num_objects).index
+        for track, particle in zip(tracks, longest, strict=False):
+            own = linked[linked.particle == particle].sort_values("frame")
+            for axis, name in enumerate(("x", "y")):
+                track[:, axis] = np.interp(np.arange(num_frames), own.frame, own[name])
+    return torch.from_numpy(tracks).float()
+
+
+def _trackpy() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import trackpy
+    except ImportError:
+        raise InputError("this rival needs trackpy; pip install 'motes[rivals]'") from None
+    trackpy.quiet()
+    return trackpy
