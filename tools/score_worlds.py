@@ -23,6 +23,7 @@ import torch
 import motes
 from motes import metrics
 from motes.answer import Answer
+from motes.baselines.blobs import choose_settings, follow_blobs
 from motes.baselines.oracle import Law, Tracks, ask_oracle
 from motes.checkpoint import write_json
 from motes.data import Clips, save_clips, worlds
@@ -116,14 +117,18 @@ def shown(clips: Clips) -> Bool[Tensor, "B N T"]:
     return there if clips.observed is None else there & clips.observed[:, None]
 
 
+def observed_of(clips: Clips) -> Bool[Tensor, "B T"]:
+    """Which frames of clips were seen."""
+    if clips.observed is not None:
+        return clips.observed
+    return torch.ones(len(clips), clips.video.shape[1], dtype=torch.bool)
+
+
 def ask_model(model: Model, clips: Clips, count: int, seen_until: int | None) -> Answer:
     """The model's answer to what is seen of some clips, or of their first frames."""
-    frames, num_frames = clips.frames.float(), clips.video.shape[1]
-    observed = torch.ones(len(clips), num_frames, dtype=torch.bool)
-    if clips.observed is not None:
-        observed = clips.observed
+    frames, observed = clips.frames.float(), observed_of(clips)
     if seen_until is not None:
-        observed = observed & (torch.arange(num_frames) < seen_until)
+        observed = observed & (torch.arange(frames.shape[1]) < seen_until)
     if bool(observed.all()):
         return motes.infer(model, frames, count)
     return motes.interpolate(model, frames, observed, count)
@@ -312,6 +317,31 @@ def run_model(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     return {**record, "environment": environment(torch.device("cpu"))}
 
 
+def run_rival(name: str, num_tuning: int = 15, num_clips: int = 60) -> dict[str, Any]:
+    """The record of trackpy, its settings chosen by the truth of some training clips."""
+    task, by_count = TASKS[name], {}
+    tuning = grey(worlds.make(task.learns, num_tuning, 3, 30, seed=TRAINING_SEED))
+    assert tuning.positions is not None
+    settings = choose_settings(tuning.frames.float(), observed_of(tuning), tuning.positions)
+    for count in task.counts:
+        clips = test_clips(task, count)[:num_clips]
+        assert clips.positions is not None
+        found = follow_blobs(clips.frames.float(), observed_of(clips), count, settings)
+        found = metrics.reorder(found, metrics.best_order(found, clips.positions))
+        scores = {
+            "clips": len(clips),
+            "tracked": float(metrics.tracked(found, clips.positions).double().mean()),
+            "noisy_rmse": metrics.rmse(found, clips.positions),
+        }
+        by_count[str(count)] = scores
+        print("trackpy", name, "N =", count, json.dumps(scores), file=sys.stderr, flush=True)
+    return {
+        "settings": settings._asdict(),
+        "by_count": by_count,
+        "environment": environment(torch.device("cpu")),
+    }
+
+
 def store(path: Path, *place: str, record: dict[str, Any]) -> None:
     """Add a record to a file, which is read anew: another process may have written to it."""
     stored: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
@@ -333,11 +363,14 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/worlds"))
     parser.add_argument("--model", default=None, help="a trained model for all worlds asked for")
     parser.add_argument("--oracle", action="store_true", help="score the oracles instead")
+    parser.add_argument("--trackpy", action="store_true", help="score trackpy instead")
     parser.add_argument("--out", type=Path, default=Path("results/worlds.json"))
     arguments = parser.parse_args()
     for name in arguments.worlds:
         if arguments.oracle:
             store(arguments.out, "oracles", name, record=run_oracle(name))
+        elif arguments.trackpy:
+            store(arguments.out, "trackpy", name, record=run_rival(name))
         else:
             seed = str(arguments.seed)
             store(arguments.out, "worlds", name, seed, record=run_model(name, arguments))

@@ -57,7 +57,10 @@ def choose_settings(
     observed: Bool[Tensor, "B T"],
     positions: Float[Tensor, "B N T 2"],
 ) -> Settings:
-    """The settings under which most clips are tracked, then those with the smallest error."""
+    """The settings under which most clips are tracked, then those with the smallest error.
+
+    Law: no other setting tracks more (test_the_best_settings_are_chosen).
+    """
     num_objects, num_frames = positions.shape[1:3]
     clips = list(zip(_without_background(frames), observed, strict=True))
     best, chosen = (-1.0, 0.0), Settings(DIAMETERS[0], RANGES[0], MEMORIES[0])
@@ -104,7 +107,10 @@ def _link(
 ) -> Float[Tensor, "N T 2"]:
     tracks = np.zeros((num_objects, num_frames, 2))
     if len(blobs):
-        linked = _trackpy().link(blobs, search_range, memory=memory)
+        trackpy = _trackpy()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # trackpy's own, about its use of pandas
+            linked = trackpy.link(blobs, search_range, memory=memory)
         longest = linked.groupby("particle").size().nlargest(num_objects).index
         for track, particle in zip(tracks, longest, strict=False):
             own = linked[linked.particle == particle].sort_values("frame")

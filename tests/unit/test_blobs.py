@@ -1,0 +1,47 @@
+"""trackpy as a rival: it must do well where its task is easy."""
+
+import pytest
+import torch
+
+from motes import metrics
+from motes.baselines import blobs
+from motes.baselines.blobs import Settings, choose_settings, follow_blobs
+from motes.data import worlds
+
+pytest.importorskip("trackpy")
+
+
+def test_a_lone_ball_is_followed_through_lost_frames():
+    clips = worlds.make("cannonballs", 2, 1, seed=1)
+    observed = torch.ones(2, 30, dtype=torch.bool)
+    observed[:, 10:13] = False
+    found = follow_blobs(clips.frames.float(), observed, 1, Settings(5, 8.0, 10))
+    gaps = (found - clips.positions).norm(dim=-1)[:, 0]
+    # A blob's centroid is the pixel that the position was rounded to: half a diagonal.
+    assert gaps[observed].max() < 0.75
+    # A straight line over three lost frames: noise of 0.8 px at its ends and at the truth.
+    assert gaps[~observed].max() < 6 * 0.8 * 2**0.5
+
+
+def test_the_best_settings_are_chosen(monkeypatch):
+    clips = worlds.make("cannonballs", 2, 2, num_frames=8, seed=2)
+    observed = torch.ones(2, 8, dtype=torch.bool)
+    for name, few in (("DIAMETERS", (5,)), ("RANGES", (0.5, 8.0)), ("MEMORIES", (3,))):
+        monkeypatch.setattr(blobs, name, few)
+    best = choose_settings(clips.frames.float(), observed, clips.positions)
+    shares = {}
+    for search_range in blobs.RANGES:
+        for memory in blobs.MEMORIES:
+            settings = Settings(5, search_range, memory)
+            found = follow_blobs(clips.frames.float(), observed, 2, settings)
+            found = metrics.reorder(found, metrics.best_order(found, clips.positions))
+            shares[settings] = float(metrics.tracked(found, clips.positions).float().mean())
+    assert shares[best] == max(shares.values()) > min(shares.values())
+
+
+def test_a_still_background_is_taken_away():
+    still = torch.linspace(0, 1, 16 * 16).view(16, 16)
+    frames = still.expand(1, 5, 16, 16).clone()
+    frames[0, 2, 3:5, 3:5] = 1 - frames[0, 2, 3:5, 3:5]
+    left = blobs._without_background(frames)
+    assert int((left > 0).sum()) == 4
