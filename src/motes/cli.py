@@ -7,14 +7,14 @@ import sys
 from collections.abc import Callable, Sequence
 
 from motes.errors import InputError
-from motes.verbs import ask, bench, health, learn, make, serve, video
+from motes.verbs import ask, bench, health, learn, make, score, serve, video
 
 VERBS: dict[str, Callable[..., None]] = {
     "demo": make.demo,
     "data": make.data,
     "prepare": video.prepare,
     "train": learn.train,
-    "evaluate": learn.evaluate,
+    "evaluate": score.evaluate,
     "infer": ask.infer,
     "forecast": ask.forecast,
     "interpolate": ask.interpolate,

@@ -1,9 +1,9 @@
 """The demo: unseen clips, all four questions, scores and pictures, one report."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,14 +15,14 @@ from motes.checkpoint import load_with_config, write_text
 from motes.config import RunConfig
 from motes.data import Clips, World, draw_clips
 from motes.errors import InputError
-from motes.evaluate import NUM_CONTEXT, evaluate
-from motes.lgssm import POSITION_DIM, map_vector
+from motes.evaluate import NUM_CONTEXT, Asked, compare_physics, evaluate
 from motes.model import Model
 from motes.pictures import Style, View
 from motes.queries import forecast, infer, interpolate, sample
 from motes.report_words import CAPTIONS
 from motes.run_folder import environment
-from motes.shapes import Float, Tensor
+from motes.shapes import Tensor
+from motes.starts import Starts, first_points_and_steps, learned_starts, true_starts
 
 REPORT = "report.html"
 NUM_PICTURES = len(CAPTIONS)
@@ -63,11 +63,12 @@ def run(
     counts = sorted(set(config.data.num_objects))[:MAX_COUNTS]
     clips = draw_clips(world, num_clips, counts, seed)
     make_folder(out)
-    scores = evaluate(model, clips, progress)
+    scores = evaluate(Asked(model), clips, progress=progress) | compare_physics(model, clips)
     drawn = {}
     for name, picture in draw_pictures(model, clips, seed):
         drawn[name] = picture
         progress(num_clips + len(drawn))
+    found, true = learned_starts(model), true_starts(clips)
     findings = report.Findings(
         # A path says where its owner keeps things; the report may travel.
         model=Path(name_or_folder).name,
@@ -77,7 +78,12 @@ def run(
         num_context=NUM_CONTEXT,
         scores=scores,
         true_force=tuple(world.pixel_force.tolist()),
-        starts=[*learned_starts(model), *true_starts(clips)],
+        starts=[
+            *rows_of_starts([f"found {k + 1}" for k in range(len(found.shares))], found),
+            *rows_of_starts(
+                ["true, from the left", "true, from the right"][: len(true.shares)], true
+            ),
+        ],
         pixel_map_residual=find_pixel_map(model, world.num_frames).residual,
         pictures=drawn,
         environment=portable_environment(),
@@ -181,74 +187,20 @@ def view(style: Style, answer: Answer, clip: int) -> View:
     )
 
 
-class StartsInPixels(NamedTuple):
-    """The learned mixture of starts, in pixels; a step is that to the second frame."""
-
-    shares: Float[Tensor, " K"]
-    places: Float[Tensor, "K 2"]
-    spreads: Float[Tensor, "K 2 2"]
-    steps: Float[Tensor, "K 2"]
-
-
-@torch.no_grad()
-def starts_in_pixels(model: Model) -> StartsInPixels:
-    """Where, how and how often the model lets objects start.
-
-    Law: equals the mean of many first steps that the model imagines
-    (test_learned_starts_are_the_mean_of_imagined_ones).
-    """
-    dynamics, to_pixels = model.dynamics.components(), model.pixel_matrix.double()
-    first, here = dynamics.initial_mean, slice(POSITION_DIM)
-    second = map_vector(dynamics.transition, first) + dynamics.force
-    return StartsInPixels(
-        shares=model.dynamics.log_weights().exp(),
-        places=model.to_pixels(first[:, here]),
-        spreads=to_pixels @ dynamics.initial_covariance[:, here, here] @ to_pixels.mT,
-        steps=map_vector(to_pixels, (second - first)[:, here]),
-    )
-
-
-def learned_starts(model: Model) -> list[report.Start]:
-    """The rows of the table of starts that the model found."""
-    found = starts_in_pixels(model)
-    rows = zip(found.shares.tolist(), found.places.tolist(), found.steps.tolist(), strict=True)
+def rows_of_starts(names: Sequence[str], found: Starts) -> list[report.Start]:
+    """The rows of the table of starts."""
+    rows = (found.shares.tolist(), found.places.tolist(), found.steps.tolist())
     return [
-        report.Start(f"found {k + 1}", share, tuple(place), tuple(step))
-        for k, (share, place, step) in enumerate(rows)
+        report.Start(name, share, tuple(place), tuple(step))
+        for name, share, place, step in zip(names, *rows, strict=True)
     ]
-
-
-def true_starts(clips: Clips) -> list[report.Start]:
-    """The means of the true starts, apart by the side that balls are shot from."""
-    points, steps = _first_points_and_steps(clips)
-    sides = {"true, from the left": steps[:, 0] > 0, "true, from the right": steps[:, 0] <= 0}
-    return [
-        report.Start(
-            name,
-            float(chosen.mean()),
-            tuple(points[chosen].mean(0).tolist()),
-            tuple(steps[chosen].mean(0).tolist()),
-        )
-        for name, chosen in sides.items()
-        if chosen.any()
-    ]
-
-
-def _first_points_and_steps(
-    clips: Clips,
-) -> tuple[Float[np.ndarray, "M 2"], Float[np.ndarray, "M 2"]]:
-    """First clean positions of all balls, and the way to the second."""
-    assert clips.clean is not None
-    two = _array(clips.clean[:, :, :2].flatten(0, 1))
-    two = two[~np.isnan(two).any((1, 2))]
-    return two[:, 0], two[:, 1] - two[:, 0]
 
 
 def _draw_starts(model: Model, clips: Clips) -> Any:
-    found = starts_in_pixels(model)
+    found = learned_starts(model)
     return pictures.starts(
         model.image_size,
-        *_first_points_and_steps(clips),
+        *(_array(field) for field in first_points_and_steps(clips)),
         *(_array(field) for field in (found.places, found.spreads, found.steps)),
     )
 

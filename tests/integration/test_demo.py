@@ -12,6 +12,7 @@ from motes.mixture import draw_prior
 from motes.model import build
 from motes.presets import PRESETS
 from motes.report_words import CAPTIONS, SCORES
+from motes.starts import learned_starts
 
 NUM_CLIPS = 6
 
@@ -106,7 +107,7 @@ def test_learned_starts_are_the_mean_of_imagined_ones(model, generator):
         loaded.pixel_matrix.copy_(torch.tensor([[3.0, 0.4], [-0.2, -2.0]]))
         loaded.pixel_offset.copy_(torch.tensor([7.0, 8.0]))
         component, path = draw_prior(loaded.dynamics, (20_000,), 2, generator)
-    found = demo.starts_in_pixels(loaded)
+    found = learned_starts(loaded)
     for k in range(2):
         points = loaded.to_pixels(path.states[component == k, :, :2]).detach()
         steps = points[:, 1] - points[:, 0]

@@ -1,25 +1,22 @@
-"""`motes train | evaluate`."""
+"""`motes train`."""
 
 import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
 from motes import processes
 from motes import train as training
-from motes.checkpoint import load_with_config, write_json
 from motes.config import to_json
-from motes.data import cannonballs, load_clips
 from motes.errors import InputError
 from motes.presets import preset as find_preset
-from motes.run_folder import environment
 from motes.verbs import tell
-from motes.verbs.progress import bar, training_bar
+from motes.verbs.progress import training_bar
 from motes.verbs.question import keep_preparation
 
 
@@ -106,69 +103,6 @@ def train(
         f"{state} at step {outcome.step}: held-out bound {outcome.held_out_bound:.1f} nats a clip, "
         f"pixel map residual {outcome.pixel_map_residual:.2f} px. {advice}",
     )
-
-
-def evaluate(
-    model: Positional[str] = "cannonballs-48",
-    clips: Path | None = None,
-    num_clips: int = 600,
-    seed: int = 1_000_000,
-    out: Path | None = None,
-    as_json: Annotated[bool, arg(name="json")] = False,
-) -> None:
-    """Scores a model on clips whose truth is known: tracks, forecasts, gaps, error bars.
-
-    Example: motes evaluate runs/small --out results/small.json
-
-    Args:
-        model: a shipped model's name or a run folder.
-        clips: npz file with truth; default: fresh cannonballs of the model's size.
-        num_clips: how many fresh clips.
-        seed: of the fresh clips; training uses other seeds.
-        out: JSON file to write.
-        as_json: print one JSON line instead of a table.
-    """
-    from motes.evaluate import evaluate as score
-
-    loaded, config = load_with_config(model)
-    if seed == config.data.seed:
-        raise InputError(f"seed {seed} made the training clips of {model}; give another")
-    given = (
-        load_clips(clips)
-        if clips is not None
-        else cannonballs(
-            num_clips=num_clips,
-            num_objects=config.data.num_objects,
-            num_frames=config.data.num_frames,
-            size=loaded.image_size,
-            seed=seed,
-        )
-    )
-    with bar("evaluate", len(given)) as progress:
-        scores = score(loaded, given, progress)
-    record: dict[str, Any] = {
-        "model": model,
-        "training_seed": config.seed,
-        "test_seed": None if clips is not None else seed,
-        "frame_size": list(given.video.shape[2:]),
-        "num_frames": given.video.shape[1],
-        "environment": environment(torch.device("cpu")),
-        **scores,
-    }
-    if out is not None:
-        write_json(out, record)
-    tell(record, as_json, score_table(scores))
-
-
-def score_table(scores: dict[str, Any]) -> str:
-    """The scores as lines of text, one column for each number of objects."""
-    columns = scores["by_count"]
-    lines = [f"{'objects':28s}" + "".join(f"{count:>10s}" for count in columns)]
-    for name in next(iter(columns.values())):
-        cells = "".join(f"{column[name]:10.4g}" for column in columns.values())
-        lines.append(f"{name:28s}{cells}")
-    force = ", ".join(f"{value:.4f}" for value in scores["force_px_per_frame2"])
-    return "\n".join([*lines, f"recovered force {force} px/frame^2 (x right, y down)"])
 
 
 @contextlib.contextmanager

@@ -1,0 +1,119 @@
+"""`motes evaluate`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from tyro.conf import Positional, arg
+
+from motes.checkpoint import load_with_config, write_json
+from motes.config import DataConfig
+from motes.data import Clips, World, cannonballs, load_clips
+from motes.errors import InputError
+from motes.run_folder import environment
+from motes.verbs import tell
+from motes.verbs.progress import bar
+
+NUM_TRAINING = 600  # training clips that a baseline may see
+NUM_ALIGNING = 90  # training clips that the affine map is fitted on
+
+
+def evaluate(
+    model: Positional[str] = "cannonballs-48",
+    clips: Path | None = None,
+    num_clips: int = 600,
+    seed: int = 1_000_000,
+    out: Path | None = None,
+    as_json: Annotated[bool, arg(name="json")] = False,
+) -> None:
+    """Scores a model or a baseline on clips whose truth is known: tracks, forecasts, error bars.
+
+    Example: motes evaluate cannonballs-48 --out results/cannonballs-48.json
+    Example: motes evaluate limit --out results/limit.json
+
+    Args:
+        model: a shipped model's name, a run folder, or a baseline: limit, kalman, known-gravity,
+            constant-velocity, constant-image.
+        clips: npz file with truth; default: fresh cannonballs of the model's size.
+        num_clips: how many fresh clips.
+        seed: of the fresh clips; training uses other seeds.
+        out: JSON file to write.
+        as_json: print one JSON line instead of a table.
+    """
+    from motes.baselines import BASELINES
+
+    if model in BASELINES:
+        data, scores = DataConfig(), _score_baseline
+    else:
+        data, scores = load_with_config(model)[1].data, _score_model
+    if clips is None and seed == data.seed:
+        raise InputError(f"seed {seed} made the training clips of {model}; give another")
+    given = load_clips(clips) if clips is not None else _fresh(data, num_clips, seed)
+    found = scores(model, given, data)
+    record: dict[str, Any] = {
+        "model": model,
+        "test_seed": None if clips is not None else seed,
+        "frame_size": list(given.video.shape[2:]),
+        "num_frames": given.video.shape[1],
+        "environment": environment(torch.device("cpu")),
+        **found,
+    }
+    if out is not None:
+        write_json(out, record)
+    tell(record, as_json, score_table(record))
+
+
+def _score_model(name: str, clips: Clips, data: DataConfig) -> dict[str, Any]:
+    """Everything that can be said about a model."""
+    from motes.evaluate import Asked, compare_physics, score_beliefs, score_gaps
+    from motes.evaluate import evaluate as score
+
+    model, config = load_with_config(name)
+    contender, some = Asked(model), min(len(clips), NUM_ALIGNING)
+    training = None if data.path is not None else _fresh(data, NUM_ALIGNING, data.seed)
+    with bar("three questions", len(clips)) as progress:
+        record = score(contender, clips, training, progress)
+    with bar("other gaps", some) as progress:
+        record["gaps"] = score_gaps(contender, clips, progress)
+    with bar("bounds and counts", some) as progress:
+        record["beliefs"] = score_beliefs(model, clips, progress)
+    return {"training_seed": config.seed, **record, **compare_physics(model, clips)}
+
+
+def _score_baseline(name: str, clips: Clips, data: DataConfig) -> dict[str, Any]:
+    """Everything that can be said about a baseline; it knows the paper's world alone."""
+    from motes.baselines import baseline
+    from motes.evaluate import evaluate as score
+    from motes.evaluate import score_gaps
+
+    _, num_frames, height, width = clips.video.shape
+    world = World(num_frames, (height, width))
+    contender = baseline(name, world, _fresh(data, NUM_TRAINING, data.seed))
+    with bar("three questions", len(clips)) as progress:
+        record = score(contender, clips, progress=progress)
+    with bar("other gaps", min(len(clips), NUM_ALIGNING)) as progress:
+        record["gaps"] = score_gaps(contender, clips, progress)
+    return record
+
+
+def _fresh(data: DataConfig, num_clips: int, seed: int) -> Clips:
+    """Cannonballs as a run saw them, of another seed or of its own."""
+    size = (data.height, data.width)
+    return cannonballs(num_clips, data.num_objects, data.num_frames, size, seed)
+
+
+def score_table(record: dict[str, Any]) -> str:
+    """The scores as lines of text: for each number of objects a column with standard errors."""
+    columns, errors = record["by_count"], record["standard_errors"]
+    lines = [f"{'objects':28s}" + "".join(f"{count:>19s}" for count in columns)]
+    for name in next(iter(columns.values())):
+        cells = "".join(
+            f"{column[name]:10.4g}"
+            + (f" ± {errors[n][name]:<6.2g}" if name in errors[n] else " " * 9)
+            for n, column in columns.items()
+        )
+        lines.append(f"{name:28s}{cells}")
+    if "force_px_per_frame2" in record:
+        force = ", ".join(f"{value:.4f}" for value in record["force_px_per_frame2"])
+        lines.append(f"recovered force {force} px/frame^2 (x right, y down)")
+    return "\n".join(lines)
