@@ -7,26 +7,40 @@ Usage: python tools/make_results.py
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from motes.report_words import LIMITS, LIMITS_HOLD_FOR
 
 ROOT = Path(__file__).parent.parent
 OPEN, CLOSE = "<!-- results: made by tools/make_results.py -->", "<!-- end of results -->"
 SCORES = {
     "tracked": ("clips tracked throughout", "{:.3f}"),
+    "within2": ("positions within 2 px", "{:.3f}"),
+    "switches": ("identity switches a clip", "{:.2f}"),
+    "idf1": ("IDF1", "{:.3f}"),
     "noisy_rmse": ("inferred position, RMSE in px", "{:.2f}"),
+    "affine_noisy_rmse": ("the same after one affine map", "{:.2f}"),
     "path_rmse": ("smoothed path, RMSE in px", "{:.2f}"),
     "forecast_rmse": ("forecast of frames 6-30, RMSE in px", "{:.2f}"),
     "interpolation_rmse": ("gap of frames 6-25, RMSE in px", "{:.2f}"),
     "forecast_loss": ("forecast pictures, nats a pixel", "{:.4f}"),
     "forecast_loss_of_mean": ("the same, pictures of the mean", "{:.4f}"),
-    "infer_coverage90": ("truth inside 90 % region: inferred", "{:.2f}"),
-    "path_coverage90": ("truth inside 90 % region: path", "{:.2f}"),
-    "forecast_coverage90": ("truth inside 90 % region: forecast", "{:.2f}"),
-    "interpolation_coverage90": ("truth inside 90 % region: gap", "{:.2f}"),
-}
+    "forecast_loss_papers_unit": ("the same, sigmoid taken twice", "{:.4f}"),
+    **{
+        f"{question}_{kind}": (f"{title}: {told}", form)
+        for kind, title, form in (
+            ("coverage50", "truth inside 50 % region", "{:.2f}"),
+            ("coverage90", "truth inside 90 % region", "{:.2f}"),
+            ("coverage95", "truth inside 95 % region", "{:.2f}"),
+            ("nees", "NEES, 2 is right", "{:.2f}"),
+            ("nll", "NLL of the truth, nats", "{:.2f}"),
+        )
+        for question, told in (
+            ("infer", "inferred"), ("path", "path"), ("forecast", "forecast"),
+            ("interpolation", "gap"),
+        )
+    },
+}  # fmt: skip
 SHORT = ("tracked", "noisy_rmse", "forecast_rmse", "interpolation_rmse", "forecast_loss")
 WORLD_SCORES = (
     ("tracked", "{:.3f}"),
@@ -35,6 +49,27 @@ WORLD_SCORES = (
     ("hidden_rmse", "{:.2f}"),
 )
 WORLD_COVERS = ("coverage90", "hidden_coverage90", "path_coverage90")
+TABLE = (
+    *("tracked", "idf1", "noisy_rmse", "path_rmse", "forecast_rmse", "forecast_loss"),
+    *("interpolation_rmse", "infer_coverage90", "forecast_coverage90", "interpolation_coverage90"),
+)
+HEADS = {
+    "tracked": "tracked", "idf1": "IDF1", "noisy_rmse": "position", "path_rmse": "path",
+    "forecast_rmse": "forecast", "forecast_loss": "forecast loss", "interpolation_rmse": "gap",
+    "infer_coverage90": "90 %: inferred", "forecast_coverage90": "90 %: forecast",
+    "interpolation_coverage90": "90 %: gap",
+}  # fmt: skip
+# In the order of the tables: what a record is called, and whether a reader of videos alone made it.
+CONTENDERS = {
+    "limit": "limit: true physics and prior, exact posterior",
+    "cannonballs-structured": "**ours, structured family**",
+    "cannonballs-48": "**ours, the paper's networks, taught**",
+    "ed-lstm": "ED-LSTM, best variant",
+    "kalman": "disks + Kalman, true physics and prior",
+    "known-gravity": "disks, nearest, straight line + true gravity",
+    "constant-velocity": "disks, nearest, constant velocity",
+    "constant-image": "best constant picture",
+}
 Record = dict[str, Any]
 
 
@@ -45,17 +80,129 @@ def read_records(folder: Path) -> dict[str, Record]:
     }
 
 
-def score_table(record: Record, names: tuple[str, ...]) -> str:
-    """Return the scores of one model beside those of the reference, numbers for N = 1 / 2 / 3."""
-    counts = record["by_count"]
-    known = (tuple(record["frame_size"]), record["num_frames"]) == LIMITS_HOLD_FOR
-    limits = LIMITS if known and record["test_seed"] is not None else {}
-    lines = [f"| N = {' / '.join(counts)} | this model | reference |", "|---|---|---|"]
+def scored(record: Record) -> Record:
+    """Return the part of a record that holds scores: of several variants the best."""
+    scores: Record = record["variants"][record["best"]] if "variants" in record else record
+    return scores
+
+
+def contenders(records: Mapping[str, Record]) -> dict[str, Record]:
+    """Return the records that were measured on the 600 clips of the limit, in order."""
+    found = {name: records[name] for name in CONTENDERS if name in records}
+    if "limit" not in found:
+        return {}
+    same = ("test_seed", "frame_size", "num_frames")
+    return {n: r for n, r in found.items() if all(r[key] == found["limit"][key] for key in same)}
+
+
+def triple(record: Record, name: str) -> str:
+    """Return a score for N = 1 / 2 / 3, or nothing where it does not exist."""
+    columns = scored(record)["by_count"].values()
+    if not all(name in column for column in columns):
+        return ""
+    return " / ".join(SCORES[name][1].format(column[name]) for column in columns)
+
+
+def score_table(record: Record, names: Sequence[str], limit: Record | None = None) -> str:
+    """Return the scores of one record, numbers for N = 1 / 2 / 3, beside those of the limit."""
+    beside = limit if limit is not None and limit is not record else {}
+    counts = " / ".join(scored(record)["by_count"])
+    head, line = ["this model", "limit"][: 1 + bool(beside)], "|---" * (2 + bool(beside))
+    lines = [f"| N = {counts} | {' | '.join(head)} |", f"{line}|"]
     for name in names:
-        title, form = SCORES[name]
-        ours = " / ".join(form.format(scores[name]) for scores in counts.values())
-        best = " / ".join(form.format(value) for value in limits.get(name, ()))
-        lines.append(f"| {title} | {ours} | {best} |")
+        cells = [triple(record, name), *([triple(beside, name)] if beside else [])]
+        lines.append(f"| {SCORES[name][0]} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def short_table(records: Mapping[str, Record], names: Sequence[str] = SHORT) -> str:
+    """Return all contenders in one table, numbers for N = 1 / 2 / 3."""
+    rows = [f"| N = 1 / 2 / 3 | {' | '.join(HEADS[name] for name in names)} |"]
+    rows.append("|---" * (1 + len(names)) + "|")
+    for name, record in contenders(records).items():
+        cells = " | ".join(triple(record, score) for score in names)
+        rows.append(f"| {CONTENDERS[name]} | {cells} |")
+    return "\n".join(rows) if len(rows) > 2 else "No record is stored yet."
+
+
+def count_table(records: Mapping[str, Record], count: str) -> str:
+    """Return all contenders on clips with one number of objects, with standard errors."""
+    rows = [f"| N = {count} | {' | '.join(HEADS[name] for name in TABLE)} |"]
+    rows.append("|---" * (1 + len(TABLE)) + "|")
+    for name, record in contenders(records).items():
+        part = scored(record)
+        values = part["by_count"].get(count, {})
+        errors = part.get("standard_errors", {}).get(count, {})
+        cells = []
+        for score in TABLE:
+            form = SCORES[score][1]
+            cell = form.format(values[score]) if score in values else ""
+            known = f" ± {form.format(errors[score])}" if cell and score in errors else ""
+            cells.append(cell + known)
+        rows.append(f"| {CONTENDERS[name]} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def gap_table(records: Mapping[str, Record]) -> str:
+    """Return errors and coverage inside other gaps, for N = 1 / 2 / 3."""
+    having = {n: r for n, r in contenders(records).items() if r.get("gaps")}
+    gaps = ("drop10", "drop30", "drop50", "drop70", "drop90", "block5", "block10")
+    rows = [f"| RMSE in px; inside the 90 % region | {' | '.join(gaps)} |"]
+    rows.append("|---" * (1 + len(gaps)) + "|")
+    for name, record in having.items():
+        columns = record["gaps"].values()
+        if not all("drop10_rmse" in column for column in columns):
+            continue
+        cells = []
+        for gap in gaps:
+            parts = [" / ".join(f"{c[f'{gap}_rmse']['value']:.2f}" for c in columns)]
+            if all(f"{gap}_coverage90" in column for column in columns):
+                cover = (f"{c[f'{gap}_coverage90']['value']:.2f}" for c in columns)
+                parts.append(" / ".join(cover))
+            cells.append("; ".join(parts))
+        rows.append(f"| {CONTENDERS[name]} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def variant_table(record: Record) -> str:
+    """Return the variants of the recurrent baseline."""
+    rows = ["| ED-LSTM | iterations | forecast loss, N = 1 / 2 / 3 |", "|---|---|---|"]
+    for name, variant in record["variants"].items():
+        losses = triple(variant, "forecast_loss")
+        best = " (best held-out loss)" if name == record["best"] else ""
+        rows.append(f"| {name}{best} | {variant['iterations']} | {losses} |")
+    return "\n".join(rows)
+
+
+def told_of_model(record: Record) -> str:
+    """Return what a record says besides its scores: force, starts, bounds, counts."""
+    lines = [f"{sum(c['clips'] for c in record['by_count'].values())} clips."]
+    if "force_px_per_frame2" in record:
+        found = ", ".join(f"{value:.4f}" for value in record["force_px_per_frame2"])
+        true = record.get("true_force_px_per_frame2")
+        known = f", true {', '.join(f'{value:.4f}' for value in true)}" if true else ""
+        lines.append(f"Recovered force (x right, y down), px/frame²: {found}{known}.")
+    for kind, words in (("starts", "Starts found"), ("true_starts", "True starts")):
+        if kind in record:
+            part = record[kind]
+            told = "; ".join(
+                f"{share:.2f} at ({x:.1f}, {y:.1f}), step ({dx:.2f}, {dy:.2f})"
+                for share, (x, y), (dx, dy) in zip(
+                    part["shares"], part["places"], part["steps"], strict=True
+                )
+            )
+            lines.append(f"{words} (share, place and first step in px): {told}.")
+    if "beliefs" in record:
+        columns = list(record["beliefs"].values())
+
+        def cells(name: str, form: str) -> str:
+            return " / ".join(format(column[name]["value"], form) for column in columns)
+
+        lines.append(
+            f"On {sum(c['clips'] for c in columns)} clips: bound {cells('bound', '.1f')}, "
+            f"importance-weighted bound {cells('weighted_bound', '.1f')} nats a clip; "
+            f"number of objects inferred rightly {cells('count_right', '.3f')}."
+        )
     return "\n".join(lines)
 
 
@@ -85,24 +232,33 @@ def origin(record: Record) -> str:
 
 
 def long_form(records: dict[str, Record]) -> str:
-    """Return every stored record as a section."""
-    sections = []
+    """Return the tables of all contenders, then every stored record as a section."""
+    sections, limit = [], records.get("limit")
+    if contenders(records):
+        tables = [count_table(records, count) for count in scored(records["limit"])["by_count"]]
+        sections.append("### All contenders\n\n" + "\n\n".join(tables))
+        sections.append("### Other gaps\n\n" + gap_table(records))
+    if "ed-lstm" in records:
+        record = records["ed-lstm"]
+        sections.append(f"### ed-lstm\n\n{variant_table(record)}\n\n{origin(record)}")
     for name, record in records.items():
         if "by_count" in record:
-            names = tuple(n for n in SCORES if n in next(iter(record["by_count"].values())))
-            force = ", ".join(f"{value:.4f}" for value in record["force_px_per_frame2"])
-            clips = sum(scores["clips"] for scores in record["by_count"].values())
-            table = score_table(record, names)
-            told = f"{clips} clips. Recovered force (x right, y down), px/frame²: {force}."
-            sections.append(f"### {name}\n\n{table}\n\n{told}\n{origin(record)}")
+            first = next(iter(record["by_count"].values()))
+            names = tuple(score for score in SCORES if score in first)
+            beside = limit if name in contenders(records) else None
+            table = score_table(record, names, beside)
+            sections.append(f"### {name}\n\n{table}\n\n{told_of_model(record)}\n{origin(record)}")
         elif "bench" in record:
             sections.append(f"### {name}\n\n{bench_table(record)}\n\n{origin(record)}")
     return "\n\n".join(sections) or "No record is stored yet."
 
 
-def scores_of(model: str, records: dict[str, Record], names: tuple[str, ...]) -> str:
+def scores_of(model: str, records: dict[str, Record], names: Sequence[str]) -> str:
     """Return some scores of one shipped model."""
-    return score_table(records[model], names) if model in records else "No record is stored yet."
+    if model not in records:
+        return "No record is stored yet."
+    limit = records.get("limit") if model in contenders(records) else None
+    return score_table(records[model], names, limit)
 
 
 def worlds_table(record: Record) -> str:
@@ -183,7 +339,7 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
             "cannonballs-structured", records, (*SHORT, "infer_coverage90", "forecast_coverage90")
         ),
         "docs/worlds.md": worlds_page(records),
-        "README.md": scores_of("cannonballs-48", records, SHORT),
+        "README.md": short_table(records),
     }
     return {root / n: fill((root / n).read_text("utf-8"), text) for n, text in contents.items()}
 

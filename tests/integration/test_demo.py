@@ -49,9 +49,9 @@ def test_the_report_of_the_demo_is_complete(outcome):
     assert sum(column["clips"] for column in record["by_count"].values()) == NUM_CLIPS
 
 
-def test_the_table_of_the_report_has_every_score_that_there_is(outcome):
+def test_every_score_that_the_report_tells_is_there(outcome):
     for column in outcome[0]["by_count"].values():
-        assert set(column) - {"clips"} == set(SCORES)
+        assert set(SCORES) <= set(column)
 
 
 def test_the_report_names_no_place_on_this_machine(outcome, model):

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from tools import make_cli_docs, make_results
 
+from motes.report_words import LIMITS
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -54,27 +56,50 @@ def record(**changes: Any) -> dict[str, Any]:
     return {**standard, **counts, "force_px_per_frame2": [0.0, 0.05], **changes}
 
 
+def limit() -> dict[str, Any]:
+    """A record of the limit, with made-up numbers."""
+    stored = record()
+    for column in stored["by_count"].values():
+        column["forecast_rmse"] = 2.19
+    return stored
+
+
 def test_a_table_shows_the_limit_beside_the_scores():
-    table = make_results.score_table(record(), ("forecast_rmse",))
-    assert "| 0.25 / 0.25 / 0.25 | 2.19 / 2.20 / 2.28 |" in table
+    table = make_results.score_table(record(), ("forecast_rmse",), limit())
+    assert "| 0.25 / 0.25 / 0.25 | 2.19 / 2.19 / 2.19 |" in table
 
 
 @pytest.mark.parametrize(
     "change", [{"frame_size": [32, 32]}, {"num_frames": 50}, {"test_seed": None}]
 )
 def test_no_limit_stands_beside_scores_of_other_clips(change: dict[str, Any]):
-    assert "2.19" not in make_results.score_table(record(**change), ("forecast_rmse",))
+    records = {"limit": limit(), "cannonballs-48": record(**change)}
+    assert "2.19" not in make_results.scores_of("cannonballs-48", records, ("forecast_rmse",))
+    assert "taught" not in make_results.short_table(records)
 
 
-def test_every_record_becomes_a_section_and_the_shipped_model_the_headline():
+def test_every_record_becomes_a_section_and_a_row():
     took = {"motes": {"min": 2.0, "median": 2.5}, "naive": {"min": 8.0, "median": 9.0}}
     bench = {"bench": "train", "task": "a step", "milliseconds": took}
     bench["environment"] = record()["environment"]
-    records = {"bench_train": bench, "cannonballs-48": record()}
+    variant = {**record(), "iterations": 7}
+    recurrent = {**record(), "variants": {"small": variant}, "best": "small"}
+    del recurrent["by_count"]
+    records = {
+        "bench_train": bench, "cannonballs-48": record(), "limit": limit(), "ed-lstm": recurrent,
+    }  # fmt: skip
     page = make_results.long_form(records)
     assert "| a step | naive | 8.00 | 9.00 | 4.00 |" in page
     assert "### cannonballs-48" in page
-    assert "0.0136" in make_results.scores_of("cannonballs-48", records, make_results.SHORT)
+    assert "| small (best held-out loss) | 7 | 0.2500 / 0.2500 / 0.2500 |" in page
+    assert make_results.short_table(records).count("0.25 / 0.25 / 0.25") >= 2
+
+
+def test_limits_of_the_report_are_those_of_the_stored_record():
+    stored = make_results.read_records(ROOT / "results")["limit"]["by_count"]
+    for name, values in LIMITS.items():
+        for value, column in zip(values, stored.values(), strict=True):
+            assert value == pytest.approx(column[name], rel=0.005, abs=0.005 * value + 5e-5)
 
 
 def test_a_model_without_a_record_says_so():

@@ -7,9 +7,20 @@ import torch
 
 import motes
 from motes import metrics
+from motes.bounds import bound_and_weighted
+from motes.contest import Told
+from motes.data import World
 from motes.errors import InputError
-from motes.evaluate import NUM_CONTEXT, acceleration, evaluate
+from motes.evaluate import (
+    NUM_CONTEXT,
+    Asked,
+    compare_physics,
+    evaluate,
+    score_beliefs,
+    score_gaps,
+)
 from motes.model import Model, build
+from motes.starts import learned_force
 from tiny import tiny_config
 
 T, SIZE = 12, 16
@@ -32,7 +43,7 @@ def test_scores_are_those_of_the_questions_asked_at_once(
     # `answer.frames` averages draws, and clips in other batches get other draws.
     monkeypatch.setattr("motes.evaluate.BATCH", 2)
     told: list[int] = []
-    scores = evaluate(model, clips, told.append)
+    scores = evaluate(Asked(model), clips, progress=told.append)
     assert clips.num_objects is not None
     assert clips.positions is not None
     assert clips.clean is not None
@@ -74,7 +85,7 @@ def test_a_model_that_draws_nothing_is_scored_too(clips: motes.Clips) -> None:
     blind = build(replace(config, data=replace(config.data, height=SIZE, width=SIZE)))
     with torch.no_grad():
         blind.pixel_matrix.zero_()
-    scores = evaluate(blind, clips)["by_count"]["1"]
+    scores = evaluate(Asked(blind), clips)["by_count"]["1"]
     assert scores["forecast_coverage90"] == 0
     assert scores["noisy_rmse"] > 1
 
@@ -86,7 +97,7 @@ def test_the_force_is_the_second_difference_of_the_mean_path(model: Model) -> No
     # float32 second differences of numbers of order one
     torch.testing.assert_close(
         far[3:].diff(dim=0).diff(dim=0),
-        (model.pixel_matrix.double() @ acceleration(model)).float().expand(3, 2),
+        learned_force(model).float().expand(3, 2),
         rtol=1e-3,
         atol=1e-5,
     )
@@ -94,6 +105,95 @@ def test_the_force_is_the_second_difference_of_the_mean_path(model: Model) -> No
 
 def test_clips_without_truth_or_too_short_are_refused(model: Model, clips: motes.Clips) -> None:
     with pytest.raises(InputError, match="truth"):
-        evaluate(model, replace(clips, clean=None))
+        evaluate(Asked(model), replace(clips, clean=None))
     with pytest.raises(InputError, match="10 frames"):
-        evaluate(model, motes.cannonballs(2, (1,), 10, SIZE, seed=8))
+        evaluate(Asked(model), motes.cannonballs(2, (1,), 10, SIZE, seed=8))
+
+
+def test_the_same_record_comes_twice(model: Model, clips: motes.Clips) -> None:
+    training = motes.cannonballs(4, (1, 2), T, SIZE, seed=9)
+    first, second = (evaluate(Asked(model), clips, training) for _ in range(2))
+    assert first == second
+    assert sorted(first["worst_clips"]) == list(range(len(clips)))
+
+
+def test_errors_stand_beside_every_score_and_curves_have_a_point_a_frame(
+    model: Model, clips: motes.Clips
+) -> None:
+    record = evaluate(Asked(model), clips)
+    for count, scores in record["by_count"].items():
+        assert set(record["standard_errors"][count]) == set(scores) - {"clips"}
+        curves = record["curves"][count]
+        for name in ("rmse", "loss", "coverage90", "nees", "nll"):
+            assert len(curves[f"forecast_{name}_curve"]["value"]) == T - NUM_CONTEXT
+        assert len(curves["interpolation_rmse_curve"]["error"]) == T - 2 * NUM_CONTEXT
+        mean_square = torch.tensor(curves["forecast_rmse_curve"]["value"]).square().mean()
+        assert scores["forecast_rmse"] == pytest.approx(float(mean_square.sqrt()), rel=1e-6)
+
+
+def test_an_affine_error_of_the_map_is_taken_out(clips: motes.Clips) -> None:
+    """A contender that is right up to one affine map is right after it is fitted."""
+    matrix, offset = torch.tensor([[2.0, 0.3], [-0.1, 1.5]]), torch.tensor([3.0, -4.0])
+
+    class Skewed:
+        interpolates = False
+
+        def __init__(self, truth: motes.Clips) -> None:
+            self.truth = truth
+
+        def ask(self, frames: torch.Tensor, observed: torch.Tensor, num_objects: int) -> Told:
+            assert self.truth.positions is not None
+            assert self.truth.num_objects is not None
+            own = self.truth.positions[self.truth.num_objects == num_objects, :num_objects]
+            return Told(pixels=own @ matrix.T + offset)
+
+    record = evaluate(Skewed(clips), clips, training=clips)
+    for scores in record["by_count"].values():
+        assert scores["noisy_rmse"] > 1
+        assert scores["affine_noisy_rmse"] < 1e-3
+        assert "forecast_rmse" not in scores
+
+
+def test_gaps_hide_what_they_say(model: Model, clips: motes.Clips) -> None:
+    seen: list[torch.Tensor] = []
+
+    class Listening(Asked):
+        def ask(self, frames: torch.Tensor, observed: torch.Tensor, num_objects: int) -> Told:
+            assert not frames[:, ~observed].any()
+            seen.append(observed)
+            return super().ask(frames, observed, num_objects)
+
+    record = score_gaps(Listening(model), clips)
+    hidden = [int((~observed).sum()) for observed in seen[:7]]
+    assert hidden == [round(T * share) for share in (0.1, 0.3, 0.5, 0.7)] + [T - 2, 5, 10]
+    assert record["2"]["drop50_rmse"]["value"] > 0
+    assert 0 <= record["1"]["block5_coverage90"]["value"] <= 1
+
+
+def test_more_draws_tighten_the_bound(
+    model: Model, clips: motes.Clips, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames = clips.frames[:2].float()
+    monkeypatch.setattr("motes.bounds.NUM_DRAWS", 1)
+    with torch.no_grad():
+        model.inference.scale_floor = 0.01
+    bound, one = bound_and_weighted(model, frames, 1)
+    noise = torch.randn(2, model.max_objects, T, 2, generator=torch.Generator().manual_seed(0))
+    # The single draw's ratio differs from its bound by the density of the noise alone.
+    extra = 0.5 * (noise[:, :1].square() - 1).sum((1, 2, 3)).double()
+    torch.testing.assert_close(one - bound, extra, rtol=1e-5, atol=1e-4)
+    monkeypatch.setattr("motes.bounds.NUM_DRAWS", 200)
+    mean, many = bound_and_weighted(model, frames, 1)
+    assert (many > mean).all()
+
+
+def test_beliefs_and_physics_are_told(model: Model, clips: motes.Clips) -> None:
+    beliefs = score_beliefs(model, clips)
+    for part in beliefs.values():
+        assert part["weighted_bound"]["value"] > part["bound"]["value"]
+        assert 0 <= part["count_right"]["value"] <= 1
+    physics = compare_physics(model, clips)
+    assert physics["true_force_px_per_frame2"] == pytest.approx(
+        World(T, SIZE).pixel_force.tolist(), abs=1e-4
+    )
+    assert sum(physics["true_starts"]["shares"]) == pytest.approx(1)

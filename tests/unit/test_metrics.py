@@ -135,3 +135,71 @@ def test_picture_loss_is_the_naive_mean(generator: torch.Generator) -> None:
 def test_a_certain_and_wrong_picture_has_a_finite_loss() -> None:
     wrong = metrics.picture_loss(torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2))
     assert float(wrong) == pytest.approx(-math.log(1e-6), rel=1e-4)
+
+
+def test_many_objects_are_matched_as_few_are(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = torch.rand(9, 4, 4, generator=generator, dtype=torch.float64)
+    few = metrics.cheapest_order(costs)
+    monkeypatch.setattr(metrics, "MOST_PERMUTED", 3)
+    assert torch.equal(metrics.cheapest_order(costs), few)
+
+
+def crossing() -> torch.Tensor:
+    """Two objects side by side for ten frames."""
+    truth = torch.zeros(1, 2, 10, 2)
+    truth[..., 0] = torch.arange(10)
+    truth[0, 1, :, 1] = 6.0
+    return truth
+
+
+def test_a_swap_half_way_is_two_switches() -> None:
+    truth = crossing()
+    swapped = torch.cat([truth[:, :, :5], truth[:, [1, 0], 5:]], 2)
+    assert metrics.switches(truth, truth).tolist() == [0]
+    assert metrics.switches(truth[:, [1, 0]], truth).tolist() == [0]
+    assert metrics.switches(swapped, truth).tolist() == [2]
+
+
+def test_a_pause_is_no_switch_and_an_old_estimate_is_kept_while_it_is_near() -> None:
+    truth = crossing()
+    paused = truth.clone()
+    paused[0, 0, 4:6] += 20.0
+    assert metrics.switches(paused, truth).tolist() == [0]
+    near = truth.clone()
+    near[0, 1] = truth[0, 0]  # the other estimate comes closer,
+    near[0, 0] += 1.5  # but the first is within the gate
+    near[0, 0, :, 1] -= 1.5
+    near[0, 0, :1], near[0, 1, :1] = truth[0, 0, :1], truth[0, 1, :1]
+    assert metrics.switches(near, truth).tolist() == [0]
+
+
+def test_identified_is_the_best_share_under_one_order() -> None:
+    truth = crossing()
+    swapped = torch.cat([truth[:, :, :7], truth[:, [1, 0], 7:]], 2)
+    assert metrics.identified(swapped, truth).tolist() == [14]
+    assert metrics.identified(truth[:, [1, 0]] + 1.0, truth).tolist() == [20]
+    assert metrics.identified(truth + 2.0, truth).tolist() == [0]  # 2.83 px away
+
+
+def test_surprise_is_the_negative_log_density(generator: torch.Generator) -> None:
+    factor = torch.randn(5, 2, 2, generator=generator, dtype=torch.float64) + 2 * torch.eye(2)
+    mean, truth = torch.randn(2, 5, 2, generator=generator, dtype=torch.float64)
+    expected = torch.distributions.MultivariateNormal(mean, factor @ factor.mT).log_prob(truth)
+    torch.testing.assert_close(metrics.surprise(mean, factor @ factor.mT, truth), -expected)
+
+
+def test_distances_are_unknown_for_absent_objects_and_endless_without_area() -> None:
+    covariances = torch.stack([torch.eye(2), torch.zeros(2, 2), torch.full((2, 2), NAN)])
+    truth = torch.tensor([[3.0, 4.0], [1.0, 0.0], [NAN, NAN]])
+    found = metrics.squared_distance(torch.zeros(3, 2), covariances, truth)
+    assert found[:2].tolist() == [25.0, math.inf]
+    assert found[2].isnan()
+
+
+def test_black_frames_have_log_two_in_the_papers_unit() -> None:
+    black = torch.zeros(1, 2, 3, 4)
+    assert metrics.losses_in_papers_unit(black, black).tolist() == [
+        pytest.approx([math.log(2)] * 2)
+    ]

@@ -1,0 +1,234 @@
+"""Baselines: against brute force, against draws, and on clips whose answer is known."""
+
+import math
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+import torch
+
+import motes
+from motes import kalman
+from motes.baselines import BASELINES, baseline
+from motes.baselines.classical import KalmanTracker, StraightLine
+from motes.baselines.disks import disk_mask, explain_frames, ordered
+from motes.baselines.limit import Limit, Starts
+from motes.baselines.linking import associate
+from motes.baselines.truth import true_physics
+from motes.data import World, draw_clips
+from motes.data.cannonballs import draw_disks
+from motes.errors import InputError
+
+T = 12
+WORLD = World(num_frames=T, size=32)
+EVERYTHING = torch.ones(T, dtype=torch.bool)
+
+
+@pytest.fixture(scope="module")
+def clips() -> motes.Clips:
+    return draw_clips(WORLD, 12, 3, seed=3)
+
+
+def test_true_centres_are_among_the_explanations(clips: motes.Clips):
+    assert clips.positions is not None
+    for frames, positions in zip(clips.frames, clips.positions, strict=True):
+        centres = positions.round().long().permute(1, 0, 2).tolist()
+        for explanations, true in zip(explain_frames(frames.float(), 3, 2), centres, strict=True):
+            found = {tuple(map(tuple, sorted(one))) for one in explanations.tolist()}
+            assert tuple(map(tuple, sorted(true))) in found
+
+
+def test_every_explanation_draws_the_frame(clips: motes.Clips):
+    frames = clips.frames[0].float()
+    for frame, explanations in zip(frames, explain_frames(frames, 3, 2), strict=True):
+        for centres in explanations:
+            positions = centres[None, :, None].astype(np.float64)
+            assert (draw_disks(positions, 32, 32, 2)[0, 0] == frame.numpy()).all()
+
+
+def test_disks_on_top_of_each_other_are_found():
+    positions = np.array([[[[9.0, 9.0]], [[9.0, 9.0]]]])
+    frames = torch.from_numpy(draw_disks(positions, 24, 24, 2)[0]).float()
+    assert explain_frames(frames, 2, 2)[0].tolist() == [[[9, 9], [9, 9]]]
+
+
+def test_what_is_no_union_of_disks_is_refused():
+    with pytest.raises(InputError, match="2 disks"):
+        explain_frames(torch.eye(24)[None], 2, 2)
+
+
+def test_a_disk_of_radius_two_has_thirteen_pixels():
+    assert disk_mask(2).sum() == 13
+
+
+@pytest.mark.statistical
+def test_true_physics_has_the_moments_of_the_clips():
+    model, _, jitter = true_physics(WORLD)
+    many = draw_clips(WORLD, 20_000, 1, seed=4)
+    assert many.clean is not None
+    assert many.positions is not None
+    clean, noisy = many.clean[:, 0].double(), many.positions[:, 0].double()
+    from_left = clean[:, 1, 0] > clean[:, 0, 0]
+    means, covariances = model.initial_mean, model.initial_covariance
+    for t in range(3):
+        for k, side in enumerate((from_left, ~from_left)):
+            here = clean[side, t]
+            # Five standard errors: a false alarm in less than one of 100,000 seeds.
+            error = 5 * here.std(0) / len(here) ** 0.5
+            assert ((here.mean(0) - means[k, :2]).abs() < error).all()
+            spread = covariances[k, :2, :2].diagonal()
+            # The fourth moment of a bounded law is below that of a Gaussian: 2 V^2 / n.
+            assert ((here.var(0) - spread).abs() < 5 * spread * (2 / len(here)) ** 0.5).all()
+        means = means @ model.transition.T + model.force
+        covariances = model.transition @ covariances @ model.transition.T
+    middle = ((clean > 4) & (clean < 27)).all(-1)  # where no border holds a ball
+    kicks = (noisy - clean)[middle]
+    assert ((kicks.std(0) / jitter - 1).abs() < 5 * (0.5 / len(kicks)) ** 0.5).all()
+
+
+def test_a_wide_beam_is_the_exhaustive_search(clips: motes.Clips):
+    physics = true_physics(WORLD)
+    observed = torch.tensor([True, True, False, True])
+    for frames in clips.frames[:4].float():
+        explanations = explain_frames(frames[:4][observed], 3, 2)
+        found = associate(explanations, observed.numpy(), physics, beam=10_000)
+        options = [explanations[0].astype(float), *(ordered(e) for e in explanations[1:])]
+        best = max(likelihood(np.stack(h), observed, physics) for h in product(*options))
+        assert likelihood(found, observed, physics) == pytest.approx(best, abs=1e-9)
+
+
+def likelihood(history: np.ndarray, observed: torch.Tensor, physics) -> float:
+    """The log density of an order of centres, by the library's Kalman code."""
+    positions = torch.zeros(history.shape[1], 1, len(observed), 2, dtype=torch.float64)
+    positions[:, 0, observed] = torch.from_numpy(history.swapaxes(0, 1))
+    evidence = kalman.log_likelihood(physics.model, positions, observed)
+    return float((physics.log_weights + evidence).logsumexp(-1).sum())
+
+
+def test_a_straight_line_is_continued():
+    steps = torch.arange(T)
+    path = torch.stack([4 + 2 * steps, 27 - 2 * steps], -1)[None, None].double()
+    frames = torch.from_numpy(draw_disks(path.numpy(), 32, 32, 2)).float()
+    told = StraightLine(2, (0.0, 0.0)).ask(frames, steps < 4, 1)
+    torch.testing.assert_close(told.path_pixels, path.float(), rtol=0, atol=1e-4)
+
+
+def test_known_gravity_bends_the_line():
+    steps = torch.arange(T).double()
+    path = torch.stack([4 + 2 * steps, 4 + 0.5 * 0.4 * steps**2], -1)[None, None]
+    frames = torch.from_numpy(draw_disks(path.numpy(), 48, 48, 2)).float()
+    told = StraightLine(2, (0.0, 0.4)).ask(frames, steps < 6, 1)
+    assert told.path_pixels is not None
+    # Six positions rounded by up to half a pixel, six frames ahead: slope off by up to 0.26.
+    assert (told.path_pixels - path).abs().max() < 0.5 + 8.5 * 0.26
+
+
+def test_the_kalman_tracker_answers_with_the_smoother(clips: motes.Clips):
+    tracker = KalmanTracker(2, true_physics(WORLD))
+    gap = (torch.arange(T) < 4) | (torch.arange(T) >= 9)
+    told = tracker.ask(clips.frames[:3].float() * gap[:, None, None], gap, 3)
+    assert told.pixels is not None
+    assert told.path_pixels is not None
+    assert told.path_pixel_covariances is not None
+    model, log_weights, _ = tracker.physics
+    seen = told.pixels.double()
+    evidence = log_weights + kalman.log_likelihood(model, seen[:, :, None], gap)
+    for b, n in np.ndindex(3, 3):
+        side = int(evidence[b, n].argmax())
+        one = model._replace(
+            initial_mean=model.initial_mean[side], initial_covariance=model.initial_covariance[side]
+        )
+        smoothed = kalman.smooth(one, seen[b, n], gap)
+        path, spread = told.path_pixels[b, n], told.path_pixel_covariances[b, n]
+        # float32 of numbers up to 32: one part in 1e7, and room for a chain of sums
+        torch.testing.assert_close(path, smoothed.means[:, :2].float(), rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(
+            spread, smoothed.covariances[:, :2, :2].float(), rtol=1e-5, atol=1e-5
+        )
+
+
+def test_the_prior_of_starts_holds_the_drawn_ones(clips: motes.Clips):
+    limit = Limit.of(WORLD)
+    assert clips.clean is not None
+    first, second = clips.clean[:, :, 0].double(), clips.clean[:, :, 1].double()
+    states = torch.cat([first, second - first - limit.physics.model.force[:2]], -1)
+    # Truth is stored in float32, so a start within 1e-4 of a border may fall beyond it.
+    assert limit.log_prior(states).isfinite().double().mean() > 0.9
+    fast, high = states.clone(), states.clone()
+    fast[..., 2:] *= 1.6  # speeds lie between 2 and 3
+    high[..., 1] -= 1.2 * abs(WORLD.pixels_per_unit[1])  # heights in an interval of length 1
+    assert limit.log_prior(fast).isneginf().all()
+    assert limit.log_prior(high).isneginf().all()
+
+
+@pytest.mark.statistical
+def test_the_predicted_picture_is_the_share_of_drawn_ones(generator: torch.Generator):
+    limit, draws = Limit.of(WORLD), 4_000
+    physics = limit.physics
+    states = physics.model.initial_mean[[0, 1, 0]][None, :2, None].repeat(1, 1, 3, 1)
+    states[..., :2] += torch.tensor([[0.0, 0.0], [3.0, 1.0], [-2.0, 2.0]])
+    weights = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(1, 2, 3)
+    predicted = limit.predict(Starts(states, weights), T)[0]
+    which = torch.multinomial(weights[0, 0], 2 * draws, True, generator=generator).view(2, draws)
+    paths = limit.paths(states[0], T)  # N S T 2
+    chosen = torch.stack([paths[n, which[n]] for n in range(2)], 1)
+    noise = torch.randn(chosen.shape, dtype=torch.float64, generator=generator) * physics.jitter
+    positions = (chosen + noise).clamp(2, 29).numpy()
+    share = torch.from_numpy(draw_disks(positions, 32, 32, 2)).float().mean(0)
+    # Each of 12 x 1024 pixels within five standard errors of a share: one false alarm in 140 seeds
+    # would be a Gaussian bound on all; the seed is fixed.
+    error = 5 * (predicted * (1 - predicted) / draws).sqrt() + 5 / draws
+    assert ((share - predicted).abs() < error).all()
+
+
+def test_the_limit_is_near_the_smoother_and_its_weights_are_even(clips: motes.Clips):
+    """All frames seen, the data outweigh the prior: the exact posterior is nearly Gaussian."""
+    limit, tracker = Limit.of(WORLD), KalmanTracker(2, true_physics(WORLD), 64)
+    frames = clips.frames[:6].float()
+    exact, gaussian = limit.ask(frames, EVERYTHING, 3), tracker.ask(frames, EVERYTHING, 3)
+    assert exact.path_pixels is not None
+    assert gaussian.path_pixels is not None
+    assert exact.pixels is not None
+    assert gaussian.pixels is not None
+    assert torch.equal(exact.pixels, gaussian.pixels)
+    # The path is known to 0.4 px; a truncated prior moves its mean by less than one deviation.
+    assert (exact.path_pixels - gaussian.path_pixels).norm(dim=-1).median() < 0.3
+
+
+def test_hidden_frames_cannot_matter(clips: motes.Clips):
+    training = draw_clips(WORLD, 5, 3, seed=9)
+    seen = torch.arange(T) < 5
+    frames = clips.frames[:2].float()
+    other = torch.where(seen[:, None, None], frames, 1 - frames)
+    for name in BASELINES:
+        contender = baseline(name, WORLD, training)
+        first, second = (contender.ask(f, seen, 3) for f in (frames, other))
+        for field in ("pixels", "path_pixels", "pixel_covariances", "path_pixel_covariances"):
+            mine, theirs = getattr(first, field), getattr(second, field)
+            assert (mine is None) == (theirs is None)
+            assert mine is None or torch.equal(mine, theirs)
+        if first.draw_frames is not None and second.draw_frames is not None:
+            assert torch.equal(first.draw_frames()[:, 5:], second.draw_frames()[:, 5:])
+
+
+def test_the_constant_image_is_the_share_of_white(clips: motes.Clips):
+    told = baseline("constant-image", WORLD, clips).ask(
+        clips.frames[:1].float(), torch.arange(T) < 5, 3
+    )
+    assert told.draw_frames is not None
+    torch.testing.assert_close(told.draw_frames()[0, 7], clips.frames.float().mean((0, 1)))
+
+
+def test_an_unknown_baseline_and_a_noisy_world_are_refused(clips: motes.Clips):
+    with pytest.raises(InputError, match="no-such"):
+        baseline("no-such", WORLD, clips)
+    with pytest.raises(InputError, match="state_noise"):
+        Limit.of(World(state_noise=0.1))
+
+
+def test_orders_are_all_orders_once():
+    assert len(ordered(np.array([[[0, 0], [1, 1], [2, 2]]]))) == math.factorial(3)
+    assert len(ordered(np.array([[[0, 0], [0, 0], [2, 2]]]))) == 3
+    assert {tuple(map(tuple, o)) for o in ordered(np.array([[[0, 0], [1, 1]]])).tolist()} == set(
+        permutations([(0, 0), (1, 1)])
+    )
