@@ -61,31 +61,6 @@ def test_a_disk_of_radius_two_has_thirteen_pixels():
     assert disk_mask(2).sum() == 13
 
 
-@pytest.mark.statistical
-def test_true_physics_has_the_moments_of_the_clips():
-    model, _, jitter = true_physics(WORLD)
-    many = draw_clips(WORLD, 20_000, 1, seed=4)
-    assert many.clean is not None
-    assert many.positions is not None
-    clean, noisy = many.clean[:, 0].double(), many.positions[:, 0].double()
-    from_left = clean[:, 1, 0] > clean[:, 0, 0]
-    means, covariances = model.initial_mean, model.initial_covariance
-    for t in range(3):
-        for k, side in enumerate((from_left, ~from_left)):
-            here = clean[side, t]
-            # Five standard errors: a false alarm in less than one of 100,000 seeds.
-            error = 5 * here.std(0) / len(here) ** 0.5
-            assert ((here.mean(0) - means[k, :2]).abs() < error).all()
-            spread = covariances[k, :2, :2].diagonal()
-            # The fourth moment of a bounded law is below that of a Gaussian: 2 V^2 / n.
-            assert ((here.var(0) - spread).abs() < 5 * spread * (2 / len(here)) ** 0.5).all()
-        means = means @ model.transition.T + model.force
-        covariances = model.transition @ covariances @ model.transition.T
-    middle = ((clean > 4) & (clean < 27)).all(-1)  # where no border holds a ball
-    kicks = (noisy - clean)[middle]
-    assert ((kicks.std(0) / jitter - 1).abs() < 5 * (0.5 / len(kicks)) ** 0.5).all()
-
-
 def test_a_wide_beam_is_the_exhaustive_search(clips: motes.Clips):
     physics = true_physics(WORLD)
     observed = torch.tensor([True, True, False, True])

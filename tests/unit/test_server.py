@@ -13,12 +13,12 @@ from starlette.testclient import TestClient
 
 import motes
 from motes.answer import Answer
-from motes.evaluate import acceleration
 from motes.server import wire
 from motes.server.app import PAGE, create_app
 from motes.server.playground import NUM_EXAMPLES, NUM_IMAGINED, Playground
 from motes.server.wire import decode_frames, encode_frames
 from motes.server.worker import Worker
+from motes.starts import learned_force
 from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_config, tiny_frames, tiny_structured_model
 
 T = 7
@@ -171,7 +171,7 @@ def test_thrown_balls_obey_the_learned_law(client: TestClient, playground: Playg
     np.testing.assert_allclose(paths[:, 0], [[1, 4], [6, 2]], atol=0.6e-3)
     np.testing.assert_allclose(paths[:, 1] - paths[:, 0], [[0.5, -0.25], [-0.25, 0]], atol=1.1e-3)
     model = playground.model
-    law = (model.pixel_matrix.double() @ acceleration(model)).tolist()
+    law = learned_force(model).tolist()
     second = np.diff(paths, n=2, axis=1)
     np.testing.assert_allclose(second, np.broadcast_to(law, second.shape), atol=2.1e-3)
     assert clip["num_objects"] == 2

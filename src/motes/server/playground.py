@@ -12,14 +12,14 @@ from motes.answer import Answer
 from motes.checkpoint import load_with_config
 from motes.config import RunConfig
 from motes.data import Clips, draw_clips
-from motes.demo import demo_world, starts_in_pixels
+from motes.demo import demo_world
 from motes.errors import InputError
-from motes.evaluate import acceleration
 from motes.lgssm import draw_path, map_vector
 from motes.model import Model
 from motes.server import wire
 from motes.server.wire import decode_frames, encode_frames
 from motes.shapes import Float, Tensor
+from motes.starts import learned_force, learned_starts
 
 NUM_EXAMPLES = 6
 NUM_IMAGINED = 4
@@ -42,8 +42,8 @@ class Playground:
 
     def about(self, max_upload_bytes: int, upload_kinds: list[str]) -> wire.About:
         """What the page must know."""
-        found, (height, width) = starts_in_pixels(self.model), self.model.image_size
-        fall_x, fall_y = (self.model.pixel_matrix.double() @ acceleration(self.model)).tolist()
+        found, (height, width) = learned_starts(self.model), self.model.image_size
+        fall_x, fall_y = learned_force(self.model).tolist()
         columns = (found.shares.tolist(), _points(found.places), _points(found.steps))
         return wire.About(
             model=self.name,
