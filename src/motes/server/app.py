@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Body, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
-from fastapi.staticfiles import StaticFiles
+from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from motes.errors import InputError
@@ -53,7 +52,9 @@ def create_app(playground: Playground, host: str = "127.0.0.1") -> Guard:
     _add_questions(api, playground, model)
     _add_clips(api, playground, model)
     _add_uploads(api, playground, files)
-    api.mount("/", StaticFiles(directory=PAGE, html=True))
+    for path in PAGE.iterdir():  # one by one: a mount at the root would hide which methods exist
+        name = "" if path.name == "index.html" else path.name
+        api.add_route(f"/{name}", partial(_show, path), include_in_schema=False)
     _tell_errors(api)
     return Guard(api, host=host, max_bytes={"": MAX_BODY, "/api/upload": uploads.MAX_BYTES})
 
@@ -104,6 +105,10 @@ def _add_uploads(api: FastAPI, playground: Playground, files: Worker) -> None:
     ) -> wire.Clips:
         """The clips of a file, which is the request's body; nothing of it is kept."""
         return await files.run(partial(uploads.read_upload, content, name, size))
+
+
+async def _show(path: Path, request: Request) -> FileResponse:
+    return FileResponse(path)
 
 
 def _tell_errors(api: FastAPI) -> None:

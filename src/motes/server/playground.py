@@ -43,7 +43,7 @@ class Playground:
     def about(self, max_upload_bytes: int, upload_kinds: list[str]) -> wire.About:
         """What the page must know."""
         found, (height, width) = learned_starts(self.model), self.model.image_size
-        fall_x, fall_y = learned_force(self.model).tolist()
+        law = learned_force(self.model)
         columns = (found.shares.tolist(), _points(found.places), _points(found.steps))
         return wire.About(
             model=self.name,
@@ -55,7 +55,7 @@ class Playground:
                 wire.Kind(share=share, place=place, step=step)
                 for share, place, step in zip(*columns, strict=True)
             ],
-            acceleration=(fall_x, fall_y),
+            acceleration=law.tolist(),
             max_upload_bytes=max_upload_bytes,
             upload_kinds=upload_kinds,
         )
@@ -241,11 +241,11 @@ def _view(answer: Answer, clip: int) -> wire.View:
 
 
 def _points(values: Float[Tensor, "M 2"]) -> list[wire.Point]:
-    return [(x, y) for x, y in _rounded(values)]
+    return _rounded(values)
 
 
 def _covariances(values: Float[Tensor, "M 2 2"]) -> list[wire.Covariance]:
-    return [(xx, xy, yy) for (xx, xy), (_, yy) in _rounded(values)]
+    return _rounded(values.flatten(-2)[:, [0, 1, 3]])
 
 
 def _rounded(values: Tensor) -> list[Any]:

@@ -15,8 +15,9 @@ MAX_FRAMES = 150  # of a clip and of a look beyond its end, each
 MAX_PIXELS = 2**23  # of a clip: 150 frames of 236x236
 MAX_SIDE = 512
 
-Point = tuple[float, float]  # pixels (x to the right, y down)
-Covariance = tuple[float, float, float]  # xx, xy, yy
+# Lists, because tuples become a schema that OpenAPI does not allow.
+Point = Annotated[list[float], Field(min_length=2, max_length=2, description="x right, y down")]
+Covariance = Annotated[list[float], Field(min_length=3, max_length=3, description="xx, xy, yy")]
 Seed = Annotated[int, Field(ge=0, lt=2**31, description="The same seed gives the same answer.")]
 Count = Annotated[int, Field(ge=1, le=16, description="Objects in a clip.")]
 Length = Annotated[int, Field(ge=2, le=MAX_FRAMES, description="Frames in a clip.")]
@@ -24,9 +25,9 @@ Number = Annotated[float, Field(ge=-1e4, le=1e4, allow_inf_nan=False)]
 
 
 class Record(BaseModel):
-    """Everything on the wire: no unknown fields."""
+    """Everything on the wire: no unknown fields, no words for numbers."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Video(Record):
