@@ -4,6 +4,7 @@ import io
 import os
 import time
 import zipfile
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,17 @@ import torch
 import motes
 from motes.data import write_gif
 from motes.errors import InputError
+from motes.model import build
+from motes.presets import STRUCTURED_PRESETS
 from motes.server import uploads, wire
-from motes.server.uploads import MAX_CLIPS, limited, read_upload
+from motes.server.playground import Playground
+from motes.server.uploads import MAX_CLIPS, PIECE, limited, read_upload
+from motes.video.container import write_mp4
 
 SIZE = (12, 10)
+CONFIG = STRUCTURED_PRESETS["smoke"]
+CONFIG = replace(CONFIG, data=replace(CONFIG.data, height=SIZE[0], width=SIZE[1]))
+PLAYGROUND = Playground(build(CONFIG), CONFIG, "small")
 
 
 def npz(**arrays: Any) -> bytes:
@@ -45,7 +53,7 @@ def levels(clip: wire.Clip) -> np.ndarray:
 def test_an_npz_file_comes_back_as_clips_with_what_is_known(tmp_path: Path) -> None:
     clips = motes.cannonballs(3, (2,), 9, SIZE, seed=3)
     motes.save_clips(tmp_path / "mine.npz", clips)
-    found = read_upload((tmp_path / "mine.npz").read_bytes(), "mine.npz", SIZE)
+    found = read_upload((tmp_path / "mine.npz").read_bytes(), "mine.npz", PLAYGROUND)
     assert [clip.title for clip in found.clips] == ["mine 1", "mine 2", "mine 3"]
     for clip, expected, path in zip(found.clips, clips.frames, clips.clean, strict=True):
         assert clip.num_objects == 2
@@ -58,7 +66,7 @@ def test_npy_and_gif_files_come_back_as_clips_of_unknown_count(tmp_path: Path) -
     video = frames(8)
     write_gif(tmp_path / "a.gif", torch.from_numpy(video).float())
     for name, content in (("a.npy", npy(video)), ("a.GIF", (tmp_path / "a.gif").read_bytes())):
-        (clip,) = read_upload(content, name, SIZE).clips
+        (clip,) = read_upload(content, name, PLAYGROUND).clips
         assert (clip.title, clip.num_objects, clip.truth) == ("a", None, None)
         np.testing.assert_array_equal(levels(clip), video)
 
@@ -67,13 +75,27 @@ def test_colours_become_grey_and_hidden_frames_stay_hidden() -> None:
     colour = np.random.default_rng(1).random((1, 5, *SIZE, 3)).astype(np.float32)
     seen = np.array([[True, False, True, True, False]])
     colour[~seen] = 0
-    (clip,) = read_upload(npz(frames=colour, observed=seen), "c.npz", SIZE).clips
+    (clip,) = read_upload(npz(frames=colour, observed=seen), "c.npz", PLAYGROUND).clips
     assert clip.observed == seen[0].tolist()
     np.testing.assert_allclose(levels(clip), colour[0].mean(-1), atol=0.5 / 255 + 1e-6)
 
 
+def test_a_video_is_prepared_for_the_model_and_cut_into_pieces(tmp_path: Path) -> None:
+    pictures = np.full((2 * PIECE + 7, 96, 80, 3), 90, np.uint8)
+    for t, picture in enumerate(pictures):
+        picture[40:56, t // 2 : t // 2 + 16] = 250  # a bright square walks over grey
+    write_mp4(tmp_path / "walk.mp4", iter(pictures), 30.0)
+    found = read_upload((tmp_path / "walk.mp4").read_bytes(), "walk.mp4", PLAYGROUND)
+    assert [clip.title for clip in found.clips] == ["walk 1", "walk 2"]
+    middle = levels(found.clips[0])[PIECE // 2]
+    assert levels(found.clips[0]).shape == (PIECE, *SIZE)
+    # The square is 2 of 12 rows and 2 of 10 columns; it has walked 15 of 80 pixels.
+    assert middle[5:7, 2:4].mean() > 0.5
+    assert middle.sum() == pytest.approx(4, abs=2)
+
+
 def test_what_is_left_out_of_a_large_file_is_said() -> None:
-    found = read_upload(npz(frames=frames(MAX_CLIPS + 3, wire.MAX_FRAMES + 1)), "l.npz", SIZE)
+    found = read_upload(npz(frames=frames(MAX_CLIPS + 3, wire.MAX_FRAMES + 1)), "l.npz", PLAYGROUND)
     assert len(found.clips) == MAX_CLIPS
     assert {clip.num_frames for clip in found.clips} == {wire.MAX_FRAMES}
     assert found.note == "the first 12 of 15 clips and the first 150 of 151 frames"
@@ -115,7 +137,7 @@ HOSTILE: dict[str, tuple[str, Any, str]] = {
 def test_hostile_files_are_one_line(name: str) -> None:
     file_name, content, words = HOSTILE[name]
     with pytest.raises(InputError) as raised:
-        read_upload(content() if callable(content) else content, file_name, SIZE)
+        read_upload(content() if callable(content) else content, file_name, PLAYGROUND)
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
     assert "/tmp" not in str(raised.value)  # where the server keeps files is nobody's business
@@ -125,7 +147,7 @@ def test_a_bomb_ends_its_process_and_not_the_server() -> None:
     content = bomb()
     assert len(content) < uploads.MAX_BYTES  # so that nothing stops it at the door
     with pytest.raises(InputError, match="memory"):
-        read_upload(content, "bomb.npz", SIZE)
+        read_upload(content, "bomb.npz", PLAYGROUND)
 
 
 def hang() -> wire.Clips:
@@ -153,7 +175,7 @@ def raise_other() -> wire.Clips:
 def test_a_reader_that_hangs_grows_or_dies_is_one_line(
     job: Any, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read_upload(npy(frames(4)), "a.npy", SIZE)  # the first fork waits for imports
+    read_upload(npy(frames(4)), "a.npy", PLAYGROUND)  # the first fork waits for imports
     monkeypatch.setattr(uploads, "SECONDS", 1.0 if job is hang else 30.0)
     with pytest.raises(InputError, match=words):
         limited(job)

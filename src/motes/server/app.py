@@ -17,7 +17,7 @@ from motes.server.worker import BusyError, Worker
 
 PAGE = Path(__file__).parent / "page"
 MAX_BODY = 12 * 2**20  # of a question: base64 of MAX_PIXELS bytes, and masks
-MAX_UPLOADS = 4  # that wait to be read
+MAX_UPLOADS = 2  # one is read, one waits
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": wire.Error, "description": text}
     for status, text in {
@@ -96,15 +96,13 @@ def _add_clips(api: FastAPI, playground: Playground, model: Worker) -> None:
 
 
 def _add_uploads(api: FastAPI, playground: Playground, files: Worker) -> None:
-    size = playground.model.image_size
-
     @api.post("/api/upload", responses=ERRORS, summary="Read a file")
     async def upload(
         name: Annotated[str, Query(min_length=1, max_length=255)],
         content: Annotated[bytes, Body(media_type="application/octet-stream")],
     ) -> wire.Clips:
         """The clips of a file, which is the request's body; nothing of it is kept."""
-        return await files.run(partial(uploads.read_upload, content, name, size))
+        return await files.run(partial(uploads.read_upload, content, name, playground))
 
 
 async def _show(path: Path, request: Request) -> FileResponse:

@@ -5,7 +5,7 @@ import asyncio
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 5.0  # for the first line and the headers of a request
-EXCHANGE_SECONDS = 45.0  # for the rest of it, the answer, and the wait for it
+EXCHANGE_SECONDS = 90.0  # for the rest of it, the wait and the answer: two uploads fit
 
 
 class Connection(H11Protocol):

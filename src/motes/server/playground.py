@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from motes.server import wire
 from motes.server.wire import decode_frames, encode_frames
 from motes.shapes import Float, Tensor
 from motes.starts import learned_force, learned_starts
+from motes.video import Preparation
 
 NUM_EXAMPLES = 6
 NUM_IMAGINED = 4
@@ -28,17 +30,18 @@ DIGITS = 3  # of a pixel: finer than anybody sees
 
 @dataclass(frozen=True, eq=False)
 class Playground:
-    """A model, the run that made it, and the name to show."""
+    """A model, the run that made it, the name to show, and how its videos were prepared."""
 
     model: Model
     config: RunConfig
     name: str
+    preparation: Preparation | None = None
 
     @classmethod
-    def of(cls, name_or_folder: str) -> "Playground":
+    def of(cls, name_or_folder: str, preparation: Preparation | None = None) -> "Playground":
         """The playground of a shipped model or a run folder."""
         model, config = load_with_config(name_or_folder)
-        return cls(model, config, name_or_folder.rstrip("/").rpartition("/")[2])
+        return cls(model, config, Path(name_or_folder).name, preparation)
 
     def about(self, max_upload_bytes: int, upload_kinds: list[str]) -> wire.About:
         """What the page must know."""

@@ -14,27 +14,31 @@ from pathlib import Path
 from motes.data import Clips, load_clips
 from motes.errors import InputError
 from motes.server import wire
-from motes.server.playground import clips_from
-from motes.video import read_frames
+from motes.server.playground import Playground, clips_from
+from motes.shapes import Float, Tensor
+from motes.video import Preparation, whole_clip
+from motes.video.container import DEMUXERS
+from motes.video.reading import ARRAYS, PAGES
 
 MAX_BYTES = 16 * 2**20
 MAX_CLIPS = 12
-SECONDS = 20.0
+PIECE = 60  # frames of a piece of a video
+SECONDS = 40.0
 MEMORY = 2**30  # bytes beyond what the process has when it starts
-KINDS = [".npz", ".npy", ".gif"]
+KINDS = [*ARRAYS, *PAGES, *DEMUXERS]
 _FAILED = "reading failed; the file is damaged or of another kind"
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([__name__])  # a fork then takes milliseconds, not seconds
 
 
-def read_upload(content: bytes, name: str, size: tuple[int, int]) -> wire.Clips:
+def read_upload(content: bytes, name: str, playground: Playground) -> wire.Clips:
     """The clips of an uploaded file; waits for the process that reads it.
 
     Args:
         content: the file's bytes.
         name: the file's name; its suffix says what the bytes are.
-        size: height and width that the frames must have.
+        playground: its model says how large frames are, and how videos are prepared.
 
     Raises:
         InputError: the file cannot be used, is too much, or takes too long.
@@ -46,7 +50,9 @@ def read_upload(content: bytes, name: str, size: tuple[int, int]) -> wire.Clips:
         file.write(content)
         file.flush()
         try:
-            return wire.Clips.model_validate_json(limited(_read, file.name, title, size))
+            size, preparation = playground.model.image_size, playground.preparation
+            found = limited(_read, file.name, title, size, preparation)
+            return wire.Clips.model_validate_json(found)
         except InputError as error:
             raise InputError(str(error).replace(file.name, name[:80])) from None
 
@@ -94,18 +100,24 @@ def _report(pipe: Connection, job: Callable[..., wire.Clips], arguments: tuple[o
     pipe.send_bytes(content)
 
 
-def _read(path: str, title: str, size: tuple[int, int]) -> wire.Clips:
+def _read(
+    path: str, title: str, size: tuple[int, int], preparation: Preparation | None
+) -> wire.Clips:
     """The first clips of a file, cut to the frames that may be asked about."""
-    clips = Clips(read_frames(path).float()) if path.endswith(".gif") else load_clips(path)
-    num_clips, num_frames, height, width = clips.video.shape[:4]
-    if (height, width) != size:
-        raise InputError(
-            f"the frames are {height}x{width} pixels; this model sees {size[0]}x{size[1]}: "
-            "resize them"
-        )
+    if path.endswith(ARRAYS):
+        clips, longest = load_clips(path), wire.MAX_FRAMES
+        height, width = clips.video.shape[2:4]
+        if (height, width) != size:
+            raise InputError(
+                f"the frames are {height}x{width} pixels; this model sees {size[0]}x{size[1]}: "
+                "resize them, or send a video, which is prepared for the model"
+            )
+    else:
+        clips, longest = _pieces(whole_clip(path, *size, preparation).frames), PIECE
+    num_clips, num_frames = clips.video.shape[:2]
     if num_frames < 2:
         raise InputError("the clip has 1 frame; give at least 2")
-    longest = min(wire.MAX_FRAMES, wire.MAX_PIXELS // (height * width))
+    longest = min(longest, wire.MAX_PIXELS // (size[0] * size[1]))
     notes = []
     if num_clips > MAX_CLIPS:
         notes.append(f"the first {MAX_CLIPS} of {num_clips} clips")
@@ -113,6 +125,14 @@ def _read(path: str, title: str, size: tuple[int, int]) -> wire.Clips:
         notes.append(f"the first {longest} of {num_frames} frames")
     found = clips_from(_cut(clips[:MAX_CLIPS], longest), title)
     return wire.Clips(clips=found, note=" and ".join(notes) or None)
+
+
+def _pieces(frames: Float[Tensor, "1 T height width"]) -> Clips:
+    """A video as clips of PIECE frames one after the other, or as one clip if it is short."""
+    num_pieces = frames.shape[1] // PIECE
+    if num_pieces < 2:
+        return Clips(frames)
+    return Clips(frames[0, : num_pieces * PIECE].unflatten(0, (num_pieces, PIECE)))
 
 
 def _cut(clips: Clips, num_frames: int) -> Clips:

@@ -10,6 +10,7 @@ from tyro.conf import arg
 
 from motes.errors import InputError
 from motes.verbs import tell
+from motes.verbs.question import find_preparation
 
 if TYPE_CHECKING:
     import uvicorn
@@ -44,7 +45,7 @@ def serve(
         raise InputError("motes serve needs a web server; pip install 'motes[serve]'") from None
     if not 0 <= port <= 65535:
         raise InputError(f"port is {port}; give 0 to 65535")
-    app = create_app(Playground.of(model), host)
+    app = create_app(Playground.of(model, find_preparation(model)), host)
     with _listen(host, port) as listener:
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{listener.getsockname()[1]}/"
