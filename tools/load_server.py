@@ -72,9 +72,10 @@ def serving(model: str) -> Iterator[tuple[int, int]]:
 
 
 def request(
-    port: int, method: str, path: str, body: bytes | None = None, kind: str = "application/json"
+    port: int, method: str, path: str, body: bytes | None = None
 ) -> tuple[int, bytes, float]:
-    """Status, body and seconds of one request on a connection of its own, as browsers open them."""
+    """Status, body and seconds of one request on a connection of its own."""
+    kind = "application/octet-stream" if "upload" in path else "application/json"
     began = time.perf_counter()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
     try:

@@ -20,7 +20,7 @@ from motes.model import build
 from motes.presets import STRUCTURED_PRESETS
 from motes.server import uploads, wire
 from motes.server.playground import Playground
-from motes.server.uploads import MAX_CLIPS, PIECE, limited, read_upload
+from motes.server.uploads import MAX_CLIPS, limited, read_upload
 from motes.video.container import write_mp4
 
 SIZE = (12, 10)
@@ -80,18 +80,19 @@ def test_colours_become_grey_and_hidden_frames_stay_hidden() -> None:
     np.testing.assert_allclose(levels(clip), colour[0].mean(-1), atol=0.5 / 255 + 1e-6)
 
 
-def test_a_video_is_prepared_for_the_model_and_cut_into_pieces(tmp_path: Path) -> None:
-    pictures = np.full((2 * PIECE + 7, 96, 80, 3), 90, np.uint8)
+def test_the_beginning_of_a_video_is_prepared_for_the_model(tmp_path: Path) -> None:
+    pictures = np.full((wire.MAX_FRAMES + 20, 96, 80, 3), 90, np.uint8)
     for t, picture in enumerate(pictures):
-        picture[40:56, t // 2 : t // 2 + 16] = 250  # a bright square walks over grey
+        picture[40:56, t // 3 : t // 3 + 16] = 250  # a bright square walks over grey
     write_mp4(tmp_path / "walk.mp4", iter(pictures), 30.0)
     found = read_upload((tmp_path / "walk.mp4").read_bytes(), "walk.mp4", PLAYGROUND)
-    assert [clip.title for clip in found.clips] == ["walk 1", "walk 2"]
-    middle = levels(found.clips[0])[PIECE // 2]
-    assert levels(found.clips[0]).shape == (PIECE, *SIZE)
-    # The square is 2 of 12 rows and 2 of 10 columns; it has walked 15 of 80 pixels.
-    assert middle[5:7, 2:4].mean() > 0.5
-    assert middle.sum() == pytest.approx(4, abs=2)
+    (clip,) = found.clips
+    assert (clip.title, found.note) == ("walk", "the first 150 of 170 frames")
+    assert levels(clip).shape == (wire.MAX_FRAMES, *SIZE)
+    # The square is 2 of 12 rows and 2 of 10 columns; at frame 120 it has walked 40 of 80 pixels.
+    there = levels(clip)[120]
+    assert there[5:7, 5:7].mean() > 0.5
+    assert there.sum() == pytest.approx(4, abs=2)
 
 
 def test_what_is_left_out_of_a_large_file_is_said() -> None:

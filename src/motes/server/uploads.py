@@ -15,14 +15,12 @@ from motes.data import Clips, load_clips
 from motes.errors import InputError
 from motes.server import wire
 from motes.server.playground import Playground, clips_from
-from motes.shapes import Float, Tensor
-from motes.video import Preparation, whole_clip
+from motes.video import Preparation, Video, open_video, whole_clip
 from motes.video.container import DEMUXERS
 from motes.video.reading import ARRAYS, PAGES
 
 MAX_BYTES = 16 * 2**20
 MAX_CLIPS = 12
-PIECE = 60  # frames of a piece of a video
 SECONDS = 40.0
 MEMORY = 2**30  # bytes beyond what the process has when it starts
 KINDS = [*ARRAYS, *PAGES, *DEMUXERS]
@@ -105,34 +103,33 @@ def _read(
 ) -> wire.Clips:
     """The first clips of a file, cut to the frames that may be asked about."""
     if path.endswith(ARRAYS):
-        clips, longest = load_clips(path), wire.MAX_FRAMES
+        clips = load_clips(path)
         height, width = clips.video.shape[2:4]
         if (height, width) != size:
             raise InputError(
                 f"the frames are {height}x{width} pixels; this model sees {size[0]}x{size[1]}: "
                 "resize them, or send a video, which is prepared for the model"
             )
+        num_frames = clips.video.shape[1]
     else:
-        clips, longest = _pieces(whole_clip(path, *size, preparation).frames), PIECE
-    num_clips, num_frames = clips.video.shape[:2]
-    if num_frames < 2:
+        video = open_video(path)
+        clips = Clips(whole_clip(path, *size, preparation, _first_seconds(video)).frames)
+        num_frames = video.num_frames or clips.video.shape[1]
+    if clips.video.shape[1] < 2:
         raise InputError("the clip has 1 frame; give at least 2")
-    longest = min(longest, wire.MAX_PIXELS // (size[0] * size[1]))
+    longest = min(wire.MAX_FRAMES, wire.MAX_PIXELS // (size[0] * size[1]))
     notes = []
-    if num_clips > MAX_CLIPS:
-        notes.append(f"the first {MAX_CLIPS} of {num_clips} clips")
+    if len(clips) > MAX_CLIPS:
+        notes.append(f"the first {MAX_CLIPS} of {len(clips)} clips")
     if num_frames > longest:
         notes.append(f"the first {longest} of {num_frames} frames")
     found = clips_from(_cut(clips[:MAX_CLIPS], longest), title)
     return wire.Clips(clips=found, note=" and ".join(notes) or None)
 
 
-def _pieces(frames: Float[Tensor, "1 T height width"]) -> Clips:
-    """A video as clips of PIECE frames one after the other, or as one clip if it is short."""
-    num_pieces = frames.shape[1] // PIECE
-    if num_pieces < 2:
-        return Clips(frames)
-    return Clips(frames[0, : num_pieces * PIECE].unflatten(0, (num_pieces, PIECE)))
+def _first_seconds(video: Video) -> tuple[float, float]:
+    """The span of the first MAX_FRAMES pictures; the rest need not be read."""
+    return 0.0, (wire.MAX_FRAMES - 0.5) / (video.fps or 1.0)
 
 
 def _cut(clips: Clips, num_frames: int) -> Clips:

@@ -155,7 +155,9 @@ def _timed(
     beat = 0
     before: tuple[int, Frame] | None = None
     for number, frame in enumerate(video.frames()):
-        if not span[0] <= frame.time <= span[1]:
+        if frame.time > span[1]:
+            break  # pictures come in the order of their times, and the rest may be long
+        if frame.time < span[0]:
             continue
         if fps is None:
             yield number, frame

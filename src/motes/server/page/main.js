@@ -326,7 +326,7 @@ const start = guarded(async () => {
   find("imagine-count").max = max_objects;
   find("upload").accept = upload_kinds.join(",");
   find("upload-kinds").textContent = upload_kinds.join(", ");
-  find("upload-advice").textContent = `Frames of ${width}x${height} pixels, light things on black; up to ${max_upload_bytes / 2 ** 20} MiB. Nothing is kept.`;
+  find("upload-advice").textContent = `Clips of ${width}x${height} pixels, or any video, of which the model sees what moves; up to ${max_upload_bytes / 2 ** 20} MiB. Nothing is kept.`;
   listenToStage();
   listenToTabs();
   listenToFilm();
