@@ -18,6 +18,7 @@ from motes.video.cutting import cut_clips, windows
 from motes.video.geometry import Box, Geometry, fit_box, frame_size
 from motes.video.preparing import (
     Prepared,
+    grown,
     preparation_from_json,
     preparation_to_json,
 )
@@ -258,3 +259,20 @@ def test_preparations_travel_as_json_and_nonsense_is_told_in_one_line():
     for wrong in ({"height": 3}, {"threshold": 1.5}, {"fps": -1.0}, {"source_fps": 0.0}):
         with pytest.raises(InputError):
             replace(asked, **wrong)
+
+
+@given(st.integers(20, 70), st.integers(20, 40), st.integers(0, 7))
+def test_growing_keeps_centroids(x, y, by):
+    mask = grown(disk(x, y, 4), by)
+    assert [places.mean() for places in np.nonzero(mask)[::-1]] == pytest.approx([x, y])
+    assert mask.any(1).sum() == 9 + 2 * by
+
+
+def test_small_objects_are_grown_until_a_frame_shows_them():
+    video = video_of_disks(crossing().round(), radius=2)
+    assert plan(video, Preparation(60, 90)).preparation.grow == 0
+    small = plan(video, Preparation(12, 18))
+    # 1.6 frame pixels are 8 of the video; a disk of 13 pixels has a radius of 2.03.
+    assert small.preparation.grow == 6
+    assert all(2 * 6 < p.frame.sum() / 255 for p in small.frames())
+    assert plan(video, Preparation(12, 18, grow=1)).preparation.grow == 1

@@ -30,6 +30,7 @@ def prepare(
     background: Literal["median", "black", "white"] = "median",
     threshold: float | None = None,
     colour: str | None = None,
+    grow: int | None = None,
     num_objects: int | None = None,
     sheet: Path | None = None,
     as_json: Annotated[bool, arg(name="json")] = False,
@@ -52,6 +53,8 @@ def prepare(
         background: median of the video, or black or white where objects may rest for long.
         threshold: smallest difference from the background, 0 to 1; default: found by itself.
         colour: take only pixels that are grey, or of a hue like '#ff8800'.
+        grow: pixels by which all that moves is made larger, so that small objects do not fade;
+            default: found by itself.
         num_objects: in every clip; default: what each clip seems to hold.
         sheet: PNG of what the model will see; default: the name of out with .png.
         as_json: print one JSON line instead of a sentence.
@@ -62,7 +65,9 @@ def prepare(
     if len(size) not in (1, 2):
         raise InputError(f"size is {' '.join(map(str, size))}; give one number, or two")
     height, width = size if len(size) == 2 else frame_size(box, size[0])
-    asked = Preparation(height, width, crop and box, fps, source_fps, background, threshold, colour)
+    asked = Preparation(
+        height, width, crop and box, fps, source_fps, background, threshold, colour, grow
+    )
     total = None if source.num_frames is None else 2 * source.num_frames
     with bar("reading", total) as progress:
         first = source.num_frames or 0
@@ -85,6 +90,7 @@ def prepare(
         "height": height,
         "width": width,
         "threshold": found.preparation.threshold,
+        "grow": found.preparation.grow,
         "num_objects": summary.counts,
         "out": str(out),
         "sheet": str(sheet),
@@ -113,7 +119,7 @@ def _sentence(summary: CutSummary, record: dict[str, object]) -> str:
     return (
         f"cut {len(summary.counts)} clips of {record['frames']} frames of "
         f"{record['height']}x{record['width']} pixels{dropped}: {record['out']}\n"
-        f"objects: {held} (threshold {record['threshold']:.3f})\n"
+        f"objects: {held} (threshold {record['threshold']:.3f}, grown by {record['grow']})\n"
         f"look at what the model will see: {record['sheet']}\n"
         f"then: motes train --family structured --preset robust --data {record['out']} --out run"
     )

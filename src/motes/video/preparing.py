@@ -1,6 +1,7 @@
 """From a video to frames that a model can be asked about or learn from."""
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, get_args
@@ -8,7 +9,8 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from motes.errors import InputError
-from motes.shapes import UInt8
+from motes.shapes import Bool, UInt8
+from motes.video.blobs import blob_inks
 from motes.video.foreground import (
     BackgroundKind,
     Foreground,
@@ -18,9 +20,13 @@ from motes.video.foreground import (
     sample_pictures,
 )
 from motes.video.geometry import Box, Geometry, fit_box
-from motes.video.source import Frame, Video
+from motes.video.source import MAX_SIDE, Frame, Video
 
 Progress = Callable[[int], None]
+
+SMALLEST_RADIUS = 1.6  # frame pixels
+GROWTH_SAMPLE = 15  # pictures in which objects are measured
+NOISE_INK = 4  # pixels; smaller blobs are not objects
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ class Preparation:
         background: median of the video, or black or white where objects may rest for long.
         threshold: smallest difference from the background, of 1; None finds it.
         colour: "grey" or "#rrggbb": what moving pixels have to look like besides.
+        grow: video pixels by which all that moves is made larger on every side, so that small
+            objects do not fade in small frames; None finds it.
     """
 
     height: int
@@ -46,6 +54,7 @@ class Preparation:
     background: BackgroundKind = "median"
     threshold: float | None = None
     colour: str | None = None
+    grow: int | None = None
 
     def __post_init__(self) -> None:
         if not (4 <= self.height <= 512 and 4 <= self.width <= 512):
@@ -59,6 +68,8 @@ class Preparation:
             rate = getattr(self, name)
             if rate is not None and not 0 < rate <= 1e6:
                 raise InputError(f"{name} is {rate}; give a positive number of frames a second")
+        if self.grow is not None and not 0 <= self.grow <= 200:
+            raise InputError(f"grow is {self.grow}; give 0 to 200 pixels of the video")
         if self.background not in get_args(BackgroundKind):
             raise InputError(f"background is {self.background!r}; give median, black or white")
         if self.colour not in (None, "grey"):
@@ -88,7 +99,7 @@ class Plan:
         box = self.geometry.box
         for number, frame in _timed(self.video, self.span, self.preparation.fps):
             part = frame.picture[box.top : box.bottom, box.left : box.right]
-            mask = self.foreground.mask(part)
+            mask = grown(self.foreground.mask(part), self.preparation.grow or 0)
             yield Prepared(number, frame.time, self.geometry.shrink(mask))
 
 
@@ -124,13 +135,42 @@ def plan(
     threshold = preparation.threshold
     if threshold is None:
         threshold = automatic_threshold(sample, background)
-    return Plan(
-        video,
-        replace(preparation, threshold=threshold),
-        Geometry(box, preparation.height, preparation.width),
-        Foreground(background, threshold, preparation.colour),
-        span,
-    )
+    geometry = Geometry(box, preparation.height, preparation.width)
+    foreground = Foreground(background, threshold, preparation.colour)
+    grow = preparation.grow
+    if grow is None:
+        some = sample[:: max(len(sample) // GROWTH_SAMPLE, 1)]
+        grow = needed_growth(usual_radius([foreground.mask(part) for part in some]), geometry)
+    found = replace(preparation, threshold=threshold, grow=grow)
+    return Plan(video, found, geometry, foreground, span)
+
+
+def usual_radius(masks: list[Bool[np.ndarray, "height width"]]) -> float:
+    """The median radius of disks with the ink of the blobs, in pixels; large without blobs."""
+    inks = [ink for mask in masks for ink in blob_inks(mask.astype(np.uint8) * np.uint8(255))]
+    inks = [ink for ink in inks if ink > NOISE_INK]
+    return math.sqrt(float(np.median(inks)) / math.pi) if inks else MAX_SIDE
+
+
+def needed_growth(radius: float, geometry: Geometry) -> int:
+    """Video pixels that objects of this radius must gain to be seen well in a frame.
+
+    They should have SMALLEST_RADIUS there. [Choice 22]
+    """
+    return max(math.ceil(SMALLEST_RADIUS * max(geometry.scale) - radius), 0)
+
+
+def grown(mask: Bool[np.ndarray, "rows columns"], by: int) -> Bool[np.ndarray, "rows columns"]:
+    """The mask with every pixel spread to a square of 2 by + 1 pixels.
+
+    Law: keeps the centroid of a lone object (test_growing_keeps_centroids).
+    """
+    from PIL import Image, ImageFilter
+
+    if by == 0:
+        return mask
+    levels = Image.fromarray(mask.astype(np.uint8))
+    return np.asarray(levels.filter(ImageFilter.MaxFilter(2 * by + 1))) > 0
 
 
 def with_clock(video: Video, fps: float | None) -> Video:
