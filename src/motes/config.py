@@ -122,12 +122,13 @@ class ScheduleConfig:
     dynamics_rate: float = 1.0  # learning rate of the dynamics, as a multiple of that of the rest
     taught: int = 0  # steps on a teacher's lessons before the bound, see `motes.teaching`
     steps_per_look: int = 1  # structured family: steps between two looks at the frames
+    frozen_visibility: int = 0  # structured family: nothing hides objects until this step
     seed_mixture: tuple[int, ...] = ()  # structured family: steps at which starts are clustered
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "iterations")
         require_counts(self, 1, "steps_per_look")
-        require_counts(self, 0, "frozen_dynamics", "taught")
+        require_counts(self, 0, "frozen_dynamics", "frozen_visibility", "taught")
         require(
             0 <= self.dynamics_rate < 1e6, f"dynamics_rate is {self.dynamics_rate}; give 0 to 1e6"
         )
@@ -155,6 +156,7 @@ class ScheduleConfig:
             dynamics_rate=self.dynamics_rate,
             taught=round(self.taught * factor),
             steps_per_look=self.steps_per_look,
+            frozen_visibility=round(self.frozen_visibility * factor),
             seed_mixture=self.seed_mixture,
         )
 

@@ -23,10 +23,9 @@ def count_log_evidence(
     columns = []
     for count in range(1, model.max_objects + 1):
         counts = torch.full((len(frames),), count, device=model.device)
-        encoding = encode(model, frames, observed, counts)
+        q = encode(model, frames, observed, counts)
         bounds = [
-            terms_of(model, encoding, frames, counts, noise, observed).weighted(1.0)
-            for noise in draws
+            terms_of(model, q, frames, counts, noise, observed).weighted(1.0) for noise in draws
         ]
         columns.append(torch.stack(bounds).mean(0))
     return torch.stack(columns, 1)

@@ -11,9 +11,11 @@ import torch
 
 from motes import kalman
 from motes.lgssm import POSITION_DIM
-from motes.model import Model
+from motes.model import Model, Posterior
 from motes.networks.inference import Encoding, InferenceNetwork
 from motes.shapes import Bool, Float, Int, Tensor
+
+HYPOTHESES = 3  # that a search which answers a question chooses from
 
 
 def encode(
@@ -21,14 +23,15 @@ def encode(
     frames: Float[Tensor, "B T height width"],
     observed: Bool[Tensor, "B T"],
     num_objects: Int[Tensor, " B"],
-) -> Encoding:
+) -> Posterior:
     """q(a|v) for all frames; what it says where a frame is hidden means nothing.
 
     Law: hidden frames' pixels cannot matter, and with the mask of the paper's section on past and
     future observations it is that procedure; tests/unit/test_encoding.py.
     """
     if not isinstance(model.inference, InferenceNetwork):
-        return model.encode(frames, num_objects, model.track(frames, num_objects, observed))
+        found = model.track(frames, num_objects, observed, HYPOTHESES)
+        return model.encode(frames, num_objects, found)
     seen_later = observed.flip(1).cumsum(1).flip(1) > 0
     if not bool((~observed & seen_later).any()):
         return model.encode(frames, num_objects)

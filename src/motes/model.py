@@ -3,13 +3,19 @@
 import torch
 from torch import nn
 
+from motes import kalman
 from motes.config import RunConfig
 from motes.lgssm import Dynamics
 from motes.networks.inference import Encoding, InferenceNetwork
 from motes.networks.renderer import Renderer
 from motes.shapes import Bool, Float, Int, Tensor
+from motes.structured.expected import expected_frames
 from motes.structured.glyph import GlyphRenderer
+from motes.structured.places import Place
+from motes.structured.posterior import PlacePosterior
 from motes.structured.tracker import Tracker
+
+Posterior = Encoding | PlacePosterior  # q(a | v), as the one family has it or the other
 
 
 class Model(nn.Module):
@@ -53,30 +59,36 @@ class Model(nn.Module):
 
     def present(self, num_objects: Int[Tensor, " B"]) -> Bool[Tensor, "B N"]:
         """Which of the model's objects stand in each clip: the first `num_objects`."""
-        slots = torch.arange(self.max_objects, device=num_objects.device)
-        return slots < num_objects[:, None]
+        most = self.max_objects
+        if isinstance(self.inference, Tracker):
+            most = max(most, int(num_objects.max()))
+        return torch.arange(most, device=num_objects.device) < num_objects[:, None]
 
     def track(
         self,
         frames: Float[Tensor, "B T height width"],
         num_objects: Int[Tensor, " B"],
         observed: Bool[Tensor, "B T"] | None = None,
-    ) -> Encoding | None:
+        hypotheses: int = 1,
+        explore: float = 0.0,
+    ) -> PlacePosterior | None:
         """What the structured family finds in the frames; None from the paper's, which reads them.
 
-        The only place that tells the parts of the one family from those of the other.
+        Here and in `expected_frames` the families part; all else is the same for both.
         """
         match self.inference, self.renderer:
             case Tracker() as tracker, GlyphRenderer() as renderer:
-                return tracker.track(frames, num_objects, self.dynamics, renderer, observed)
+                return tracker.track(
+                    frames, num_objects, self.dynamics, renderer, observed, hypotheses, explore
+                )
         return None
 
     def encode(
         self,
         frames: Float[Tensor, "B T height width"],
         num_objects: Int[Tensor, " B"],
-        found: Encoding | None = None,
-    ) -> Encoding:
+        found: PlacePosterior | None = None,
+    ) -> Posterior:
         """q(a|v) of clips that were seen whole; `motes.encoding` knows of hidden frames.
 
         Args:
@@ -85,9 +97,39 @@ class Model(nn.Module):
             found: what `track` found in the frames, if that is known already.
         """
         found = self.track(frames, num_objects) if found is None else found
-        inputs = (frames, num_objects) if found is None else (found,)
-        encoding: Encoding = self.inference(*inputs)
+        if found is not None:
+            return found
+        encoding: Encoding = self.inference(frames, num_objects)
         return encoding
+
+    def let_hide(self, allowed: bool) -> None:
+        """Says whether the structured family may learn that something stands before objects.
+
+        Not before it knows how they look: a place where nothing was found yet looks covered.
+        """
+        if isinstance(self.renderer, GlyphRenderer):
+            self.renderer.visibility_logit.requires_grad_(allowed)
+
+    def expected_frames(
+        self,
+        q: Posterior,
+        num_objects: Int[Tensor, " B"],
+        weights: Float[Tensor, "B N K"],
+        predicted: kalman.Smoothed,
+    ) -> Float[Tensor, "B T height width"] | None:
+        """The frames expected with all positions averaged out, where a family can do that.
+
+        Args:
+            q: What was seen.
+            num_objects: objects in each clip.
+            weights: of each object's components.
+            predicted: positions under each, [B N K T], for where an object was not seen.
+        """
+        match q, self.renderer:
+            case PlacePosterior(), GlyphRenderer() as renderer:
+                place = Place(predicted.means, predicted.covariances)
+                return expected_frames(renderer, q, self.present(num_objects), weights, place)
+        return None
 
     def to_pixels(self, positions: Float[Tensor, "*batch 2"]) -> Float[Tensor, "*batch 2"]:
         """Latent positions as pixel coordinates (x to the right, y down)."""

@@ -3,20 +3,18 @@
     F = E_q log p(v|a)  +  H[q(a|v)]  +  E_q log p(a)
         reconstruction     entropy       log_prior
 
-The expectations are estimated with one reparametrised draw a = mean + scale * noise.
+The expectations are estimated with one draw of q, a function of q and of given noise.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from motes import mixture
 from motes.lgssm import Dynamics
-from motes.model import Model
-from motes.networks.inference import Encoding
+from motes.model import Model, Posterior
 from motes.shapes import Bool, Float, Int, Tensor
+from motes.structured.posterior import PlacePosterior
 
 
 class BoundTerms(NamedTuple):
@@ -32,24 +30,20 @@ class BoundTerms(NamedTuple):
 
 
 def reconstruction(
-    logits: Float[Tensor, "B T height width"],
-    frames: Float[Tensor, "B T height width"],
-    observed: Bool[Tensor, "B T"] | None = None,
+    nats: Float[Tensor, "B T"], observed: Bool[Tensor, "B T"] | None = None
 ) -> Float[Tensor, " B"]:
-    """The log of p(v | a), summed over the Bernoulli pixels of the seen frames (all, if None)."""
-    nats = -binary_cross_entropy_with_logits(logits, frames, reduction="none").sum((2, 3))
+    """The log of p(v | a) from that of each frame, summed over the seen frames (all, if None)."""
     return nats.sum(1) if observed is None else torch.where(observed, nats, 0.0).sum(1)
 
 
 def entropy(
-    scales: Float[Tensor, "B N T 2"],
+    nats: Float[Tensor, "B N T"],
     present: Bool[Tensor, "B N"],
-    observed: Bool[Tensor, "B T"] | None = None,
+    seen: Bool[Tensor, "B _ T"] | None = None,
 ) -> Float[Tensor, " B"]:
-    """H[q] in closed form: the sum of log(scale sqrt(2 pi e)) over present objects."""
-    nats = (scales.log() + 0.5 * math.log(2 * math.pi * math.e)).sum(3)
-    if observed is not None:
-        nats = torch.where(observed[:, None], nats, 0.0)
+    """H[q] from that of each position, summed over the present objects where they were seen."""
+    if seen is not None:
+        nats = torch.where(seen, nats, 0.0)
     return torch.where(present, nats.sum(2), 0.0).sum(1)
 
 
@@ -57,17 +51,11 @@ def log_prior(
     dynamics: Dynamics,
     positions: Float[Tensor, "B N T 2"],
     present: Bool[Tensor, "B N"],
-    observed: Bool[Tensor, "B T"] | None = None,
+    seen: Bool[Tensor, "B _ T"] | None = None,
 ) -> Float[Tensor, " B"]:
     """The log of p(a) of a draw, exact: a sum over present objects of their mixture evidence."""
-    mask = None if observed is None else observed[:, None]
-    evidence = mixture.log_prior(dynamics, positions, mask)
+    evidence = mixture.log_prior(dynamics, positions, seen)
     return torch.where(present, evidence, 0.0).sum(1).to(positions.dtype)
-
-
-def draw_positions(encoding: Encoding, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T 2"]:
-    """A draw from q by reparametrisation. Paper: [Eq. reparam-monte-carlo] with M = 1."""
-    return encoding.means + encoding.scales * noise
 
 
 def bound_terms(
@@ -75,7 +63,7 @@ def bound_terms(
     frames: Float[Tensor, "B T height width"],
     num_objects: Int[Tensor, " B"],
     noise: Float[Tensor, "B N T 2"],
-    found: Encoding | None = None,
+    found: PlacePosterior | None = None,
 ) -> BoundTerms:
     """The terms of the bound for each clip, all frames seen, from one draw of q.
 
@@ -86,7 +74,7 @@ def bound_terms(
 
 def terms_of(
     model: Model,
-    encoding: Encoding,
+    q: Posterior,
     frames: Float[Tensor, "B T height width"],
     num_objects: Int[Tensor, " B"],
     noise: Float[Tensor, "B N T 2"],
@@ -97,10 +85,23 @@ def terms_of(
     Law: equals the exact log evidence for a linear-Gaussian stand-in with the exact posterior as
     q, and lies below it for any other q; tests/unit/test_objective.py.
     """
-    present = model.present(num_objects)
-    positions = draw_positions(encoding, noise)
+    present, seen = model.present(num_objects), where_seen(q, observed)
+    positions = q.draw(noise)
     return BoundTerms(
-        reconstruction=reconstruction(model.renderer(positions, present), frames, observed),
-        entropy=entropy(encoding.scales, present, observed),
-        log_prior=log_prior(model.dynamics, positions, present, observed),
+        reconstruction=reconstruction(
+            model.renderer.log_likelihood(positions, present, frames), observed
+        ),
+        entropy=entropy(q.entropy(), present, seen),
+        log_prior=log_prior(model.dynamics, positions, present, seen),
     )
+
+
+def where_seen(q: Posterior, observed: Bool[Tensor, "B T"] | None) -> Bool[Tensor, "B _ T"] | None:
+    """Where the positions of q are sightings; None where all of them are.
+
+    The paper's networks see all objects in a seen frame; a search may find that one is hidden.
+    Where an object was not seen q is its prior given the rest, and the two cancel in the bound.
+    """
+    if isinstance(q, PlacePosterior):
+        return None if bool(q.seen.all()) else q.seen
+    return None if observed is None else observed[:, None]

@@ -82,6 +82,7 @@ _STRUCTURED = RunConfig(
     schedule=ScheduleConfig(
         iterations=360,
         frozen_dynamics=0,
+        frozen_visibility=180,
         learning_rate=((0, 0.1), (216, 0.1), (360, 0.01)),
         dynamics_rate=0.3,
         steps_per_look=24,
@@ -101,7 +102,11 @@ STRUCTURED_PRESETS: dict[str, RunConfig] = {
         _STRUCTURED,
         data=PRESETS["smoke"].data,
         schedule=dataclasses.replace(
-            _STRUCTURED.schedule, iterations=8, steps_per_look=4, seed_mixture=(4,)
+            _STRUCTURED.schedule,
+            iterations=8,
+            frozen_visibility=4,
+            steps_per_look=4,
+            seed_mixture=(4,),
         ),
         batch_size=8,
         log_every=4,

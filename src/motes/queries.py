@@ -16,8 +16,8 @@ from motes.counting import count_log_evidence
 from motes.encoding import encode
 from motes.inputs import check_counts, check_frames, check_observed, check_whole
 from motes.lgssm import POSITION_DIM, map_vector, square_root
-from motes.model import Model
-from motes.networks.inference import Encoding
+from motes.model import Model, Posterior
+from motes.objective import where_seen
 from motes.shapes import Bool, Float, Int, Tensor
 
 NUM_DRAWS = 64  # pictures that a marginal frame averages
@@ -125,39 +125,41 @@ def _ask(
         counts = evidence.argmax(1) + 1
     else:
         counts = check_counts(model, num_objects, len(frames))
-    encoding = encode(model, frames, observed, counts)
-    log_weights, states = smooth_components(model, encoding, observed)
-    tracks = most_likely_tracks(model, encoding, observed, log_weights, states)
+    q = encode(model, frames, observed, counts)
+    log_weights, states = smooth_components(model, q, observed)
+    tracks = most_likely_tracks(model, q, observed, log_weights, states)
 
     def draw_frames() -> Float[Tensor, "B T height width"]:
         generator = torch.Generator().manual_seed(seed)
-        return marginal_frames(model, encoding, observed, counts, log_weights, states, generator)
+        return marginal_frames(model, q, observed, counts, log_weights, states, generator)
 
     return _answer(model, tracks, draw_frames, observed, counts, probabilities)
 
 
 def smooth_components(
-    model: Model, encoding: Encoding, observed: Bool[Tensor, "B T"]
+    model: Model, q: Posterior, observed: Bool[Tensor, "B T"]
 ) -> tuple[Float[Tensor, "B N K"], kalman.Smoothed]:
     """The log of p(z = k | seen positions), and the smoothed states under each, [B N K T ...].
 
     The seen positions are q's means, as in the paper; q's variances widen the states. [Choice 9]
     """
-    shared = bool((observed == observed[0]).all())
-    mask = observed[0] if shared else observed[:, None]  # a shared mask shares its covariances
-    log_weights = mixture.component_log_posterior(model.dynamics, encoding.means, mask)
+    seen = where_seen(q, observed)
+    seen = observed[:, None] if seen is None else seen
+    shared = bool((seen == seen[0, 0]).all())
+    mask = seen[0, 0] if shared else seen  # a shared mask shares its covariances
+    log_weights = mixture.component_log_posterior(model.dynamics, q.means, mask)
     states = kalman.smooth(
         model.dynamics.components(),
-        encoding.means[:, :, None],
-        mask if shared else mask[:, None],
-        encoding.scales[:, :, None].double() ** 2,
+        q.means[:, :, None],
+        mask if shared else mask[:, :, None],
+        q.covariances().diagonal(dim1=-2, dim2=-1)[:, :, None].double(),
     )
     return log_weights, states
 
 
 def most_likely_tracks(
     model: Model,
-    encoding: Encoding,
+    q: Posterior,
     observed: Bool[Tensor, "B T"],
     log_weights: Float[Tensor, "B N K"],
     states: kalman.Smoothed,
@@ -168,14 +170,13 @@ def most_likely_tracks(
     covariances = states.covariances.take_along_dim(component[..., None, None, None, None], 2)
     chosen = kalman.Smoothed(means, covariances[:, :, 0])
     hidden = emitted(model, chosen)
-    seen = observed[:, None, :, None]
+    seen = where_seen(q, observed)
+    seen = (observed[:, None] if seen is None else seen)[..., None]
     return Tracks(
         component=component,
         component_probabilities=log_weights.exp(),
-        positions=torch.where(seen, encoding.means.double(), hidden.means),
-        covariances=torch.where(
-            seen[..., None], encoding.scales.double().square().diag_embed(), hidden.covariances
-        ),
+        positions=torch.where(seen, q.means.double(), hidden.means),
+        covariances=torch.where(seen[..., None], q.covariances().double(), hidden.covariances),
         states=chosen,
     )
 
@@ -189,29 +190,33 @@ def emitted(model: Model, states: kalman.Smoothed) -> kalman.Smoothed:
 
 def marginal_frames(
     model: Model,
-    encoding: Encoding,
+    q: Posterior,
     observed: Bool[Tensor, "B T"],
     num_objects: Int[Tensor, " B"],
     log_weights: Float[Tensor, "B N K"],
     states: kalman.Smoothed,
     generator: torch.Generator,
 ) -> Float[Tensor, "B T height width"]:
-    """The probability of white, averaged over draws of each frame's positions.
+    """The probability of white, averaged over each frame's positions.
 
-    Drawn from q where the frame was seen, else from the mixture of the components' predictions.
+    Exactly, if the family can, else over draws: from q where the frame was seen, from the mixture
+    of the components' predictions where it was not.
     """
     hidden = emitted(model, states)
+    exact = model.expected_frames(q, num_objects, log_weights.exp(), hidden)
+    if exact is not None:
+        return exact
     factors = square_root(hidden.covariances)
     borders = log_weights.exp().cumsum(-1)[..., :-1]
     total = torch.zeros(*observed.shape, *model.image_size, device=model.device)
     for _ in range(NUM_DRAWS):
-        noise = torch.randn(encoding.means.shape, generator=generator).to(model.device)
+        noise = torch.randn(q.means.shape, generator=generator).to(model.device)
         uniform = torch.rand(noise.shape[:3], generator=generator).to(model.device)
         component = (uniform[..., None] >= borders[:, :, None]).sum(-1)[:, :, None, :, None]
         mean = hidden.means.take_along_dim(component, 2)[:, :, 0]
         factor = factors.take_along_dim(component[..., None], 2)[:, :, 0]
         imagined = mean + map_vector(factor, noise.double())
-        seen = encoding.means + encoding.scales * noise
+        seen = q.draw(noise)
         positions = torch.where(observed[:, None, :, None], seen.double(), imagined)
         total += _render(model, positions, num_objects)
     return total / NUM_DRAWS

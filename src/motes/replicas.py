@@ -18,7 +18,7 @@ from motes.model import Model
 from motes.networks import stacked
 from motes.networks.cells import BETA_1, BETA_2
 from motes.networks.inference import Encoding
-from motes.objective import BoundTerms, draw_positions, entropy
+from motes.objective import BoundTerms, entropy
 from motes.shapes import Float, Float64, Tensor
 from motes.teaching import log_density
 from motes.trainer import Trainer, Watch
@@ -95,11 +95,11 @@ class Replicas:
         clips, noise = Encoding(*(part.flatten(0, 1) for part in said)), inputs.noise.flatten(0, 1)
         if self.data.lessons is not None and self.step < self.config.schedule.taught:
             lesson = Encoding(*(part[inputs.indices.flatten()] for part in self.data.lessons))
-            positions = draw_positions(lesson, noise)
+            positions = lesson.draw(noise)
             spread = log_density(clips, positions, present.flatten(0, 1))
         else:
-            positions = draw_positions(clips, noise)
-            spread = entropy(clips.scales, present.flatten(0, 1))
+            positions = clips.draw(noise)
+            spread = entropy(clips.entropy(), present.flatten(0, 1))
         positions = positions.unflatten(0, shape)
         with self._beside():
             joint = log_weights[:, None, None] + prior.log_density(positions[:, :, :, None])

@@ -15,7 +15,7 @@ from motes.config import RunConfig
 from motes.errors import InputError
 from motes.model import Model
 from motes.networks.inference import Encoding
-from motes.objective import BoundTerms, draw_positions, log_prior, reconstruction
+from motes.objective import BoundTerms, log_prior, reconstruction
 from motes.shapes import Bool, Float, Int, Tensor
 
 BATCH = 1000
@@ -36,10 +36,10 @@ def lesson_terms(
     Law: equals the three densities as loops (test_a_lesson_is_three_densities_by_naive_loops).
     """
     present = model.present(num_objects)
-    positions = draw_positions(lesson, noise)
+    positions = lesson.draw(noise)
     return BoundTerms(
-        reconstruction=reconstruction(model.renderer(positions, present), frames),
-        entropy=log_density(model.encode(frames, num_objects), positions, present),
+        reconstruction=reconstruction(model.renderer.log_likelihood(positions, present, frames)),
+        entropy=log_density(model.inference(frames, num_objects), positions, present),
         log_prior=log_prior(model.dynamics, positions, present),
     )
 
@@ -81,6 +81,8 @@ def give_lessons(teacher: Model, clips: TrainingData) -> TrainingData:
     parts = []
     for indices in torch.arange(len(clips.num_objects), device=device).split(BATCH):
         frames, counts = clips.frames(indices), clips.num_objects[indices]
-        parts.append(teacher.encode(frames, counts))
+        found = teacher.track(frames, counts)
+        assert found is not None  # only the structured family teaches
+        parts.append(found.gaussian())
     lessons = Encoding(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
     return clips._replace(lessons=lessons)

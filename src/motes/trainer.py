@@ -16,11 +16,13 @@ from motes.networks.cells import BETA_1, BETA_2, EPSILON
 from motes.networks.inference import Encoding
 from motes.objective import BoundTerms, bound_terms
 from motes.shapes import Bool, Float, Float64, Int, Tensor
+from motes.structured.posterior import PlacePosterior
 from motes.structured.seeding import seed_mixture
 from motes.teaching import lesson_terms
 
 TERMS = (*BoundTerms._fields, "gradient")
 NEVER = 2**62  # the step at which what has not happened happened
+EXPLORE = 0.2  # of the structured family's q, see `Tracker.track`
 
 
 class Watch:
@@ -60,14 +62,16 @@ class Trainer:
         self.optimizer = torch.optim.Adam(
             [{"params": networks}, {"params": list(self.model.dynamics.parameters())}],
             lr=0.0,
-            betas=(BETA_1, BETA_2),
+            # A glyph goes from a blob to a sharp edge in a few hundred steps: its first gradients
+            # are a thousand times its last, and are to be forgotten in time.
+            betas=(BETA_1, 0.99 if config.model.family == "structured" else BETA_2),
             eps=EPSILON,
             fused=True,
         )
         self.step = 0
         self.num_summed = 0
         self.watch = Watch(1, device)
-        self._found: Encoding | None = None  # structured family: the last look at the frames
+        self._found: PlacePosterior | None = None  # structured family: the last look at the frames
 
     def advance(self) -> None:
         """Takes one training step."""
@@ -157,7 +161,8 @@ class Trainer:
             lesson = Encoding(*(part.index_select(0, inputs.indices) for part in lessons))
             return lesson_terms(model, lesson, frames, num_objects, inputs.noise)
         if self.step % schedule.steps_per_look == 0:  # several steps for each look [Choice 16]
-            self._found = model.track(frames, num_objects)
+            self._found = model.track(frames, num_objects, explore=EXPLORE)
+            model.let_hide(self.step >= schedule.frozen_visibility)
             if self._found is not None and self.step in schedule.seed_mixture:
                 seed_mixture(model.dynamics, self._found.means, model.present(num_objects))
                 processes.follow(model.dynamics)  # each has seen its share of the batch alone

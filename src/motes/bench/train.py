@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from motes import mixture, objective
 from motes.bench import naive
@@ -141,12 +142,13 @@ def _plain(parts: Parts, present: Bool[Tensor, "B N"], batch: Batch) -> Contende
     def loss() -> Tensor:
         frames, num_objects, noise = batch
         encoding = naive.encode(inference, frames, num_objects, floor)
-        positions = objective.draw_positions(encoding, noise)
+        positions = encoding.draw(noise)
         logits = naive.render(renderer, positions, present).view_as(frames)
         evidence = naive.log_prior(dynamics.components(), dynamics.log_weights(), positions)
         prior = torch.where(present, evidence, 0.0).sum(1)
-        bound = objective.reconstruction(logits, frames)
-        return -(bound + objective.entropy(encoding.scales, present) + prior).mean()
+        nats = -binary_cross_entropy_with_logits(logits, frames, reduction="none").sum((2, 3))
+        bound = objective.reconstruction(nats)
+        return -(bound + objective.entropy(encoding.entropy(), present) + prior).mean()
 
     parameters: list[Tensor] = [*inference, *renderer, *dynamics.parameters()]
     return Contender(loss, parameters, torch.optim.Adam(parameters, lr=1e-3))

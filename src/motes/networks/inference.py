@@ -19,6 +19,18 @@ class Encoding(NamedTuple):
     means: Float[Tensor, "B N T 2"]
     scales: Float[Tensor, "B N T 2"]
 
+    def draw(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T 2"]:
+        """A draw by reparametrisation. Paper: [Eq. reparam-monte-carlo] with M = 1."""
+        return self.means + self.scales * noise
+
+    def entropy(self) -> Float[Tensor, "B N T"]:
+        """The entropy of each position in nats, in closed form: log(scale sqrt(2 pi e)) summed."""
+        return (self.scales.log() + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+    def covariances(self) -> Float[Tensor, "B N T 2 2"]:
+        """The covariance of each position."""
+        return self.scales.square().diag_embed()
+
 
 class InferenceNetwork(nn.Module):
     """Reads frames in order and says, for each object and frame, where the object is.

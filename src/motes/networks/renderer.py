@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from motes.networks import paper_init
 from motes.shapes import Bool, Float, Tensor
@@ -62,3 +63,13 @@ class Renderer(nn.Module):
             x = torch.lerp(x.expand_as(xhat_n), xhat_n, alpha_n)
         logits: Tensor = (x @ self.to_image + self.image_bias).unflatten(-1, self.image_size)
         return logits
+
+    def log_likelihood(
+        self,
+        positions: Float[Tensor, "B N T 2"],
+        present: Bool[Tensor, "B N"],
+        frames: Float[Tensor, "B T height width"],
+    ) -> Float[Tensor, "B T"]:
+        """Return the log of p(v_t | a_t), summed over the Bernoulli pixels of each frame."""
+        logits = self(positions, present)
+        return -binary_cross_entropy_with_logits(logits, frames, reduction="none").sum((2, 3))

@@ -4,27 +4,27 @@ import math
 
 import torch
 from torch import nn
-from torch.nn.functional import avg_pool2d
 
-from motes.shapes import Bool, Float, Tensor
+from motes.shapes import Bool, Float, Int, Tensor
 
+LEAST_BACKGROUND = 1e-5  # a depth: what nothing explains costs 11.5 nats, not infinitely many
 CELLS = 4  # of the glyph's table in a pixel, along each axis
 
 
 class GlyphRenderer(nn.Module):
-    """Draws every object as the same glyph; where objects overlap, their depths add.
+    """Draws every object as the same glyph, before a background and behind what is in the way.
 
-        depth(pixel) = background + sum_n glyph(pixel - position_n)
-        p(pixel is white) = 1 - exp(-depth)
+        depth(pixel) = sum_n glyph(pixel - position_n)
+        p(pixel is dark) = exp(-background) (1 - visibility + visibility exp(-depth))
 
-    Adding depths is the union of the objects: a pixel is dark only if every object leaves it
-    dark. The glyph is a table of CELLS x CELLS values a pixel, read by bilinear interpolation, so
-    it can learn any shape, soft or sharp, and the rule by which a camera rounds positions.
-    [Choice 14]
+    Adding depths is the union of the objects: a pixel is dark only if all of them leave it dark.
+    The glyph is a table of CELLS x CELLS values a pixel, constant within a cell, so it can learn
+    any shape, soft or sharp, and the rule by which a camera rounds positions. Background and
+    visibility are pictures: what shines without an object, and where one would show. [Choice 14]
 
     Latent positions are pixels from the centre of the frame in units of `pixels_per_unit`.
 
-    Law: equals the two lines as loops (test_glyph_renderer_equals_the_naive_loop); what an absent
+    Law: equals the equations as loops (test_glyph_renderer_equals_the_naive_loop); what an absent
     object holds cannot matter (test_absent_glyphs_cannot_matter).
     """
 
@@ -46,34 +46,107 @@ class GlyphRenderer(nn.Module):
         """
         super().__init__()
         self.image_size, self.reach, self.pixels_per_unit = image_size, reach, pixels_per_unit
-        half = (reach + 1) * CELLS
-        axis = torch.arange(-half, half + 1) / CELLS
+        axis = self.cell_offsets()
         distance = axis[:, None].square() + axis.square()
-        self.log_depth = nn.Parameter(-0.5 * distance / initial_width**2)
-        self.log_background = nn.Parameter(torch.tensor(math.log(0.02)))
+        self.root_depth = nn.Parameter((-0.25 * distance / initial_width**2).exp())
+        self.root_background = nn.Parameter(torch.full(image_size, math.sqrt(0.02)))
+        self.visibility_logit = nn.Parameter(torch.full(image_size, 8.0))
 
     def forward(
         self, positions: Float[Tensor, "B N T 2"], present: Bool[Tensor, "B N"]
     ) -> Float[Tensor, "B T height width"]:
         """Return the logit of each pixel being white."""
+        ink, place = self.stamps(positions, present)
+        canvas = ink.new_zeros(len(ink), positions.shape[2], math.prod(self.image_size))
+        total = canvas.scatter_add(2, *(part.transpose(1, 2).flatten(2) for part in (place, ink)))
+        depth = self.shown(total.unflatten(2, self.image_size), self.visibility())
+        depth = depth + self.background()
+        logits: Tensor = depth + log_white(depth)  # log(p / (1 - p)) with p = 1 - exp(-depth)
+        return logits
+
+    def log_likelihood(
+        self,
+        positions: Float[Tensor, "B N T 2"],
+        present: Bool[Tensor, "B N"],
+        frames: Float[Tensor, "B T height width"],
+    ) -> Float[Tensor, "B T"]:
+        """Return the log of p(v_t | a_t), summed over pixels.
+
+        Frames are sparse: away from all objects the depth is that of the background, and
+        where the stamps of objects overlap a pixel is counted once.
+
+        Law: equals the Bernoulli density of `forward`
+        (test_the_likelihood_of_sparse_frames_is_that_of_the_logits).
+        """
+        B, _, T, _ = positions.shape
+        num_pixels = math.prod(self.image_size)
+        ink, place = self.stamps(positions, present)
+        frame = torch.arange(B * T, device=ink.device).view(B, 1, T, 1)
+        index = (frame * num_pixels + place).flatten()
+        empty = ink.new_zeros(B * T * num_pixels)
+        total = empty.index_add(0, index, ink.flatten())
+        times = empty.index_add(0, index, torch.ones_like(ink).flatten())
+        background, visibility = self.background().flatten(), self.visibility().flatten()
+        touched = self.shown(total[index], visibility[index % num_pixels]) / times[index]
+        dark = touched.view(ink.shape).sum((1, 3)) + background.sum()
+        lit = frames.flatten().nonzero()[:, 0]
+        depth = self.shown(total[lit], visibility[lit % num_pixels]) + background[lit % num_pixels]
+        gain = frames.flatten()[lit] * (depth + log_white(depth))
+        return gain.new_zeros(B * T).index_add(0, lit // num_pixels, gain).view(B, T) - dark
+
+    @staticmethod
+    def shown(
+        depth: Float[Tensor, "*#shape"], visibility: Float[Tensor, "*#shape"]
+    ) -> Float[Tensor, "*shape"]:
+        """The depth of objects as it is left by what may stand before them.
+
+        Dark is the pixel if it is covered, or if it is not and the objects leave it dark:
+        exp(-shown) = 1 - visibility + visibility exp(-depth).
+        """
+        return -torch.log1p(visibility * torch.expm1(-depth))
+
+    def stamps(
+        self, positions: Float[Tensor, "B N T 2"], present: Bool[Tensor, "B N"]
+    ) -> tuple[Float[Tensor, "B N T taps"], Int[Tensor, "B N T taps"]]:
+        """The glyph's depth around each object, and the pixels (row-major) where it falls.
+
+        What falls beside the frame is given no depth.
+        """
         height, width = self.image_size
         pixels = self.to_pixels(torch.where(present[:, :, None, None], positions, 0))
-        corner = pixels.detach().round()
+        # Far outside is as good as just outside, and fits an integer.
+        corner = pixels.round().clamp(-self.reach - 1, max(height, width) + self.reach)
+        phase = ((pixels - corner + 0.5) * CELLS).floor().clamp(0, CELLS - 1).long()
+        ink = self.kernels().flatten(0, 1).flatten(1)[phase[..., 1] * CELLS + phase[..., 0]]
         taps = torch.arange(-self.reach, self.reach + 1, device=pixels.device)
-        x = corner[..., 0, None, None] + taps
-        y = corner[..., 1, None, None] + taps[:, None]
-        depth = self.depth_at(x - pixels[..., :1, None], y - pixels[..., 1:, None])
-        x, y = torch.broadcast_tensors(x, y)
-        visible = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-        depth = depth * (visible & present[:, :, None, None, None])
-        place = (y.clamp(0, height - 1) * width + x.clamp(0, width - 1)).long()
-        canvas = self.log_background.exp().expand(len(pixels), pixels.shape[2], height * width)
-        total = canvas.scatter_add(
-            2, place.transpose(1, 2).flatten(2), depth.transpose(1, 2).flatten(2)
-        )
-        # log(p / (1 - p)) with p = 1 - exp(-depth)
-        logits: Tensor = (total + (-torch.expm1(-total)).log()).unflatten(-1, self.image_size)
-        return logits
+        x = corner[..., 0, None, None].long() + taps
+        y = corner[..., 1, None, None].long() + taps[:, None]
+        inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+        place = y.clamp(0, height - 1) * width + x.clamp(0, width - 1)
+        shown = inside & present[:, :, None, None, None]
+        return ink * shown.flatten(3), place.flatten(3)
+
+    def kernels(self) -> Float[Tensor, "phases phases taps taps"]:
+        """The depth that an object adds to the pixels around it, for each place in its pixel.
+
+        The first two axes say in which row and column of cells of its own pixel the object is.
+        """
+        taps = 2 * self.reach + 1
+        table = self.root_depth.square().view(taps, CELLS, taps, CELLS)
+        return table.flip(1, 3).permute(1, 3, 0, 2)
+
+    def background(self) -> Float[Tensor, "height width"]:
+        """The depth of each pixel without any object."""
+        return self.root_background.square() + LEAST_BACKGROUND
+
+    def visibility(self) -> Float[Tensor, "height width"]:
+        """The probability that nothing stands before the objects in each pixel."""
+        return self.visibility_logit.sigmoid()
+
+    def cell_offsets(self) -> Float[Tensor, " cells"]:
+        """The offsets (pixel minus object) along one axis at the middle of the table's cells."""
+        cells = CELLS * (2 * self.reach + 1)
+        return (torch.arange(cells) - (cells - 1) / 2) / CELLS
 
     def to_pixels(self, positions: Float[Tensor, "*batch 2"]) -> Float[Tensor, "*batch 2"]:
         """Latent positions as pixel coordinates (x to the right, y down)."""
@@ -83,42 +156,11 @@ class GlyphRenderer(nn.Module):
         """Pixel coordinates as latent positions."""
         return (pixels - self._centre(pixels)) / self.pixels_per_unit
 
-    def depth_at(
-        self, dx: Float[Tensor, "*#shape"], dy: Float[Tensor, "*#shape"]
-    ) -> Float[Tensor, "*shape"]:
-        """The glyph's depth at offsets (pixel minus object), bilinear between table cells."""
-        table = self.log_depth.exp()
-        size = table.shape[0]
-        last = size - 1 - 1e-4
-        u = (dx * CELLS + size // 2).clamp(0, last)
-        v = (dy * CELLS + size // 2).clamp(0, last)
-        column, row = u.floor(), v.floor()
-        right, down = u - column, v - row
-        corner = (row * size + column).long()
-        flat = table.flatten()
-        upper = torch.lerp(flat[corner], flat[corner + 1], right)
-        lower = torch.lerp(flat[corner + size], flat[corner + size + 1], right)
-        return torch.lerp(upper, lower, down)
-
-    def kernel(self) -> Float[Tensor, "taps taps"]:
-        """The depth that an object at a pixel's centre adds to the pixels around it.
-
-        A table at whole-pixel offsets, averaged over the pixel that the object may be in.
-
-        Law: equals the average over places in the pixel (test_kernel_is_the_average_over_a_pixel).
-        """
-        smooth = avg_pool2d(self.log_depth.exp()[None], CELLS + 1, stride=1)[0]
-        middle, far = smooth.shape[0] // 2, self.reach * CELLS
-        taps = slice(middle - far, middle + far + 1, CELLS)
-        return smooth[taps, taps]
-
-    def spread(self) -> Float[Tensor, ""]:
-        """The variance of the glyph's ink along one axis, in square pixels."""
-        table = self.log_depth.exp()
-        axis = (torch.arange(len(table), device=table.device) - len(table) // 2) / CELLS
-        ink = table.sum(0) + table.sum(1)
-        return (ink * axis.square()).sum() / ink.sum()
-
     def _centre(self, like: Float[Tensor, "*batch 2"]) -> Float[Tensor, " 2"]:
         height, width = self.image_size
         return torch.tensor([(width - 1) / 2, (height - 1) / 2]).to(like)
+
+
+def log_white(depth: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The log of the probability that a pixel of this depth is white."""
+    return (-torch.expm1(-depth)).log()

@@ -3,14 +3,17 @@
 import torch
 from torch import nn
 
-from motes import kalman
-from motes.lgssm import LGSSM, POSITION_DIM, Dynamics
-from motes.networks.inference import Encoding
+from motes import mixture
+from motes.lgssm import Dynamics
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.glyph import GlyphRenderer
-from motes.structured.places import Glyph, Place, detect, look
+from motes.structured.places import Glyph, chosen
+from motes.structured.posterior import PlacePosterior
+from motes.structured.search import Scene, expect, follow, revisit
 
-LOOKS = 2  # at each frame: the second shares lit pixels out by what the first one found
+FINE_WINDOW = 2  # pixels around the place found in which cells are told apart
+REVISITS = 2  # rounds in which one object after the other is looked for with the others held
+LATER_START = 1 / 6  # of the clip: where the second hypothesis begins; the third at twice that
 
 
 class Tracker(nn.Module):
@@ -19,10 +22,14 @@ class Tracker(nn.Module):
         for each frame t, for each object n:
             predict    a_t^n ~ sum_k w_k N(B m_k, B P_k B' + Sigma_A), from the frames before
             look       weigh the places near the prediction by how well the frame is explained
-            update     m_k, P_k and w_k by the place found; nothing, where the frame is hidden
+            update     m_k, P_k and w_k by the place found; nothing, where nothing was seen
+        then for all frames at once:
+            look again where the other frames, earlier and later, say that the object is
+            q          the weights of places in the end, a quarter of a pixel apart
 
-    While frames are hidden an object coasts on its dynamics with growing uncertainty, and identity
-    is held by motion. What is found is the mean of q; `log_gain` scales its width and is learned.
+    While an object is hidden it coasts on its dynamics with growing uncertainty, and identity is
+    held by motion. Nothing is learned here: the search uses the renderer and the dynamics, and
+    gets better as they do.
 
     Law: pixels of hidden frames cannot matter, and in a hidden frame an object is where the Kalman
     prediction is; tests/unit/test_tracker.py.
@@ -32,16 +39,11 @@ class Tracker(nn.Module):
         """Build a tracker.
 
         Args:
-            max_objects: objects that a clip may hold.
+            max_objects: objects that a clip may hold, unless it is said to hold more.
             window: pixels that an object may be away from its prediction, along each axis.
         """
         super().__init__()
         self.max_objects, self.window = max_objects, window
-        self.log_gain = nn.Parameter(torch.zeros(()))
-
-    def forward(self, found: Encoding) -> Encoding:
-        """Return what was found as q(a|v), its width scaled by what the bound has learned."""
-        return found._replace(scales=self.log_gain.exp() * found.scales)
 
     @torch.no_grad()
     def track(
@@ -51,66 +53,62 @@ class Tracker(nn.Module):
         dynamics: Dynamics,
         renderer: GlyphRenderer,
         observed: Bool[Tensor, "B T"] | None = None,
-    ) -> Encoding:
-        """Return the places found in every frame; no gradient passes through the search.
+        hypotheses: int = 1,
+        explore: float = 0.0,
+    ) -> PlacePosterior:
+        """Return q(a | v); no gradient passes through the search.
 
         Args:
             frames: values in [0, 1].
             num_objects: objects in each clip; the slots of later ones hold nothing of meaning.
             dynamics: say where to look.
             renderer: says how an object looks.
-            observed: which frames were seen (all, if None); the others hold the prediction.
+            observed: which frames were seen (all, if None).
+            hypotheses: searches to choose from by the bound. All but the first begin later in
+                the clip, where objects that hide one another at first may have parted, and go
+                back from there. [Choice 20]
+            explore: share of q that is spread evenly over the cells of a pixel, for learning: a
+                cell that looks bad by mistake would else never be drawn, and never mended.
         """
         if observed is None:
             observed = torch.ones(frames.shape[:2], dtype=torch.bool, device=frames.device)
-        B, N = len(frames), self.max_objects
-        present = torch.arange(N, device=frames.device) < num_objects[:, None]
-        glyph = Glyph.of(renderer.kernel(), renderer.log_background.exp(), renderer.spread())
-        components = dynamics.components()
-        belief = kalman.Belief(components.initial_mean, components.initial_covariance)
-        log_weights = dynamics.log_weights().expand(B, N, -1)
-        first = observed.int().argmax(1)
-        start = detect(glyph, frames[torch.arange(B, device=frames.device), first], num_objects, N)
-        wide = (2 * glyph.spread * torch.eye(2, device=frames.device)).expand(B, N, 2, 2)
-        means, variances = [], []
-        for t in range(frames.shape[1]):
-            prediction = predict_place(components, belief, log_weights, renderer)
-            new = (first == t)[:, None]
-            guess = Place(
-                torch.where(new[..., None], start, prediction.mean),
-                torch.where(new[..., None, None], wide, prediction.covariance),
+        present = self._present(num_objects)
+        scene = Scene(frames, observed, num_objects, present, dynamics, renderer)
+        best = self._search(scene, observed, explore)
+        if hypotheses == 1 or int(num_objects.max()) == 1:
+            return best
+        score, time = _bound(scene, best), torch.arange(frames.shape[1], device=frames.device)
+        for number in range(1, hypotheses):
+            late = observed & (time >= number * LATER_START * len(time))
+            other = self._search(
+                scene, torch.where(late.any(1, keepdim=True), late, observed), explore
             )
-            prior = None if t == 0 else guess
-            place = guess
-            for _ in range(LOOKS):
-                place = look(glyph, frames[:, t], place, prior, present, self.window)
-            seen = observed[:, t, None]
-            place = Place(
-                torch.where(seen[..., None], place.mean, prediction.mean),
-                torch.where(seen[..., None, None], place.covariance, prediction.covariance),
-            )
-            means.append(place.mean)
-            variances.append(place.covariance.diagonal(dim1=-2, dim2=-1))
-            position = renderer.from_pixels(place.mean)[:, :, None]
-            belief, log_density = kalman.update(components, *belief, position, seen[..., None])
-            log_weights = log_weights + log_density
-            belief = kalman.predict(components, *belief)
-        scales = torch.stack(variances, 2).sqrt() / renderer.pixels_per_unit
-        return Encoding(renderer.from_pixels(torch.stack(means, 2)), scales)
+            its_score = _bound(scene, other)
+            best = best.replaced(its_score > score, other)
+            score = score.maximum(its_score)
+        return best
+
+    def _present(self, num_objects: Int[Tensor, " B"]) -> Bool[Tensor, "B N"]:
+        slots = max(self.max_objects, int(num_objects.max()))
+        return torch.arange(slots, device=num_objects.device) < num_objects[:, None]
+
+    def _search(self, scene: Scene, trusted: Bool[Tensor, "B T"], explore: float) -> PlacePosterior:
+        """One hypothesis: follow the objects through the trusted frames, then look everywhere."""
+        coarse, fine = Glyph.coarse(scene.renderer), Glyph.fine(scene.renderer)
+        found = follow(scene, coarse, trusted, self.window)
+        expected = expect(scene, found)
+        place = chosen(trusted[:, None].expand_as(found.seen), found.place, expected)
+        for _ in range(REVISITS):
+            _, found = revisit(scene, coarse, place, expected, self.window)
+            place, expected = found.place, expect(scene, found)
+        cells, _ = revisit(scene, fine, found.place, expected, FINE_WINDOW)
+        return PlacePosterior.of(cells.blended(explore), found.seen, expected, scene.renderer)
 
 
-def predict_place(
-    components: LGSSM,
-    belief: kalman.Belief,
-    log_weights: Float[Tensor, "B N K"],
-    renderer: GlyphRenderer,
-) -> Place:
-    """Mean and covariance of the mixture of the components' predictions, in pixels."""
-    weights = log_weights.softmax(-1)[..., None]
-    means = belief.mean[..., :POSITION_DIM]
-    covariances = belief.covariance[..., :POSITION_DIM, :POSITION_DIM] + components.position_noise
-    mean = (weights * means).sum(2)
-    offsets = means - mean[:, :, None]
-    scatter = covariances + offsets[..., :, None] * offsets[..., None, :]
-    covariance = (weights[..., None] * scatter).sum(2) * renderer.pixels_per_unit**2
-    return Place(renderer.to_pixels(mean).float(), covariance.float())
+def _bound(scene: Scene, q: PlacePosterior) -> Float[Tensor, " B"]:
+    """The bound at the means of q, which is enough to compare one search with another."""
+    frames, observed, _, present, dynamics, renderer = scene
+    nats = renderer.log_likelihood(q.means, present, frames)
+    explained = torch.where(observed, nats, 0.0).sum(1)
+    prior = mixture.log_prior(dynamics, q.means, q.seen).float()
+    return explained + torch.where(present, q.entropy().sum(-1) + prior, 0.0).sum(1)

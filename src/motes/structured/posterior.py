@@ -1,0 +1,123 @@
+"""What the search says of a position: a distribution over cells, which is q(a | v) as it is."""
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from motes.lgssm import map_vector, square_root
+from motes.networks.inference import Encoding
+from motes.shapes import Bool, Float, Tensor
+from motes.structured.glyph import GlyphRenderer
+from motes.structured.places import Look, Place, mahalanobis, moments
+
+REGION = 0.9  # the probability whose region an answer's ellipse shall hold
+REGION_PLACES = 32  # the likeliest cells, which hold all of the region in practice
+
+
+class PlacePosterior(NamedTuple):
+    """q(a | v): for each object and frame weights of cells, uniform within each. Latent units.
+
+    Where an object was not seen (the frame hidden, or the object behind something) q is what
+    the dynamics say, given the sightings in other frames: there q and the prior are one, so such
+    a position adds nothing to the entropy and the log prior of the bound.
+    """
+
+    origin: Float[Tensor, "B N T 2"]  # the middle of the window of cells
+    log_weights: Float[Tensor, "B N T places"]
+    offsets: Float[Tensor, "places 2"]  # from the origin to the middle of each cell
+    cell: float  # its side
+    seen: Bool[Tensor, "B N T"]
+    expected_means: Float[Tensor, "B N T 2"]  # by the other frames
+    expected_covariances: Float[Tensor, "B N T 2 2"]
+
+    @staticmethod
+    def of(
+        cells: Look, seen: Bool[Tensor, "B N T"], expected: Place, renderer: GlyphRenderer
+    ) -> "PlacePosterior":
+        """What a fine look found, and what is expected where nothing was seen."""
+        unit = renderer.pixels_per_unit
+        return PlacePosterior(
+            origin=renderer.from_pixels(cells.centre),
+            log_weights=cells.log_weights,
+            offsets=cells.offsets / unit,
+            cell=cells.cell / unit,
+            seen=seen,
+            expected_means=renderer.from_pixels(expected.mean),
+            expected_covariances=expected.covariance / unit**2,
+        )
+
+    def draw(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T 2"]:
+        """A draw as a function of standard normal noise.
+
+        The first number of the noise, made uniform, chooses the cell by its cumulative weight;
+        how far it fell beyond the cell's lower border is uniform again and places x in the cell.
+
+        Law: draws fall in cells as their weights say and cover them evenly
+        (test_draws_follow_the_weights_and_fill_their_cells).
+        """
+        uniform = 0.5 * torch.erfc(-noise * math.sqrt(0.5))
+        weights = self.log_weights.exp()
+        cumulative = weights.cumsum(-1)
+        target = uniform[..., :1] * cumulative[..., -1:]  # the last one is 1 up to rounding
+        index = torch.searchsorted(cumulative, target).clamp(max=weights.shape[-1] - 1)
+        beyond = 1 - (cumulative.gather(-1, index) - target) / weights.gather(-1, index)
+        within = torch.cat([beyond.clamp(0, 1), uniform[..., 1:]], -1) - 0.5
+        found = self.origin + self.offsets[index[..., 0]] + self.cell * within
+        guessed = self.expected_means + map_vector(square_root(self.expected_covariances), noise)
+        return torch.where(self.seen[..., None], found, guessed)
+
+    def entropy(self) -> Float[Tensor, "B N T"]:
+        """The entropy of each position in nats; 0 where the object was not seen."""
+        # A weight of zero has a log of minus infinity, and no entropy.
+        surprise = -(self.log_weights.exp() * self.log_weights.clamp(min=-1e4)).sum(-1)
+        return torch.where(self.seen, surprise + 2 * math.log(self.cell), 0.0)
+
+    @property
+    def means(self) -> Float[Tensor, "B N T 2"]:
+        """The mean of each position."""
+        found = self.origin + self.log_weights.exp() @ self.offsets
+        return torch.where(self.seen[..., None], found, self.expected_means)
+
+    def covariances(self) -> Float[Tensor, "B N T 2 2"]:
+        """For each position the covariance of the Gaussian whose 90 % ellipse holds 90 % of q.
+
+        q is no Gaussian: a camera that rounds leaves a position anywhere in its pixel. The
+        ellipse of the pixel's own covariance would hold 97 % of it. [Choice 19]
+
+        Law: the ellipse holds 90 % of the draws
+        (test_the_ellipse_of_an_answer_holds_its_share_of_the_draws).
+        """
+        place = moments(self.log_weights.exp(), self.offsets, self.cell)
+        top = self.log_weights.topk(min(REGION_PLACES, len(self.offsets)))
+        quarter = (
+            self.cell / 4 * torch.tensor([[-1, -1], [-1, 1], [1, -1], [1, 1]]).to(self.offsets)
+        )
+        points = (self.offsets[top.indices][..., None, :] + quarter).flatten(-3, -2)
+        distance = mahalanobis(points - place.mean[..., None, :], place.covariance)
+        weights = top.values.softmax(-1).repeat_interleave(4, -1) / 4
+        distance, order = distance.sort(-1)
+        inside = weights.gather(-1, order).cumsum(-1) < REGION
+        border = distance.gather(
+            -1, inside.sum(-1, keepdim=True).clamp(max=len(quarter) * top.values.shape[-1] - 1)
+        )
+        found = place.covariance * (border[..., None] / (-2 * math.log(1 - REGION)))
+        return torch.where(self.seen[..., None, None], found, self.expected_covariances)
+
+    def gaussian(self) -> Encoding:
+        """The nearest thing in the paper's family: independent coordinates."""
+        return Encoding(self.means, self.covariances().diagonal(dim1=-2, dim2=-1).sqrt())
+
+    def replaced(self, clips: Bool[Tensor, " B"], other: "PlacePosterior") -> "PlacePosterior":
+        """This one, but the other for the chosen clips."""
+
+        def choose(ours: Tensor, theirs: Tensor) -> Tensor:
+            return torch.where(clips.view(-1, *[1] * (ours.ndim - 1)), theirs, ours)
+
+        return self._replace(
+            origin=choose(self.origin, other.origin),
+            log_weights=choose(self.log_weights, other.log_weights),
+            seen=choose(self.seen, other.seen),
+            expected_means=choose(self.expected_means, other.expected_means),
+            expected_covariances=choose(self.expected_covariances, other.expected_covariances),
+        )

@@ -1,0 +1,171 @@
+"""The steps of the search for objects: follow them forwards, expect them, look again."""
+
+from typing import NamedTuple
+
+import torch
+
+from motes import kalman, mixture
+from motes.lgssm import LGSSM, POSITION_DIM, Dynamics, map_vector
+from motes.shapes import Bool, Float, Int, Tensor
+from motes.structured.glyph import GlyphRenderer
+from motes.structured.places import (
+    Glyph,
+    Look,
+    Place,
+    Window,
+    chosen,
+    covers,
+    detect,
+    look,
+    responsibility,
+    unexplained,
+)
+
+LOOKS = 2  # at each frame: the second shares lit pixels out by what the first one found
+# Nats that a frame must tell of an object's place, or the object was not seen: it is behind
+# something, or lost, and what came out is the prior.
+TOLD = 0.25
+
+
+class Scene(NamedTuple):
+    """What a search knows: the frames, and the model so far."""
+
+    frames: Float[Tensor, "B T height width"]
+    observed: Bool[Tensor, "B T"]
+    num_objects: Int[Tensor, " B"]
+    present: Bool[Tensor, "B N"]
+    dynamics: Dynamics
+    renderer: GlyphRenderer
+
+
+class Sightings(NamedTuple):
+    """Where each object is in each frame, in pixels, and whether it was seen there.
+
+    Where it was not, the place is what the dynamics say.
+    """
+
+    place: Place  # B N T
+    seen: Bool[Tensor, "B N T"]
+
+
+def follow(scene: Scene, glyph: Glyph, trusted: Bool[Tensor, "B T"], window: int) -> Sightings:
+    """Finds the objects in the first trusted frame and follows them forwards from there."""
+    frames, renderer, present = scene.frames, scene.renderer, scene.present
+    B, N = present.shape
+    components = scene.dynamics.components()
+    belief = kalman.Belief(components.initial_mean, components.initial_covariance)
+    log_weights = scene.dynamics.log_weights().expand(B, N, -1)
+    first = trusted.int().argmax(1)
+    begun = frames[torch.arange(B, device=frames.device), first]
+    start = detect(glyph, begun, scene.num_objects, N)
+    wide = (2 * glyph.ink()[1] * torch.eye(2, device=frames.device)).expand(B, N, 2, 2)
+    found = []
+    for t in range(frames.shape[1]):
+        prediction = predict_place(components, belief, log_weights, renderer)
+        new = (first == t)[:, None].expand(B, N)
+        place = guess = chosen(new, Place(start, wide), prediction)
+        # Of a first place nothing is known before.
+        prior = chosen(new, Place(start, 1e6 * wide), prediction)
+        for _ in range(LOOKS):
+            near = Window.around(place.mean, window + glyph.reach, renderer.image_size)
+            share = responsibility(glyph, near, place, present)
+            looked = look(glyph, frames[:, t], near, share, prior)
+            place = looked.place()
+        seen = trusted[:, t, None] & (looked.told > TOLD)
+        place = chosen(seen, place, guess)
+        found.append(Sightings(place, seen))
+        position = renderer.from_pixels(place.mean)[:, :, None]
+        belief, log_density = kalman.update(components, *belief, position, seen[..., None])
+        log_weights = log_weights + log_density
+        belief = kalman.predict(components, *belief)
+    means, covariances = zip(*(sighting.place for sighting in found), strict=True)
+    place = Place(torch.stack(means, 2), torch.stack(covariances, 2))
+    return Sightings(place, torch.stack([sighting.seen for sighting in found], 2))
+
+
+def predict_place(
+    components: LGSSM,
+    belief: kalman.Belief,
+    log_weights: Float[Tensor, "B N K"],
+    renderer: GlyphRenderer,
+) -> Place:
+    """Mean and covariance of the mixture of the components' predictions, in pixels."""
+    weights = log_weights.softmax(-1)[..., None]
+    means = belief.mean[..., :POSITION_DIM]
+    covariances = belief.covariance[..., :POSITION_DIM, :POSITION_DIM] + components.position_noise
+    mean = (weights * means).sum(2)
+    offsets = means - mean[:, :, None]
+    scatter = covariances + offsets[..., :, None] * offsets[..., None, :]
+    covariance = (weights[..., None] * scatter).sum(2) * renderer.pixels_per_unit**2
+    return Place(renderer.to_pixels(mean).float(), covariance.float())
+
+
+def expect(scene: Scene, found: Sightings) -> Place:
+    """Where each object should be in each frame by its sightings in all the other frames.
+
+    The smoother's belief about B h_t, less what the sighting of frame t itself told it, plus
+    Sigma_A; under the likeliest kind of start.
+
+    Law: equals smoothing with that frame hidden (test_expecting_is_smoothing_without_the_frame).
+    """
+    components, renderer = scene.dynamics.components(), scene.renderer
+    positions = renderer.from_pixels(found.place.mean).double()
+    mask = None if bool(found.seen.all()) else found.seen
+    likely = mixture.component_log_posterior(scene.dynamics, positions, mask).argmax(-1)
+    states = kalman.smooth(
+        components, positions[:, :, None], None if mask is None else mask[:, :, None]
+    )
+    pick = likely[..., None, None, None]
+    smoothed = states.means[..., :POSITION_DIM].take_along_dim(pick, 2)[:, :, 0]
+    P = states.covariances[..., :POSITION_DIM, :POSITION_DIM]
+    P = P.expand(*likely.shape, *P.shape[-4:]).take_along_dim(pick[..., None], 2)[:, :, 0]
+    own = torch.where(found.seen[..., None, None], components.position_noise.inverse(), 0.0)
+    precision = P.inverse()
+    covariance = (precision - own).inverse()
+    told_by_others = map_vector(precision, smoothed) - map_vector(own, positions)
+    mean = map_vector(covariance, told_by_others)
+    noisy: Tensor = (covariance + components.position_noise) * renderer.pixels_per_unit**2
+    return Place(renderer.to_pixels(mean).float(), noisy.float())
+
+
+def revisit(
+    scene: Scene, glyph: Glyph, guess: Place, expected: Place, window: int
+) -> tuple[Look, Sightings]:
+    """Looks at all frames at once, near a guess, with what is expected there as the prior.
+
+    One object after the other, each time as the others stand: what they light is explained.
+    """
+    B, T = scene.observed.shape
+    size, N = scene.renderer.image_size, scene.present.shape[1]
+
+    def by_frame(values: Tensor) -> Tensor:
+        return values.transpose(1, 2).flatten(0, 1)
+
+    def by_object(values: Tensor) -> Tensor:
+        grouped: Tensor = values.unflatten(0, (B, T))
+        return grouped.transpose(1, 2)
+
+    frames, observed = scene.frames.flatten(0, 1), scene.observed.flatten()[:, None]
+    present = scene.present.repeat_interleave(T, 0)
+    means, prior = by_frame(guess.mean), Place(*map(by_frame, expected))
+    dark = 1 - covers(glyph, means, present)
+    looks, found = [], []
+    for n in range(N):
+        one = slice(n, n + 1)
+        its_prior = Place(*(part[:, one] for part in prior))
+        near = Window.around(means[:, one], window + glyph.reach, size)
+        others = torch.cat([dark[:, :n], dark[:, n + 1 :]], 1).prod(1)
+        looked = look(glyph, frames, near, unexplained(glyph, near, 1 - others), its_prior)
+        seen = observed & (looked.told > TOLD)
+        place = chosen(seen, looked.place(), its_prior)
+        dark[:, one] = 1 - covers(glyph, place.mean, present[:, one])
+        looks.append(looked)
+        found.append(Sightings(place, seen))
+    place = Place(*(torch.cat(parts, 1) for parts in zip(*(s.place for s in found), strict=True)))
+    seen = torch.cat([sighting.seen for sighting in found], 1)
+    cells = looks[0]._replace(
+        centre=by_object(torch.cat([looked.centre for looked in looks], 1)),
+        log_weights=by_object(torch.cat([looked.log_weights for looked in looks], 1)),
+        told=by_object(torch.cat([looked.told for looked in looks], 1)),
+    )
+    return cells, Sightings(Place(*map(by_object, place)), by_object(seen))
