@@ -32,11 +32,12 @@ def bound_and_weighted(
     bounds, log_ratios = [], []
     for _ in range(NUM_DRAWS):
         noise = torch.randn(encoding.means.shape, generator=generator).to(model.device)
-        bound = terms_of(model, encoding, frames, counts, noise).weighted(1.0).double()
+        terms = terms_of(model, encoding, frames, counts, noise)
         # The bound has q's entropy; a ratio needs the density of the draw itself.
-        present = model.present(counts)[:, :, None, None]
-        own = torch.where(present, 0.5 * (noise.square() - 1), 0.0).sum((1, 2, 3))
-        bounds.append(bound)
-        log_ratios.append(bound + own)
+        density = torch.where(model.present(counts), encoding.log_density(noise).sum(-1), 0.0).sum(
+            1
+        )
+        bounds.append(terms.weighted(1.0).double())
+        log_ratios.append((terms.reconstruction + terms.log_prior - density).double())
     weighted = torch.stack(log_ratios).logsumexp(0) - math.log(NUM_DRAWS)
     return torch.stack(bounds).mean(0), weighted

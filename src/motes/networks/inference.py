@@ -27,6 +27,10 @@ class Encoding(NamedTuple):
         """The entropy of each position in nats, in closed form: log(scale sqrt(2 pi e)) summed."""
         return (self.scales.log() + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
+    def log_density(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T"]:
+        """The log density of the draw that this noise makes."""
+        return -self.entropy() - 0.5 * (noise.square() - 1).sum(-1)
+
     def covariances(self) -> Float[Tensor, "B N T 2 2"]:
         """The covariance of each position."""
         return self.scales.square().diag_embed()

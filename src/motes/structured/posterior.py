@@ -7,7 +7,7 @@ import torch
 
 from motes.lgssm import map_vector, square_root
 from motes.networks.inference import Encoding
-from motes.shapes import Bool, Float, Tensor
+from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.glyph import GlyphRenderer
 from motes.structured.places import Look, Place, mahalanobis, moments
 
@@ -56,16 +56,28 @@ class PlacePosterior(NamedTuple):
         Law: draws fall in cells as their weights say and cover them evenly
         (test_draws_follow_the_weights_and_fill_their_cells).
         """
+        index, within = self._cell(noise)
+        found = self.origin + self.offsets[index] + self.cell * within
+        guessed = self.expected_means + map_vector(square_root(self.expected_covariances), noise)
+        return torch.where(self.seen[..., None], found, guessed)
+
+    def log_density(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T"]:
+        """The log density of the draw that this noise makes; 0 where the object was not seen."""
+        index, _ = self._cell(noise)
+        weight = self.log_weights.gather(-1, index[..., None])[..., 0]
+        return torch.where(self.seen, weight - 2 * math.log(self.cell), 0.0)
+
+    def _cell(
+        self, noise: Float[Tensor, "B N T 2"]
+    ) -> tuple[Int[Tensor, "B N T"], Float[Tensor, "B N T 2"]]:
+        """The cell that a noise chooses, and where in it: -1/2 to 1/2 of its side."""
         uniform = 0.5 * torch.erfc(-noise * math.sqrt(0.5))
         weights = self.log_weights.exp()
         cumulative = weights.cumsum(-1)
         target = uniform[..., :1] * cumulative[..., -1:]  # the last one is 1 up to rounding
         index = torch.searchsorted(cumulative, target).clamp(max=weights.shape[-1] - 1)
         beyond = 1 - (cumulative.gather(-1, index) - target) / weights.gather(-1, index)
-        within = torch.cat([beyond.clamp(0, 1), uniform[..., 1:]], -1) - 0.5
-        found = self.origin + self.offsets[index[..., 0]] + self.cell * within
-        guessed = self.expected_means + map_vector(square_root(self.expected_covariances), noise)
-        return torch.where(self.seen[..., None], found, guessed)
+        return index[..., 0], torch.cat([beyond.clamp(0, 1), uniform[..., 1:]], -1) - 0.5
 
     def entropy(self) -> Float[Tensor, "B N T"]:
         """The entropy of each position in nats; 0 where the object was not seen."""
