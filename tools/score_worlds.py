@@ -70,21 +70,12 @@ TASKS: dict[str, Task] = {
 COUNTED = (1, 2, 3, 4, 5)  # objects in the clips whose number is not told
 
 
-def grey(clips: Clips) -> Clips:
-    """Clips with the channels of colour averaged."""
-    if isinstance(clips.video, Tensor) and clips.video.ndim == 5:
-        return dataclasses.replace(clips, video=clips.video.mean(-1))
-    return clips
-
-
 def learn(task: Task, seed: int, folder: Path, num_clips: int) -> None:
     """Train on fresh clips of a world into a new folder, with a record of how that went."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.parent / f"{task.learns}.npz"
     if not path.exists():
-        save_clips(
-            path, grey(worlds.make(task.learns, num_clips, (1, 2, 3), 30, seed=TRAINING_SEED))
-        )
+        save_clips(path, worlds.make(task.learns, num_clips, (1, 2, 3), 30, seed=TRAINING_SEED))
     config = preset("structured", "robust")
     data = dataclasses.replace(config.data, path=str(path))
     config = dataclasses.replace(config, data=data, seed=seed)
@@ -115,6 +106,11 @@ def shown(clips: Clips) -> Bool[Tensor, "B N T"]:
     if clips.visible is not None:
         there = there & clips.visible
     return there if clips.observed is None else there & clips.observed[:, None]
+
+
+def averaged(clips: Clips) -> Float[Tensor, "B T height width"]:
+    """Frames in grey, as the average of their colours."""
+    return clips.frames.mean(-1) if clips.in_colour else clips.frames.float()
 
 
 def observed_of(clips: Clips) -> Bool[Tensor, "B T"]:
@@ -247,7 +243,7 @@ def score_world(name: str, ask: Ask) -> dict[str, Any]:
 
 def test_clips(task: Task, count: int) -> Clips:
     """The clips that a task asks about."""
-    return grey(worlds.make(task.asks, task.num_clips, count, task.num_frames, seed=TEST_SEED))
+    return worlds.make(task.asks, task.num_clips, count, task.num_frames, seed=TEST_SEED)
 
 
 def score_counts(model: Model, seed: int, num_clips: int = 300) -> dict[str, Any]:
@@ -320,13 +316,13 @@ def run_model(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
 def run_rival(name: str, num_tuning: int = 15, num_clips: int = 60) -> dict[str, Any]:
     """The record of trackpy, its settings chosen by the truth of some training clips."""
     task, by_count = TASKS[name], {}
-    tuning = grey(worlds.make(task.learns, num_tuning, 3, 30, seed=TRAINING_SEED))
+    tuning = worlds.make(task.learns, num_tuning, 3, 30, seed=TRAINING_SEED)
     assert tuning.positions is not None
-    settings = choose_settings(tuning.frames.float(), observed_of(tuning), tuning.positions)
+    settings = choose_settings(averaged(tuning), observed_of(tuning), tuning.positions)
     for count in task.counts:
         clips = test_clips(task, count)[:num_clips]
         assert clips.positions is not None
-        found = follow_blobs(clips.frames.float(), observed_of(clips), count, settings)
+        found = follow_blobs(averaged(clips), observed_of(clips), count, settings)
         found = metrics.reorder(found, metrics.best_order(found, clips.positions))
         scores = {
             "clips": len(clips),

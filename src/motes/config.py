@@ -44,6 +44,8 @@ class DataConfig:
     width: int = 48
     seed: int = 1
     num_held_out: int = 240  # clips kept from training, for the bound that is reported
+    # Of colour clips: weights of red, green and blue, and an offset, that make the grey level.
+    colour_axis: tuple[float, float, float, float] | None = None
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "num_clips", "num_held_out")

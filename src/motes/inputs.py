@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from motes.data.colour import to_grey
 from motes.errors import InputError
 from motes.model import Model
 from motes.shapes import Bool, Float, Int, Tensor
@@ -27,12 +28,18 @@ def check_frames(
     given = as_numbers("frames", frames)
     height, width = model.image_size
     hint = "; add the clip axis: frames[None]" if given.ndim == 3 else ""
-    if given.ndim != 4:
+    if given.ndim == 5 and given.shape[-1] == 3 and model.colour_axis is None:
         raise InputError(
-            f"frames have shape {tuple(given.shape)}; expected [clips, frames, {height}, {width}]"
+            f"frames have shape {tuple(given.shape)}, in colour; this model has learned from grey "
+            "frames: give those"
+        )
+    if given.ndim != 4 + (model.colour_axis is not None):
+        raise InputError(
+            f"frames have shape {tuple(given.shape)}; expected [clips, frames, {height}, {width}"
+            + ("]" if model.colour_axis is None else ", 3 colours]")
             + hint
         )
-    if tuple(given.shape[2:]) != model.image_size:
+    if tuple(given.shape[2:4]) != model.image_size:
         raise InputError(
             f"frames are {given.shape[2]}x{given.shape[3]} pixels; this model sees "
             f"{height}x{width}: resize them or train a model of that size"
@@ -46,7 +53,8 @@ def check_frames(
         raise InputError("frames are complex numbers; expected real values in [0, 1]")
     given = given.to(model.device, torch.float32)
     if observed is not None:
-        given = torch.where(observed[:, :, None, None], given, 0.0)
+        shown = observed.reshape(*observed.shape, *[1] * (given.ndim - 2))
+        given = torch.where(shown, given, 0.0)
     if not bool(given.isfinite().all()):
         raise InputError("frames hold NaN or infinite values; expected values in [0, 1]")
     low, high = float(given.min()), float(given.max())
@@ -55,7 +63,7 @@ def check_frames(
             f"frames hold values from {low:g} to {high:g}; expected [0, 1]"
             + ("; divide by 255" if 1 < high <= 255 and low >= 0 else "")
         )
-    return given
+    return given if model.colour_axis is None else to_grey(given, model.colour_axis)
 
 
 def check_observed(model: Model, observed: Any, frames: Any) -> Bool[Tensor, "B T"]:

@@ -5,6 +5,7 @@ from torch import nn
 
 from motes import kalman
 from motes.config import RunConfig
+from motes.data.colour import ColourAxis
 from motes.lgssm import Dynamics
 from motes.networks.inference import Encoding, InferenceNetwork
 from motes.networks.renderer import Renderer
@@ -42,6 +43,7 @@ class Model(nn.Module):
         *,
         image_size: tuple[int, int],
         max_objects: int,
+        colour_axis: ColourAxis | None = None,
     ) -> None:
         super().__init__()
         self.dynamics = dynamics
@@ -49,6 +51,7 @@ class Model(nn.Module):
         self.inference = inference
         self.image_size = image_size
         self.max_objects = max_objects
+        self.colour_axis = colour_axis
         self.register_buffer("pixel_matrix", torch.eye(2))
         self.register_buffer("pixel_offset", torch.zeros(2))
 
@@ -169,5 +172,10 @@ def build(config: RunConfig) -> Model:
             generator=generator,
         )
     return Model(
-        dynamics, renderer, inference, image_size=size, max_objects=config.data.max_objects
+        dynamics,
+        renderer,
+        inference,
+        image_size=size,
+        max_objects=config.data.max_objects,
+        colour_axis=config.data.colour_axis,
     )

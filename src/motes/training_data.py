@@ -8,7 +8,7 @@ import torch
 
 from motes.batches import TrainingData
 from motes.config import RunConfig
-from motes.data import Clips, PackedFrames, cannonballs, load_clips
+from motes.data import Clips, PackedFrames, cannonballs, colour, load_clips
 from motes.errors import InputError
 from motes.shapes import Int, Tensor
 
@@ -26,9 +26,7 @@ def fit_to_data(config: RunConfig) -> RunConfig:
         return config
     clips = load_clips(config.data.path)
     counts = known_counts(clips, config.data.path)
-    if len(clips.video.shape) == 5:
-        raise InputError(f"{config.data.path} is in colour; training needs grey: average the axis")
-    num_clips, num_frames, height, width = clips.video.shape
+    num_clips, num_frames, height, width = clips.video.shape[:4]
     held_out = min(config.data.num_held_out, max(num_clips // 10, 1))
     if num_clips <= held_out:
         raise InputError(f"{config.data.path} holds {num_clips} clip; training needs at least 2")
@@ -41,6 +39,7 @@ def fit_to_data(config: RunConfig) -> RunConfig:
         num_frames=num_frames,
         height=height,
         width=width,
+        colour_axis=colour.find_axis(clips.frames) if clips.in_colour else None,
     )
     return dataclasses.replace(config, data=data)
 
@@ -49,7 +48,7 @@ def make_dataset(config: RunConfig, device: torch.device) -> Dataset:
     """The clips of a run, the last ones held out, on the training device."""
     data = config.data
     if data.path is not None:
-        clips = load_clips(data.path)
+        clips = colour.in_grey(load_clips(data.path), data.colour_axis)
     else:
         clips = cannonballs(
             num_clips=data.num_clips + data.num_held_out,

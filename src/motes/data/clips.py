@@ -114,6 +114,11 @@ class Clips:
         """
         return self.video.unpack_all() if isinstance(self.video, PackedFrames) else self.video
 
+    @property
+    def in_colour(self) -> bool:
+        """Whether frames have a last axis of red, green and blue."""
+        return len(self.video.shape) == 5
+
     def __len__(self) -> int:
         return len(self.video)
 

@@ -1,0 +1,55 @@
+"""One grey level from three colours: along the direction in which what moves differs most.
+
+Objects may be as bright as their background and differ in hue alone, so the average of the
+channels will not do. The direction is found from the clips, without labels.
+"""
+
+import dataclasses
+
+import torch
+
+from motes.data.clips import Clips
+from motes.shapes import Float, Tensor
+
+SAMPLED = 64  # clips from which the direction is found
+TAILS = 1e-3  # share of pixels at either end that may become plain black or white
+
+
+ColourAxis = tuple[float, float, float, float]
+"""Weights of red, green and blue and an offset: grey = clip(weights . colour + offset)."""
+
+
+def find_axis(frames: Float[Tensor, "B T height width 3"]) -> ColourAxis:
+    """The principal direction of colours around their pixel's median, scaled to [0, 1].
+
+    Objects are rare, so their side is the long tail, which is made bright.
+
+    Law: objects that differ from the background in hue alone become bright
+    (test_objects_of_another_hue_become_bright).
+    """
+    colours = frames[:SAMPLED].flatten(0, 1).double()
+    deviations = (colours - colours.median(0).values).flatten(0, 2)
+    _, directions = torch.linalg.eigh(deviations.T @ deviations)
+    direction = directions[:, -1]
+    if float((deviations @ direction).pow(3).sum()) < 0:
+        direction = -direction
+    levels = (colours @ direction).flatten().sort().values
+    low, high = (float(levels[int(share * (len(levels) - 1))]) for share in (TAILS, 1 - TAILS))
+    scale = 1 / max(high - low, 1e-6)
+    red, green, blue = (scale * direction).tolist()
+    return red, green, blue, -scale * low
+
+
+def to_grey(
+    frames: Float[Tensor, "B T height width 3"], axis: ColourAxis
+) -> Float[Tensor, "B T height width"]:
+    """Colour frames as grey ones in [0, 1]."""
+    *weights, offset = axis
+    return (frames @ torch.tensor(weights).to(frames) + offset).clamp(0, 1)
+
+
+def in_grey(clips: Clips, axis: ColourAxis | None) -> Clips:
+    """Clips in grey; those that are not in colour stay as they are."""
+    if axis is None or not clips.in_colour:
+        return clips
+    return dataclasses.replace(clips, video=to_grey(clips.frames, axis))

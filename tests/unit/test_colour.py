@@ -1,0 +1,79 @@
+"""Colour clips: the grey level that separates objects, kept with the model."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import motes
+from motes.config import DataConfig
+from motes.data import Clips, save_clips, worlds
+from motes.data.colour import find_axis, in_grey, to_grey
+from motes.errors import InputError
+from motes.model import build
+from motes.presets import preset
+from motes.training_data import fit_to_data, make_dataset
+
+
+def hues(generator):
+    """Objects and background of the same mean over channels: grey as an average shows nothing."""
+    frames = torch.tensor([0.5, 0.3, 0.4]).repeat(4, 6, 16, 16, 1)
+    frames += 0.01 * torch.randn(frames.shape, generator=generator)
+    for t in range(6):
+        frames[:, t, 2 * t : 2 * t + 3, 4:7] = torch.tensor([0.2, 0.6, 0.4])
+    return frames
+
+
+def test_objects_of_another_hue_become_bright(generator):
+    frames = hues(generator)
+    axis = find_axis(frames)
+    # The one direction in which anything differs: from the background's colour to the objects'.
+    direction = torch.tensor(axis[:3]) / torch.tensor(axis[:3]).norm()
+    assert torch.allclose(direction, torch.tensor([-1.0, 1.0, 0.0]) / 2**0.5, atol=0.05)
+    grey = to_grey(frames, axis)
+    assert 0 <= grey.min() < grey.max() <= 1
+    inside = grey[:, 0, 0:3, 4:7]
+    outside = grey[:, 0, 8:]
+    # Noise of 0.01 over a contrast of 0.42, stretched to about 1: five deviations.
+    assert inside.min() > 0.9
+    assert outside.max() < 0.25
+
+
+def test_a_model_of_colour_clips_is_asked_with_colour(tmp_path):
+    clips = worlds.make("colour", 12, (1, 2), num_frames=12, size=16)
+    save_clips(tmp_path / "clips.npz", clips)
+    config = preset("structured", "smoke")
+    config = fit_to_data(
+        dataclasses.replace(config, data=DataConfig(path=str(tmp_path / "clips.npz")))
+    )
+    axis = config.data.colour_axis
+    assert axis is not None
+    held = make_dataset(config, torch.device("cpu")).training
+    grey = to_grey(clips.frames, axis)
+    assert torch.equal(held.frames(torch.arange(2)), grey[:2])
+    model = build(config)
+    answer = motes.infer(model, clips.frames[:2], 1)
+    plain = build(
+        dataclasses.replace(config, data=dataclasses.replace(config.data, colour_axis=None))
+    )
+    assert torch.equal(answer.pixels, motes.infer(plain, grey[:2], 1).pixels)
+    with pytest.raises(InputError, match="3 colours"):
+        motes.infer(model, grey[:2], 1)
+    with pytest.raises(InputError, match="learned from grey"):
+        motes.infer(plain, clips.frames[:2], 1)
+
+
+def test_hidden_colour_frames_cannot_matter(tmp_path):
+    frames = worlds.make("colour", 2, 1, num_frames=12, size=16).frames
+    config = preset("structured", "smoke")
+    data = dataclasses.replace(config.data, colour_axis=(0.3, 0.3, 0.3, 0.0))
+    model = build(dataclasses.replace(config, data=data))
+    observed = torch.arange(12) < 6
+    spoiled = torch.where(observed[:, None, None, None], frames, torch.nan)
+    one = motes.interpolate(model, frames, observed, 1)
+    assert torch.equal(one.pixels, motes.interpolate(model, spoiled, observed, 1).pixels)
+
+
+def test_grey_clips_stay_as_they_are():
+    clips = Clips(torch.rand(1, 2, 4, 5))
+    assert in_grey(clips, (1.0, 1.0, 1.0, 0.0)) is clips
