@@ -17,6 +17,7 @@ from motes import processes
 from motes.alignment import align
 from motes.atomic import atomic_path
 from motes.batches import TrainingData
+from motes.beginnings import best_start
 from motes.checkpoint import (
     read_config,
     read_tensors,
@@ -197,6 +198,8 @@ class Run:
             self.restore()
         else:
             self.trainer = Trainer(config, dataset.training, device)
+            if config.model.family == "structured":
+                self.trainer.model.load_state_dict(best_start(config, dataset.training, device))
             if teacher is not None:
                 self.trainer.model.dynamics.load_state_dict(teacher.dynamics.state_dict())
         if processes.leads():
