@@ -5,10 +5,14 @@ from jaxtyping import install_import_hook
 with install_import_hook("motes", "beartype.beartype"):
     import motes  # noqa: F401
 
+import hypothesis
 import pytest
 import torch
 
 torch.set_num_threads(1)
+# On a busy machine a quick example may wait for its turn.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture

@@ -99,22 +99,35 @@ def restore(model: Model, tensors: dict[str, Tensor], origin: Path) -> None:
     expected = model.state_dict()
     if set(tensors) != set(expected):
         missing, extra = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
-        raise InputError(
-            f"{origin} does not fit its config.json: missing {missing[:3]}, unknown {extra[:3]}"
-        )
+        told = f"missing {missing[:3]!s:.200}, unknown {extra[:3]!s:.200}"
+        raise InputError(f"{origin} does not fit its config.json: {told}")
     for name, value in tensors.items():
         if value.shape != expected[name].shape:
             raise InputError(
-                f"{origin}: {name} has shape {tuple(value.shape)}, "
+                f"{origin}: {name:.60} has shape {tuple(value.shape)!s:.60}, "
                 f"its config.json asks for {tuple(expected[name].shape)}"
             )
         known = value.dtype in (torch.float16, torch.float32, torch.float64)
         if not known or not bool((value.to(expected[name].dtype).abs() <= LARGEST).all()):
             raise InputError(f"{origin}: {name} holds values that are not numbers up to {LARGEST}")
     model.load_state_dict(tensors)
-    law = model.dynamics.components()
-    if not all(bool((part.abs() <= LARGEST**2).all()) for part in law):
-        raise InputError(f"{origin}: its law of motion is beyond all bounds; train it again")
+    if not is_usable(model):
+        raise InputError(f"{origin}: its numbers are beyond all bounds; train it again")
+
+
+@torch.no_grad()
+def is_usable(model: Model) -> bool:
+    """Whether a model's numbers let it move, draw and look: all stay finite for an empty clip."""
+    one = torch.ones(1, dtype=torch.int64)
+    frames = torch.zeros(1, 2, *model.image_size)
+    try:
+        law = model.dynamics.components()
+        picture = model.renderer(torch.zeros(1, model.max_objects, 1, 2), model.present(one))
+        means, scales = model.encode(frames, one)[:2]
+    except (IndexError, ValueError, RuntimeError):  # what a number that is not finite may end in
+        return False
+    moderate = all(bool((part.abs() <= LARGEST**2).all()) for part in law)
+    return moderate and all(bool(part.isfinite().all()) for part in (picture, means, scales))
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:

@@ -4,8 +4,12 @@ The first process leads: it writes the folder and tells. All take the same steps
 decides what happens next is shared before it is acted on.
 """
 
+import os
+
 import torch
 from torch import distributed, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from motes.shapes import Int, Tensor
 
@@ -23,6 +27,22 @@ def world() -> int:
 def leads() -> bool:
     """Whether this is the process that writes and tells."""
     return rank() == 0
+
+
+def join(backend: str) -> None:
+    """Meets the other processes that torchrun has started, and becomes one of them."""
+    store, own_rank, size = next(rendezvous("env://"))
+    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        # Processes that are started again on one host find the addresses of the dead ones in the
+        # store; hosts do not agree on how often they were started, and get a new store each time.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(f"attempt {attempt}", store)
+    distributed.init_process_group(backend, store=store, rank=own_rank, world_size=size)
+
+
+def is_lost_connection(error: RuntimeError) -> bool:
+    """Whether an error of a collective means that another process is gone."""
+    return isinstance(error, distributed.DistError) or "gloo" in str(error).lower()
 
 
 def wait() -> None:

@@ -236,3 +236,25 @@ def test_tensors_may_be_read_by_those_whom_the_umask_allows(
     finally:
         os.umask(before)
     assert (tmp_path / "x.safetensors").stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("dynamics.log_delta", 800.0), ("dynamics.force", 1e30), ("pixel_offset", 2e6)],
+)
+def test_absurd_numbers_are_refused_though_they_are_finite(
+    name: str, value: float, folder: Path
+) -> None:
+    tensors = {key: entry.clone() for key, entry in tiny_model().state_dict().items()}
+    tensors[name].fill_(value)
+    write_tensors(folder / "model.safetensors", tensors, META)
+    assert "model.safetensors" in refusal(folder)
+
+
+def test_a_refusal_stays_short_whatever_the_file_holds(folder: Path) -> None:
+    tensors = {key: entry.clone() for key, entry in tiny_model().state_dict().items()}
+    write_tensors(folder / "model.safetensors", {**tensors, "x" * 5000: torch.ones(1)}, META)
+    assert len(refusal(folder)) < 1000
+    tensors["pixel_offset"] = torch.ones([1] * 900)
+    write_tensors(folder / "model.safetensors", tensors, META)
+    assert len(refusal(folder)) < 1000

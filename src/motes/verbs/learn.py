@@ -70,6 +70,8 @@ def train(
     if dry_run:
         print(to_json(config), end="")
         return
+    if out is not None and _restarted() and (out / "config.json").is_file():
+        out, resume = None, out
     if (out is None) == (resume is None):
         raise InputError("give either --out FOLDER for a new run or --resume FOLDER to go on")
     events = (out or resume) if tensorboard else None
@@ -105,6 +107,11 @@ def train(
     )
 
 
+def _restarted() -> bool:
+    """Whether torchrun has started this run again, because one of its processes had ended."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
 @contextlib.contextmanager
 def _process_group(device: str) -> Iterator[str]:
     """Joins the other processes where torchrun started several; yields this one's device."""
@@ -112,8 +119,15 @@ def _process_group(device: str) -> Iterator[str]:
         yield device
         return
     on_gpu = device.startswith("cuda")
-    torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
+    processes.join("nccl" if on_gpu else "gloo")
     try:
         yield f"cuda:{os.environ['LOCAL_RANK']}" if on_gpu else device
+    except RuntimeError as error:
+        if not processes.is_lost_connection(error):
+            raise
+        raise OSError(
+            "another process of this run has ended or cannot be reached; what was saved is whole: "
+            "start all of them again with --resume"
+        ) from error
     finally:
         torch.distributed.destroy_process_group()

@@ -100,7 +100,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
                 require_size(path, stream.codec_context.width, stream.codec_context.height)
                 stream.thread_type = "AUTO"
                 yield container, stream
-        except (av.error.FFmpegError, EOFError, OSError) as error:
+        except (av.error.FFmpegError, EOFError, OSError, UnicodeDecodeError) as error:
             raise InputError(
                 f"got {path}; expected a whole {path.suffix} video, and this one is damaged or of "
                 "another kind; play it to see, or convert it"

@@ -107,7 +107,7 @@ def _opened(path: Path) -> Iterator["Image"]:
     except InputError:
         raise
     except (
-        *(OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, TypeError),
+        *(OSError, SyntaxError, ValueError, EOFError, LookupError, struct.error, TypeError),
         *(Image.DecompressionBombError, Image.DecompressionBombWarning),
     ) as error:
         raise InputError(
