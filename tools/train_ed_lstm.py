@@ -138,6 +138,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=200)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--num-clips", type=int, default=100_000)
+    parser.add_argument("--only", default="", help="words of the variants to train; default: all")
     parser.add_argument("--smoke", action="store_true", help="tiny, to see that it runs")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
@@ -149,7 +150,9 @@ def main() -> None:
     held_out = clips[num_clips:][:num_clips].frames.float().to(device)
     test = motes.cannonballs(num_test, seed=TEST_SEED)
     print(f"clips after {time.monotonic() - began:.0f} s on {device}", flush=True)
-    runs = [Run(name, video, options.batch, scale, device) for name in VARIANTS]
+    runs = [
+        Run(name, video, options.batch, scale, device) for name in VARIANTS if options.only in name
+    ]
     print(f"captured after {time.monotonic() - began:.0f} s", flush=True)
     took = train(runs, held_out, options.seconds)
     options.out.mkdir(parents=True, exist_ok=True)

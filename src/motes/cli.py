@@ -15,6 +15,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "prepare": video.prepare,
     "train": learn.train,
     "evaluate": score.evaluate,
+    "figures": score.figures,
     "infer": ask.infer,
     "forecast": ask.forecast,
     "interpolate": ask.interpolate,

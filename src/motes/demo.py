@@ -9,13 +9,14 @@ import numpy as np
 import torch
 
 from motes import pictures, report
-from motes.alignment import drawn_centroids, find_pixel_map
+from motes.alignment import find_pixel_map
 from motes.answer import Answer
 from motes.checkpoint import load_with_config, write_text
 from motes.config import RunConfig
 from motes.data import Clips, World, draw_clips
 from motes.errors import InputError
 from motes.evaluate import NUM_CONTEXT, Asked, compare_physics, evaluate
+from motes.examples import gap_mask, latent_grid
 from motes.model import Model
 from motes.pictures import Style, View
 from motes.queries import forecast, infer, interpolate, sample
@@ -28,8 +29,6 @@ REPORT = "report.html"
 NUM_PICTURES = len(CAPTIONS)
 MAX_COUNTS = 3  # rows of examples, and columns of scores
 NUM_TIMES = 8  # columns of the strip
-GRID = 9  # nodes on a side of the latent grid
-GRID_BORDER = 2.0  # pixels that stay free around it: a ball's radius
 NUM_SAMPLES = 4
 
 Examples = list[list[View]]  # for each example clip: truth, inferred, forecast, interpolated
@@ -145,8 +144,7 @@ def ask_examples(model: Model, clips: Clips) -> Examples:
     frames, counts = clips.frames.float(), clips.num_objects
     assert counts is not None
     num_frames = frames.shape[1]
-    observed = torch.ones(num_frames, dtype=torch.bool)
-    observed[NUM_CONTEXT : num_frames - NUM_CONTEXT] = False
+    observed = gap_mask(num_frames)
     horizon = num_frames - NUM_CONTEXT
     answers = [
         (pictures.INFERRED, infer(model, frames, counts)),
@@ -205,25 +203,11 @@ def _draw_starts(model: Model, clips: Clips) -> Any:
     )
 
 
-@torch.no_grad()
 def _draw_latent_grid(model: Model, clips: Clips) -> Any:
-    """Asks the renderer for one object at latent positions that should be a grid in pixels."""
-    assert clips.positions is not None
-    height, width = model.image_size
-    x, y = (torch.linspace(GRID_BORDER, side - 1 - GRID_BORDER, GRID) for side in (width, height))
-    expected = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1).reshape(-1, 2)
-    latent = torch.linalg.solve(model.pixel_matrix, (expected - model.pixel_offset).T).T
-    centroids, mass = drawn_centroids(model, latent)
-    centroids[mass < 0.3 * mass.median()] = torch.nan
-    slots = torch.zeros(1, model.max_objects, len(latent), 2)
-    slots[0, 0] = latent
-    tiles = model.renderer(slots, model.present(torch.tensor([1])))[0].sigmoid()
-
-    def nodes(values: Tensor) -> np.ndarray:
-        return _array(values.unflatten(0, (GRID, GRID)))
-
-    visited = _array(clips.positions.reshape(-1, 2))
-    return pictures.latent_grid(nodes(tiles), nodes(centroids), nodes(expected), visited)
+    grid = latent_grid(model, clips)
+    names = ("grid_centroids", "grid_expected", "visited")
+    tiles = grid["grid_tiles"].astype(np.float32) / 255
+    return pictures.latent_grid(tiles, *(grid[name].astype(np.float32) for name in names))
 
 
 def _array(values: Tensor) -> np.ndarray:

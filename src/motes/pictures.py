@@ -6,7 +6,7 @@ cyan) in shades that the colour-blind tell apart; lines and markers differ too, 
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,13 @@ def png(figure: "matplotlib.figure.Figure") -> bytes:
     return buffer.getvalue()
 
 
+def pdf(figure: "matplotlib.figure.Figure") -> bytes:
+    """The figure as a PDF file; the same bytes whenever it is drawn."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="pdf", metadata={"Creator": None, "CreationDate": None})
+    return buffer.getvalue()
+
+
 def outline(
     mean: Float[np.ndarray, "2"], covariance: Float[np.ndarray, "2 2"], corners: int = 48
 ) -> Float[np.ndarray, "corners 2"]:
@@ -109,10 +116,10 @@ def folded_cells(centroids: Float[np.ndarray, "G G 2"]) -> Bool[np.ndarray, "G_1
 
 def strip(views: Sequence[View], times: Sequence[int]) -> "matplotlib.figure.Figure":
     """Frames at some times, a row for each view, with the ellipses of every ball's position."""
-    figure, axes = _grid(len(views), len(times), cell=1.25, room=(0.35, 0.3))
+    figure, axes = axes_grid(len(views), len(times), cell=1.25, room=(0.35, 0.3))
     for row, view in zip(axes, views, strict=True):
         for axis, t in zip(row, times, strict=True):
-            _show_frame(axis, view.frames[t])
+            show_frame(axis, view.frames[t])
             _frame_border(axis, view.style.on_black if not view.observed[t] else "#888888")
             for mean, covariance in zip(view.pixels[:, t], view.covariances[:, t], strict=True):
                 axis.plot(*_closed(outline(mean, covariance)).T, color=view.style.on_black, lw=1)
@@ -124,10 +131,10 @@ def strip(views: Sequence[View], times: Sequence[int]) -> "matplotlib.figure.Fig
 
 def trajectories(clips: Sequence[Sequence[View]]) -> "matplotlib.figure.Figure":
     """Tracks in pixels: a row for each clip, a column for each view after the first, the truth."""
-    figure, axes = _grid(len(clips), len(clips[0]) - 1, cell=2.8, room=(0.3, 0.3))
+    figure, axes = axes_grid(len(clips), len(clips[0]) - 1, cell=2.8, room=(0.3, 0.3))
     for row, (truth, *told) in zip(axes, clips, strict=True):
         for axis, view in zip(row, told, strict=True):
-            _frame_axes(axis, truth.frames.shape[1:])
+            frame_axes(axis, truth.frames.shape[1:])
             _draw_track(axis, view)
             for path in truth.path:
                 axis.plot(*path.T, color=truth.style.colour, lw=0.9, label=truth.style.label)
@@ -141,10 +148,10 @@ def overlays(
     rows: Sequence[Sequence[tuple[str, Float[np.ndarray, "T height width"]]]],
 ) -> "matplotlib.figure.Figure":
     """Clips overlaid in time, side by side under their titles."""
-    figure, axes = _grid(len(rows), len(rows[0]), cell=2.0, room=(0.1, 0.3 * len(rows)))
+    figure, axes = axes_grid(len(rows), len(rows[0]), cell=2.0, room=(0.1, 0.3 * len(rows)))
     for row, clips in zip(axes, rows, strict=True):
         for axis, (title, frames) in zip(row, clips, strict=True):
-            _show_frame(axis, overlaid(frames))
+            show_frame(axis, overlaid(frames))
             axis.set_title(title, fontsize=9)
     return figure
 
@@ -163,14 +170,14 @@ def latent_grid(
         expected: Where the affine pixel map says it should be.
         visited: Positions of real balls, to tell where the model could learn.
     """
-    figure, axes = _grid(1, 2, cell=4.2, room=(0.3, 0.3))
+    figure, axes = axes_grid(1, 2, cell=4.2, room=(0.3, 0.3))
     sheet, warp = axes[0]
     framed = np.pad(tiles, [(0, 0), (0, 0), (0, 2), (0, 2)], constant_values=0.45)
     sheet.imshow(np.block([list(row) for row in framed]), cmap="gray", vmin=0, vmax=1)
     sheet.set_xticks([])
     sheet.set_yticks([])
     sheet.set_title("one ball, drawn at each node of the grid", fontsize=9)
-    _frame_axes(warp, tiles.shape[2:])
+    frame_axes(warp, tiles.shape[2:])
     warp.plot(*visited.T, ".", color="#bbbbbb", ms=2, zorder=0, label="where real balls flew")
     for lines, colour, width, label in (
         (expected, "#888888", 0.6, "affine pixel map"),
@@ -194,9 +201,9 @@ def starts(
     steps: Float[np.ndarray, "K 2"],
 ) -> "matplotlib.figure.Figure":
     """Where balls start: true starts and first steps, and the learned components over them."""
-    figure, axes = _grid(1, 1, cell=4.2, room=(0.3, 0.3))
+    figure, axes = axes_grid(1, 1, cell=4.2, room=(0.3, 0.3))
     axis = axes[0, 0]
-    _frame_axes(axis, frame_size)
+    frame_axes(axis, frame_size)
     arrows = dict(angles="xy", scale_units="xy", scale=0.25)  # four frames of flight
     axis.quiver(*true_points.T, *true_steps.T, color="#aaaaaa", width=0.003, **arrows)
     axis.plot(*true_points.T, ".", color="#666666", ms=3, label="true starts")
@@ -252,7 +259,7 @@ def _closed(points: Float[np.ndarray, "corners 2"]) -> Float[np.ndarray, "corner
     return np.concatenate([points, points[:1]])
 
 
-def _grid(
+def axes_grid(
     rows: int, columns: int, cell: float, room: tuple[float, float]
 ) -> tuple["matplotlib.figure.Figure", Any]:
     """A figure of square cells (inches) with room at the left and on top, and its axes."""
@@ -263,16 +270,17 @@ def _grid(
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def _frame_axes(axis: Any, frame_size: Sequence[int]) -> None:
+def frame_axes(axis: Any, frame_size: Sequence[int]) -> None:
     """Makes an axis the plane of a frame, y down."""
     height, width = frame_size
     axis.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5), aspect="equal")
     axis.tick_params(labelsize=7)
 
 
-def _show_frame(axis: Any, frame: Float[np.ndarray, "height width"]) -> None:
+def show_frame(axis: Any, frame: Float[np.ndarray, "height width"]) -> None:
+    """Shows a frame in grey, without ticks."""
     axis.imshow(frame, cmap="gray", vmin=0, vmax=1)
-    _frame_axes(axis, frame.shape)
+    frame_axes(axis, frame.shape)
     axis.set(xticks=[], yticks=[])
 
 
@@ -286,6 +294,17 @@ def _legend(axis: Any, **options: Any) -> None:
     handles, labels = axis.get_legend_handles_labels()
     drawn = dict(zip(labels, handles, strict=True))
     axis.legend(drawn.values(), drawn.keys(), fontsize=8, **options)
+
+
+def shared_legend(figure: "matplotlib.figure.Figure", axes: Iterable[Any]) -> None:
+    """One legend above all panels, in which every label stands once."""
+    once: dict[str, Any] = {}
+    for axis in axes:
+        axis.tick_params(labelsize=7)
+        handles, labels = axis.get_legend_handles_labels()
+        once |= dict(zip(labels, handles, strict=True))
+    place: dict[str, Any] = dict(loc="outside upper center", ncols=4, fontsize=8, frameon=False)
+    figure.legend(list(once.values()), list(once), **place)
 
 
 def _draw_track(axis: Any, view: View) -> None:

@@ -82,7 +82,7 @@ def test_every_record_becomes_a_section_and_a_row():
     took = {"motes": {"min": 2.0, "median": 2.5}, "naive": {"min": 8.0, "median": 9.0}}
     bench = {"bench": "train", "task": "a step", "milliseconds": took}
     bench["environment"] = record()["environment"]
-    variant = {**record(), "iterations": 7}
+    variant = {**record(), "iterations": 7, "held_out": [[7, 0.3]]}
     recurrent = {**record(), "variants": {"small": variant}, "best": "small"}
     del recurrent["by_count"]
     records = {
@@ -92,7 +92,9 @@ def test_every_record_becomes_a_section_and_a_row():
     assert "| a step | naive | 8.00 | 9.00 | 4.00 |" in page
     assert "### cannonballs-48" in page
     assert "| small (best held-out loss) | 7 | 0.2500 / 0.2500 / 0.2500 |" in page
-    assert make_results.short_table(records).count("0.25 / 0.25 / 0.25") >= 2
+    table = make_results.short_table(records)
+    assert table.count("0.25 / 0.25 / 0.25") >= 2
+    assert "as the paper trains it" in table
 
 
 def test_limits_of_the_report_are_those_of_the_stored_record():

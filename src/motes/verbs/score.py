@@ -1,4 +1,4 @@
-"""`motes evaluate`."""
+"""`motes evaluate | figures`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +24,7 @@ def evaluate(
     num_clips: int = 600,
     seed: int = 1_000_000,
     out: Path | None = None,
+    examples: Path | None = None,
     as_json: Annotated[bool, arg(name="json")] = False,
 ) -> None:
     """Scores a model or a baseline on clips whose truth is known: tracks, forecasts, error bars.
@@ -38,6 +39,7 @@ def evaluate(
         num_clips: how many fresh clips.
         seed: of the fresh clips; training uses other seeds.
         out: JSON file to write.
+        examples: npz file to write, with what `motes figures` shows of a model.
         as_json: print one JSON line instead of a table.
     """
     from motes.baselines import BASELINES
@@ -60,7 +62,53 @@ def evaluate(
     }
     if out is not None:
         write_json(out, record)
+    if examples is not None:
+        from motes.examples import collect, save_arrays
+
+        if model in BASELINES:
+            raise InputError(f"{model} is a baseline; --examples shows models alone")
+        save_arrays(examples, collect(load_with_config(model)[0], given))
     tell(record, as_json, score_table(record))
+
+
+def figures(
+    out: Path = Path("figures"),
+    results: Path = Path("results"),
+    model: str = "cannonballs-48",
+    only: tuple[str, ...] = (),
+    as_json: Annotated[bool, arg(name="json")] = False,
+) -> None:
+    """Draws every figure of the paper, and our own, from stored results: no model is loaded.
+
+    Example: motes figures --out figures
+    Example: motes figures --only 3 6 horizon
+
+    Args:
+        out: folder for PNG and PDF files; made if it is not there.
+        results: folder of stored records and of their `figures`.
+        model: whose examples are shown.
+        only: numbers of the paper's figures (10 to 13: its appendix) or horizon, reliability,
+            latent-map, seeds; default: all.
+        as_json: print one JSON line instead of a sentence.
+    """
+    from motes.figures import FIGURES, Stored
+    from motes.pictures import pdf, png
+
+    wanted = only or tuple(FIGURES)
+    for name in wanted:
+        if name not in FIGURES:
+            raise InputError(f"no figure {name!r}; there are {', '.join(FIGURES)}")
+    stored = Stored(results, model)
+    out.mkdir(parents=True, exist_ok=True)
+    with bar("figures", len(wanted)) as progress:
+        for done, name in enumerate(wanted):
+            figure = FIGURES[name](stored)
+            title = f"figure-{int(name):02d}" if name.isdigit() else name
+            (out / f"{title}.png").write_bytes(png(figure))
+            (out / f"{title}.pdf").write_bytes(pdf(figure))
+            progress(done + 1)
+    record = {"verb": "figures", "figures": list(wanted), "out": str(out)}
+    tell(record, as_json, f"drew {len(wanted)} figures as PNG and PDF: {out}")
 
 
 def _score_model(name: str, clips: Clips, data: DataConfig) -> dict[str, Any]:

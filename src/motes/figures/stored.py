@@ -1,0 +1,117 @@
+"""What figures are drawn from: stored records and arrays, and clips that a seed makes again."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from motes.data import Clips, cannonballs
+from motes.errors import InputError
+from motes.pictures import FORECAST, INFERRED, INTERPOLATED, TRUTH, Style, View
+
+STYLES = {"infer": INFERRED, "forecast": FORECAST, "interpolation": INTERPOLATED}
+NUM_CONTEXT = 5
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The folder of results, and the model whose examples are shown."""
+
+    folder: Path
+    model: str
+
+    def record(self, name: str) -> dict[str, Any]:
+        """A stored record."""
+        path = self.folder / f"{name}.json"
+        try:
+            found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        except FileNotFoundError:
+            raise InputError(f"no {path}; {_remedy(name)}") from None
+        return found
+
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        """Stored arrays; pictures become probabilities again."""
+        path = self.folder / "figures" / f"{name}.npz"
+        if not path.is_file():
+            raise InputError(f"no {path}; {_remedy(name)}")
+        with np.load(path, allow_pickle=False) as file:
+            return {key: _unpacked(file[key]) for key in file.files}
+
+    @cached_property
+    def examples(self) -> dict[str, np.ndarray]:
+        """The answers of the model to the example clips."""
+        return self.arrays(self.model)
+
+    @cached_property
+    def clips(self) -> Clips:
+        """The example clips, made again from their seed."""
+        record, number = self.record(self.model), len(self.examples["infer_pixels"])
+        height, width = record["frame_size"]
+        if record["test_seed"] is None:
+            raise InputError(f"{self.model} was scored on a file of clips; figures need a seed")
+        counts = tuple(int(count) for count in record["by_count"])
+        return cannonballs(
+            number, counts, record["num_frames"], (height, width), record["test_seed"]
+        )
+
+    def with_count(self, count: int) -> list[int]:
+        """The example clips with so many objects."""
+        assert self.clips.num_objects is not None
+        return (self.clips.num_objects == count).nonzero()[:, 0].tolist()
+
+    def true_frames(self, clip: int) -> np.ndarray:
+        """One clip as it was."""
+        frames: np.ndarray = self.clips.frames[clip].float().numpy()
+        return frames
+
+    def truth(self, clip: int) -> View:
+        """One clip as it really was."""
+        assert self.clips.num_objects is not None
+        assert self.clips.positions is not None
+        assert self.clips.clean is not None
+        present = slice(int(self.clips.num_objects[clip]))
+        pixels = self.clips.positions[clip, present].numpy()
+        path = self.clips.clean[clip, present].numpy()
+        certain, frames = np.zeros((*pixels.shape, 2), np.float32), self.true_frames(clip)
+        seen = np.ones(len(frames), dtype=bool)
+        return View(TRUTH, frames, frames, pixels, certain, path, certain, seen)
+
+    def told(self, question: str, clip: int) -> View:
+        """One clip as an answer tells it; pictures are of the mean."""
+        assert self.clips.num_objects is not None
+        present, frames = slice(int(self.clips.num_objects[clip])), self.drawn(question, clip)
+        style: Style = STYLES[question]
+        time = np.arange(len(frames))
+        seen = {
+            "infer": time >= 0,
+            "forecast": time < NUM_CONTEXT,
+            "interpolation": (time < NUM_CONTEXT) | (time >= len(time) - NUM_CONTEXT),
+        }
+        fields = ("pixels", "pixel_covariances", "path_pixels", "path_pixel_covariances")
+        pixels, spread, path, path_spread = (
+            self.examples[f"{question}_{field}"][clip, present] for field in fields
+        )
+        return View(
+            style, frames, frames, pixels, spread, path, path_spread, observed=seen[question]
+        )
+
+    def drawn(self, question: str, clip: int) -> np.ndarray:
+        """The frames of the mean path."""
+        frames: np.ndarray = self.examples[f"{question}_mean_frames"][clip]
+        return frames
+
+
+def _unpacked(values: np.ndarray) -> np.ndarray:
+    if values.dtype == np.uint8:
+        return values.astype(np.float32) / 255
+    return values.astype(np.float32) if values.dtype == np.float16 else values
+
+
+def _remedy(name: str) -> str:
+    return (
+        f"run here first: motes evaluate {name} --out results/{name}.json "
+        f"--examples results/figures/{name}.npz"
+    )
