@@ -179,9 +179,10 @@ def test_more_draws_tighten_the_bound(
         model.inference.scale_floor = 0.01
     bound, one = bound_and_weighted(model, frames, 1)
     noise = torch.randn(2, model.max_objects, T, 2, generator=torch.Generator().manual_seed(0))
-    # The single draw's ratio differs from its bound by the density of the noise alone.
+    # The single draw's ratio differs from its bound by the density of the noise alone; both are
+    # float32 sums near 2,000 nats, each known to a few times 2,000 / 2^23 = 2.4e-4.
     extra = 0.5 * (noise[:, :1].square() - 1).sum((1, 2, 3)).double()
-    torch.testing.assert_close(one - bound, extra, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(one - bound, extra, rtol=0, atol=2e-3)
     monkeypatch.setattr("motes.bounds.NUM_DRAWS", 200)
     mean, many = bound_and_weighted(model, frames, 1)
     assert (many > mean).all()
