@@ -1,4 +1,4 @@
-"""How many objects a clip holds: the bound for every count the model knows."""
+"""How many objects a clip holds: the bound for every count that the model was trained with."""
 
 import torch
 

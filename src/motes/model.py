@@ -18,6 +18,8 @@ from motes.structured.tracker import Tracker
 
 Posterior = Encoding | PlacePosterior  # q(a | v), as the one family has it or the other
 
+SEARCHED_FOR = 16  # objects at most
+
 
 class Model(nn.Module):
     """A generative model of videos and its inference network.
@@ -59,6 +61,14 @@ class Model(nn.Module):
     def device(self) -> torch.device:
         """Where the model's numbers live."""
         return self.pixel_matrix.device
+
+    @property
+    def most_objects(self) -> int:
+        """The most objects that a clip may be said to hold.
+
+        The paper's networks know those that they were trained with; a search takes any number.
+        """
+        return SEARCHED_FOR if isinstance(self.inference, Tracker) else self.max_objects
 
     def present(self, num_objects: Int[Tensor, " B"]) -> Bool[Tensor, "B N"]:
         """Which of the model's objects stand in each clip: the first `num_objects`."""

@@ -83,7 +83,7 @@ def sample(
     check_whole("seed", seed, 0, 2**63 - 1)
     counts = check_counts(model, num_objects, num_clips)
     generator = torch.Generator().manual_seed(seed)
-    shape = (num_clips, model.max_objects)
+    shape = tuple(model.present(counts).shape)
     component, path = mixture.draw_prior(model.dynamics, shape, num_frames, generator)
     none = path.states.new_zeros(*path.states.shape, 4)
     certain = torch.nn.functional.one_hot(component, len(model.dynamics.logits))
