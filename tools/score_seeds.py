@@ -1,0 +1,91 @@
+"""Learn the paper's clips with the structured family from one seed after another, and score all.
+
+Each run is a record of its own, so that runs can go side by side and on several machines; `--merge`
+puts the records of a folder into one file. Test clips come from a seed that nothing was chosen by.
+
+Usage: python tools/score_seeds.py --size 48 --frames 30 --seed 0 --runs runs/seeds
+       python tools/score_seeds.py --merge runs/seeds --out results/structured_seeds.json
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from motes.checkpoint import load, write_json
+from motes.config import RunConfig
+from motes.data import cannonballs
+from motes.evaluate import Asked, compare_physics, evaluate
+from motes.presets import preset
+from motes.run_folder import environment
+from motes.train import train
+
+TEST_SEED = 2_000_000
+FACTORS = {"as it is": {}, "glyph x 4": {"glyph_width": 4.0}, "glyph / 4": {"glyph_width": 0.25},
+           "noise x 4": {"position_noise": 16.0}, "noise / 4": {"position_noise": 1 / 16},
+           "spread x 4": {"initial_spread": 4.0}, "spread / 4": {"initial_spread": 0.25},
+           "drift x 4": {"state_noise": 16.0}, "drift / 4": {"state_noise": 1 / 16}}  # fmt: skip
+
+
+def configuration(size: int, frames: int, seed: int, start: str) -> RunConfig:
+    """Return the preset for these clips, drawn from a seed of their own, with another start."""
+    config = preset("structured", "robust")
+    data = dataclasses.replace(
+        config.data, height=size, width=size, num_frames=frames, seed=seed + 1
+    )
+    factors = FACTORS[start]
+    model = dataclasses.replace(
+        config.model, **{name: by * getattr(config.model, name) for name, by in factors.items()}
+    )
+    return dataclasses.replace(config, data=data, model=model, seed=seed)
+
+
+def score(config: RunConfig, folder: Path, num_clips: int, start: str) -> dict[str, Any]:
+    """Return what training gave, and the scores on unseen clips."""
+    wall, cpu = time.monotonic(), time.process_time()
+    outcome = train(config, folder)
+    taken = {"wall_seconds": time.monotonic() - wall, "cpu_seconds": time.process_time() - cpu}
+    data, model = config.data, load(str(folder))
+    size = (data.height, data.width)
+    clips = cannonballs(num_clips, data.num_objects, data.num_frames, size, seed=TEST_SEED)
+    return {
+        "size": data.height,
+        "num_frames": data.num_frames,
+        "seed": config.seed,
+        "start": start,
+        "test_seed": TEST_SEED,
+        "training": {"held_out_bound": outcome.held_out_bound, **taken},
+        "environment": environment(model.device),
+        "physics": compare_physics(model, clips),
+        **evaluate(Asked(model), clips),
+    }
+
+
+def main() -> None:
+    """Score one run, or merge the records of many."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", type=int, default=48)
+    parser.add_argument("--frames", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", choices=FACTORS, default="as it is")
+    parser.add_argument("--clips", type=int, default=300)
+    parser.add_argument("--runs", type=Path, default=Path("runs/seeds"))
+    parser.add_argument("--merge", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("results/structured_seeds.json"))
+    given = parser.parse_args()
+    if given.merge is not None:
+        records = [json.loads(path.read_text("utf-8")) for path in given.merge.glob("*.json")]
+        keys = ("size", "num_frames", "start", "seed")
+        write_json(given.out, {"runs": sorted(records, key=lambda r: [r[key] for key in keys])})
+        return
+    name = f"{given.size}x{given.frames}-{given.start.replace(' ', '_').replace('/', 'over')}"
+    name = f"{name}-{given.seed}"
+    config = configuration(given.size, given.frames, given.seed, given.start)
+    record = score(config, given.runs / name, given.clips, given.start)
+    write_json(given.runs / f"{name}.json", record)
+
+
+if __name__ == "__main__":
+    main()
