@@ -91,9 +91,13 @@ def train(
                 roll_backs=roll_backs,
                 report=report,
             )
-    if silent:
-        return
-    keep_preparation(outcome.folder)
+    if not silent:
+        keep_preparation(outcome.folder)
+        _tell(outcome, as_json)
+
+
+def _tell(outcome: training.Outcome, as_json: bool) -> None:
+    """Says how training ended and what to do next."""
     record = {"verb": "train", **outcome._asdict(), "folder": str(outcome.folder)}
     state = "finished" if outcome.finished else "stopped and saved"
     advice = f"ask it: motes infer CLIPS --model {outcome.folder}"
