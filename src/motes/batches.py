@@ -12,7 +12,7 @@ from motes.config import RunConfig
 from motes.data.clips import PackedFrames
 from motes.networks.inference import Encoding
 from motes.schedule import at_step
-from motes.shapes import Float, Float64, Int, Tensor
+from motes.shapes import Bool, Float, Float64, Int, Tensor
 
 
 class TrainingData(NamedTuple):
@@ -22,12 +22,17 @@ class TrainingData(NamedTuple):
     num_objects: Int[Tensor, " B"]
     ink: float  # lit pixels of one object, on average; sets the contrast of blurred frames
     lessons: Encoding | None = None  # a teacher's positions of all clips, see `motes.teaching`
+    observed: Bool[Tensor, "B T"] | None = None  # which frames were seen; all, if None
 
     def frames(self, indices: Int[Tensor, " b"]) -> Float[Tensor, "b T height width"]:
         """The clips of these indices, values in [0, 1]."""
         if isinstance(self.video, PackedFrames):
             return self.video.unpack(indices)
         return self.video.index_select(0, indices)
+
+    def seen(self, indices: Int[Tensor, " b"]) -> Bool[Tensor, "b T"] | None:
+        """Which frames of these clips were seen; None where all were."""
+        return None if self.observed is None else self.observed.index_select(0, indices)
 
 
 class StepInputs(NamedTuple):

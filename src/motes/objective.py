@@ -64,12 +64,22 @@ def bound_terms(
     num_objects: Int[Tensor, " B"],
     noise: Float[Tensor, "B N T 2"],
     found: PlacePosterior | None = None,
+    observed: Bool[Tensor, "B T"] | None = None,
 ) -> BoundTerms:
-    """The terms of the bound for each clip, all frames seen, from one draw of q.
+    """The terms of the bound for each clip, from one draw of q.
 
-    `found` is what `Model.track` found in the frames, if that is known already.
+    Args:
+        model: of either family.
+        frames: values in [0, 1].
+        num_objects: objects in each clip.
+        noise: of the draw.
+        found: what `Model.track` found in the frames, if that is known already.
+        observed: which frames were seen (all, if None); the paper's family needs them all.
     """
-    return terms_of(model, model.encode(frames, num_objects, found), frames, num_objects, noise)
+    if found is None and observed is not None:
+        found = model.track(frames, num_objects, observed)
+    q = model.encode(frames, num_objects, found)
+    return terms_of(model, q, frames, num_objects, noise, observed)
 
 
 def terms_of(

@@ -359,13 +359,15 @@ def held_out_bound(trainer: Trainer, clips: TrainingData, batch_size: int = 60) 
     total = 0.0
     for start in range(0, len(clips.num_objects), batch_size):
         indices = torch.arange(start, min(start + batch_size, len(clips.num_objects)))
+        indices = indices.to(trainer.device)
         shape = (len(indices), data.max_objects, data.num_frames, 2)
         noise = torch.from_numpy(random.standard_normal(shape, dtype=np.float32))
         terms = bound_terms(
             trainer.model,
-            clips.frames(indices.to(trainer.device)),
-            clips.num_objects[indices.to(trainer.device)],
+            clips.frames(indices),
+            clips.num_objects[indices],
             noise.to(trainer.device),
+            observed=clips.seen(indices),
         )
         total += float(terms.weighted(1.0).sum())
     return total / len(clips.num_objects)

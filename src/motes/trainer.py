@@ -160,10 +160,11 @@ class Trainer:
         if lessons is not None and self.step < schedule.taught:
             lesson = Encoding(*(part.index_select(0, inputs.indices) for part in lessons))
             return lesson_terms(model, lesson, frames, num_objects, inputs.noise)
+        observed = self.data.seen(inputs.indices)
         if self.step % schedule.steps_per_look == 0:  # several steps for each look [Choice 16]
-            self._found = model.track(frames, num_objects, explore=EXPLORE)
+            self._found = model.track(frames, num_objects, observed, explore=EXPLORE)
             model.let_hide(self.step >= schedule.frozen_visibility)
             if self._found is not None and self.step in schedule.seed_mixture:
                 seed_mixture(model.dynamics, self._found.means, model.present(num_objects))
                 processes.follow(model.dynamics)  # each has seen its share of the batch alone
-        return bound_terms(model, frames, num_objects, inputs.noise, self._found)
+        return bound_terms(model, frames, num_objects, inputs.noise, self._found, observed)

@@ -26,6 +26,11 @@ def fit_to_data(config: RunConfig) -> RunConfig:
         return config
     clips = load_clips(config.data.path)
     counts = known_counts(clips, config.data.path)
+    if clips.observed is not None and config.model.family == "paper":
+        raise InputError(
+            f"{config.data.path} has lost frames; the paper's networks learn from whole clips: "
+            "use --family structured"
+        )
     num_clips, num_frames, height, width = clips.video.shape[:4]
     held_out = min(config.data.num_held_out, max(num_clips // 10, 1))
     if num_clips <= held_out:
@@ -70,7 +75,8 @@ def to_device(clips: Clips, device: torch.device) -> TrainingData:
     pixels = some.video.unpack_all() if isinstance(some.video, PackedFrames) else some.video
     num_frames = pixels.shape[1]
     ink = float(pixels.sum()) / (num_frames * float(counts[:256].sum()))
-    return TrainingData(clips.video.to(device), counts.to(device), max(ink, 1.0))
+    observed = None if clips.observed is None else clips.observed.to(device)
+    return TrainingData(clips.video.to(device), counts.to(device), max(ink, 1.0), None, observed)
 
 
 def known_counts(clips: Clips, origin: str) -> Int[Tensor, " B"]:

@@ -5,8 +5,11 @@ import pytest
 import torch
 
 import motes
-from motes.data import Clips
+from motes.data import Clips, pack, worlds
 from motes.errors import InputError
+from motes.presets import preset
+from motes.train import held_out_bound
+from motes.trainer import Trainer
 from motes.training_data import fit_to_data, make_dataset
 from tiny import tiny_config
 
@@ -55,3 +58,29 @@ def test_one_clip_is_too_few_and_counts_must_be_known(tmp_path: Path) -> None:
     motes.save_clips(tmp_path / "bare.npz", Clips(clips.video))
     with pytest.raises(InputError, match="num_objects"):
         fit_to_data(of_file(tmp_path / "bare.npz"))
+
+
+def test_what_lost_frames_hold_cannot_matter_to_training(tmp_path: Path) -> None:
+    clips = worlds.make("drops", 40, (1, 2), num_frames=12, size=16, seed=3)
+    config = preset("structured", "smoke")
+    weights = []
+    for filling in (0, 1):
+        frames = torch.where(clips.observed[:, :, None, None], clips.frames, filling)
+        path = tmp_path / f"{filling}.npz"
+        motes.save_clips(path, replace(clips, video=pack(frames)))
+        run = fit_to_data(replace(config, data=replace(config.data, path=str(path))))
+        dataset = make_dataset(run, CPU)
+        trainer = Trainer(run, dataset.training, CPU)
+        for _ in range(run.schedule.iterations):
+            trainer.advance()
+        weights.append(trainer.model.state_dict())
+        bound = held_out_bound(trainer, dataset.held_out)
+        weights[-1]["bound"] = torch.tensor(bound)
+    for name, value in weights[0].items():
+        assert torch.equal(value, weights[1][name]), name
+
+
+def test_the_paper_s_family_refuses_clips_with_lost_frames(tmp_path: Path) -> None:
+    motes.save_clips(tmp_path / "clips.npz", worlds.make("drops", 20, 1, num_frames=9, size=16))
+    with pytest.raises(InputError, match=r"lost frames.*structured"):
+        fit_to_data(of_file(tmp_path / "clips.npz"))
