@@ -8,6 +8,9 @@ from torch import nn
 from motes.shapes import Bool, Float, Int, Tensor
 
 LEAST_BACKGROUND = 1e-5  # a depth: what nothing explains costs 11.5 nats, not infinitely many
+# Of the background's free numbers: a pixel that is lit once by something else shall not, by one
+# step of learning, shine in all clips.
+BACKGROUND_UNIT = 0.1
 CELLS = 4  # of the glyph's table in a pixel, along each axis
 
 
@@ -49,7 +52,7 @@ class GlyphRenderer(nn.Module):
         axis = self.cell_offsets()
         distance = axis[:, None].square() + axis.square()
         self.root_depth = nn.Parameter((-0.25 * distance / initial_width**2).exp())
-        self.root_background = nn.Parameter(torch.full(image_size, math.sqrt(0.02)))
+        self.root_background = nn.Parameter(torch.full(image_size, math.sqrt(0.02) / BACKGROUND_UNIT))
         self.visibility_logit = nn.Parameter(torch.full(image_size, 8.0))
 
     def forward(
@@ -137,7 +140,7 @@ class GlyphRenderer(nn.Module):
 
     def background(self) -> Float[Tensor, "height width"]:
         """The depth of each pixel without any object."""
-        return self.root_background.square() + LEAST_BACKGROUND
+        return (BACKGROUND_UNIT * self.root_background).square() + LEAST_BACKGROUND
 
     def visibility(self) -> Float[Tensor, "height width"]:
         """The probability that nothing stands before the objects in each pixel."""
