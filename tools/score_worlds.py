@@ -5,69 +5,51 @@ so that worlds can be run one at a time and on several machines.
 
 Usage: python tools/score_worlds.py --worlds bar drops --out results/worlds.json --runs runs/worlds
        python tools/score_worlds.py --worlds bar --model runs/worlds/bar-0   (no training)
+       python tools/score_worlds.py --jobs 16   (all worlds side by side)
 """
 
 import argparse
 import dataclasses
 import json
-import math
+import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 import motes
 from motes import metrics
-from motes.answer import Answer
 from motes.baselines.blobs import choose_settings, follow_blobs
-from motes.baselines.oracle import Law, Tracks, ask_oracle
+from motes.baselines.oracle import Law
 from motes.checkpoint import write_json
 from motes.data import Clips, save_clips, worlds
-from motes.model import Model
 from motes.presets import preset
 from motes.run_folder import environment
-from motes.shapes import Bool, Float, Tensor
+from motes.shapes import Float, Tensor
 from motes.train import train
+from motes.world_scores import (
+    TASKS,
+    TEST_SEED,
+    Task,
+    ask_law,
+    ask_model,
+    observed_of,
+    score_counts,
+    score_world,
+    unseen_clips,
+)
 
-TRAINING_SEED, TEST_SEED = 1, 1_000_000
-BATCH = 50
-CONTEXT = 5  # frames seen before a forecast
-COUNT_BINS = 10
-
-Scores = dict[str, Any]
-Ask = Callable[[Clips, int, int | None], Answer | Tracks]  # clips, objects, frames seen
-
-
-class Task(NamedTuple):
-    """What is learned and what is asked."""
-
-    learns: str  # world of the training clips
-    asks: str  # world of the test clips
-    counts: tuple[int, ...]  # of objects in test clips
-    num_clips: int = 200  # for each count
-    num_frames: int | None = None  # of test clips; None: the world's own
-    context: int = CONTEXT
+TRAINING_SEED = 1
 
 
-TASKS: dict[str, Task] = {
-    "cannonballs": Task("cannonballs", "cannonballs", (1, 2, 3)),
-    "many": Task("cannonballs", "many", (5, 8), num_clips=100),
-    "bar": Task("bar", "bar", (1, 2, 3)),
-    # Of ten frames about five were seen.
-    "drops": Task("drops", "drops", (1, 2, 3), context=10),
-    "pictures": Task("pictures", "pictures", (1, 2, 3)),
-    "colour": Task("colour", "colour", (1, 2, 3)),
-    "weightless": Task("weightless", "weightless", (1, 2, 3)),
-    "wind": Task("wind", "wind", (1, 2, 3)),
-    "drag": Task("drag", "drag", (1, 2, 3)),
-    "bounce": Task("bounce", "bounce", (1, 2, 3)),
-    "long": Task("long", "long", (1, 2, 3), num_clips=4, num_frames=3000),
-}
-COUNTED = (1, 2, 3, 4, 5)  # objects in the clips whose number is not told
+def say(line: str) -> None:
+    """Tell a person how far the work is."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def learn(task: Task, seed: int, folder: Path, num_clips: int) -> None:
@@ -86,7 +68,7 @@ def learn(task: Task, seed: int, folder: Path, num_clips: int) -> None:
             taken = time.monotonic() - wall
             left = taken * (line["of"] / line["step"] - 1)
             told = f"step {line['step']}/{line['of']}, bound {line['bound']:.1f}, {left:.0f} s left"
-            print(f"  {folder.name}: {told}", file=sys.stderr, flush=True)
+            say(f"  {folder.name}: {told}")
 
     outcome = train(config, folder, report=report)
     record = {
@@ -99,201 +81,16 @@ def learn(task: Task, seed: int, folder: Path, num_clips: int) -> None:
     write_json(folder / "training.json", record)
 
 
-def shown(clips: Clips) -> Bool[Tensor, "B N T"]:
-    """Where an object of the truth shows in a frame that was seen."""
-    assert clips.positions is not None
-    there = ~clips.positions.isnan().any(-1)
-    if clips.visible is not None:
-        there = there & clips.visible
-    return there if clips.observed is None else there & clips.observed[:, None]
-
-
 def averaged(clips: Clips) -> Float[Tensor, "B T height width"]:
     """Frames in grey, as the average of their colours."""
     return clips.frames.mean(-1) if clips.in_colour else clips.frames.float()
-
-
-def observed_of(clips: Clips) -> Bool[Tensor, "B T"]:
-    """Which frames of clips were seen."""
-    if clips.observed is not None:
-        return clips.observed
-    return torch.ones(len(clips), clips.video.shape[1], dtype=torch.bool)
-
-
-def ask_model(model: Model, clips: Clips, count: int, seen_until: int | None) -> Answer:
-    """The model's answer to what is seen of some clips, or of their first frames."""
-    frames, observed = clips.frames.float(), observed_of(clips)
-    if seen_until is not None:
-        observed = observed & (torch.arange(frames.shape[1]) < seen_until)
-    if bool(observed.all()):
-        return motes.infer(model, frames, count)
-    return motes.interpolate(model, frames, observed, count)
-
-
-def ask_law(law: Law, clips: Clips, count: int, seen_until: int | None) -> Tracks:
-    """The oracle's answer to the same question."""
-    assert clips.positions is not None
-    exact = isinstance(clips.video, Tensor)  # pictures tell more than a pixel
-    points = clips.positions if exact else clips.positions.round()
-    there = shown(clips)
-    if seen_until is not None:
-        there = there & (torch.arange(points.shape[2]) < seen_until)
-    return ask_oracle(torch.where(there[..., None], points, torch.nan)[:, :count], law)
-
-
-def in_order(answer: Answer | Tracks, clips: Clips) -> Tracks:
-    """An answer with its objects in the order of the truth."""
-    assert clips.clean is not None
-    order = metrics.best_order(answer.path_pixels, clips.clean)
-    return Tracks(*(metrics.reorder(getattr(answer, name), order) for name in Tracks._fields))
-
-
-def score_batch(ask: Ask, clips: Clips, count: int, context: int) -> dict[str, Tensor]:
-    """What is scored of each clip, or of each object and frame, NaN where it does not apply."""
-    noisy, clean = clips.positions, clips.clean
-    assert noisy is not None
-    assert clean is not None
-    seen = shown(clips)
-    told = in_order(ask(clips, count, None), clips)
-    parts = {
-        "tracked": metrics.tracked(told.pixels, noisy).double(),
-        "noisy_rmse": squares(told.pixels, noisy).where(seen, torch.nan),
-        "path_rmse": squares(told.path_pixels, clean),
-        "hidden_rmse": squares(told.path_pixels, clean).where(~seen, torch.nan),
-        "coverage90": inside(told.pixels, told.pixel_covariances, noisy).where(seen, torch.nan),
-        "hidden_coverage90": inside(told.pixels, told.pixel_covariances, noisy).where(
-            ~seen, torch.nan
-        ),
-        "path_coverage90": inside(told.path_pixels, told.path_pixel_covariances, clean),
-    }
-    horizon = min(clips.video.shape[1], 30)
-    short = first_frames(clips, horizon)
-    assert short.clean is not None
-    assert short.positions is not None
-    ahead = in_order(ask(short, count, context), short)
-    future = torch.arange(horizon) >= context
-    parts["forecast_rmse"] = squares(ahead.path_pixels, short.clean)[..., future]
-    parts["forecast_coverage90"] = inside(ahead.pixels, ahead.pixel_covariances, short.positions)[
-        ..., future
-    ]
-    return parts
-
-
-def first_frames(clips: Clips, num_frames: int) -> Clips:
-    """The beginning of clips."""
-    parts = {
-        name: None if part is None else part[:, :, :num_frames]
-        for name in ("positions", "clean", "visible")
-        for part in [getattr(clips, name)]
-    }
-    observed = None if clips.observed is None else clips.observed[:, :num_frames]
-    whole = clips.video.shape[1] == num_frames
-    video = clips.video if whole else clips.frames[:, :num_frames].float()
-    return Clips(video, clips.num_objects, observed=observed, **parts)
-
-
-def squares(
-    estimate: Float[Tensor, "B N T 2"], truth: Float[Tensor, "B N T 2"]
-) -> Float[Tensor, "B N T"]:
-    """Squared distances."""
-    return (estimate - truth).double().square().sum(-1)
-
-
-def inside(
-    estimate: Float[Tensor, "B N T 2"],
-    covariances: Float[Tensor, "B N T 2 2"],
-    truth: Float[Tensor, "B N T 2"],
-) -> Float[Tensor, "B N T"]:
-    """1 where the truth lies in the 90 % ellipse of an estimate, else 0."""
-    gap = (truth - estimate).double()
-    solved, singular = torch.linalg.solve_ex(covariances.double(), gap)
-    near: Tensor = ((gap * solved).sum(-1) <= -2 * math.log(1 - 0.9)) & (singular == 0)
-    return near.double()
-
-
-def score(ask: Ask, clips: Clips, count: int, task: Task) -> Scores:
-    """Scores of clips with the same number of objects."""
-    batches = [
-        score_batch(ask, clips[start : start + BATCH], count, task.context)
-        for start in range(0, len(clips), BATCH)
-    ]
-    scores: Scores = {}
-    for name in batches[0]:
-        values = torch.cat([batch[name].flatten() for batch in batches])
-        values = values[~values.isnan()]
-        if len(values):
-            mean = float(values.mean())
-            scores[name] = round(mean**0.5 if name.endswith("rmse") else mean, 4)
-    lost = torch.cat([batch["tracked"] for batch in batches]) == 0
-    return {**scores, "lost_clips": lost.nonzero()[:, 0].tolist()}
-
-
-def score_world(name: str, ask: Ask) -> dict[str, Any]:
-    """The scores of a contender in a world, for each number of objects."""
-    task, by_count = TASKS[name], {}
-    for count in task.counts:
-        clips = test_clips(task, count)
-        started = time.monotonic()
-        scores = score(ask, clips, count, task)
-        seconds = round((time.monotonic() - started) / len(clips), 3)
-        by_count[str(count)] = {"clips": len(clips), "seconds_a_clip": seconds, **scores}
-        print(name, "N =", count, json.dumps(by_count[str(count)]), file=sys.stderr, flush=True)
-    return by_count
-
-
-def test_clips(task: Task, count: int) -> Clips:
-    """The clips that a task asks about."""
-    return worlds.make(task.asks, task.num_clips, count, task.num_frames, seed=TEST_SEED)
-
-
-def score_counts(model: Model, seed: int, num_clips: int = 300) -> dict[str, Any]:
-    """How often the number of objects is found, and how far its probabilities can be believed."""
-    clips = worlds.make("cannonballs", num_clips, COUNTED, seed=seed)
-    assert clips.num_objects is not None
-    probabilities = []
-    for start in range(0, num_clips, BATCH):
-        answer = motes.infer(model, clips.frames[start : start + BATCH].float())
-        assert answer.count_probabilities is not None
-        probabilities.append(answer.count_probabilities)
-    believed = torch.cat(probabilities).double()
-    chosen = believed.argmax(1) + 1
-    right = chosen == clips.num_objects
-    known = (clips.num_objects - 1).clamp(max=believed.shape[1] - 1)[:, None]
-    return {
-        "clips": num_clips,
-        "accuracy": float(right.double().mean()),
-        "by_count": {str(n): float(right[clips.num_objects == n].double().mean()) for n in COUNTED},
-        "nats": float(-believed.gather(1, known).clamp(min=1e-300).log().mean()),
-        "reliability": reliability(believed, clips.num_objects),
-        "wrong_clips": (~right).nonzero()[:, 0].tolist(),
-    }
-
-
-def reliability(
-    believed: Float[Tensor, "B counts"], truth: Tensor, bins: int = COUNT_BINS
-) -> list[dict[str, float]]:
-    """For every count of every clip: how probable it was said to be, and how often it was so."""
-    happened = torch.arange(1, believed.shape[1] + 1) == truth[:, None]
-    place = (believed * bins).long().clamp(max=bins - 1)
-    table = []
-    for k in range(bins):
-        here = place == k
-        if bool(here.any()):
-            table.append(
-                {
-                    "cases": int(here.sum()),
-                    "said": float(believed[here].mean()),
-                    "happened": float(happened[here].double().mean()),
-                }
-            )
-    return table
 
 
 def run_oracle(name: str) -> dict[str, Any]:
     """The record of a world's oracle."""
     task = TASKS[name]
     law = Law.of(worlds.physics_of(task.asks, task.num_frames))
-    by_count = score_world(name, partial(ask_law, law))
+    by_count = score_world(name, partial(ask_law, law), say)
     return {"by_count": by_count, "environment": environment(torch.device("cpu"))}
 
 
@@ -306,10 +103,10 @@ def run_model(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
             learn(TASKS[name], arguments.seed, folder, arguments.clips)
         record["training"] = json.loads((folder / "training.json").read_text("utf-8"))
     model = motes.load(folder)
-    record["by_count"] = score_world(name, partial(ask_model, model))
+    record["by_count"] = score_world(name, partial(ask_model, model), say)
     if name == "cannonballs":
         record["counting"] = score_counts(model, TEST_SEED + 1)
-        print("counting", record["counting"]["accuracy"], file=sys.stderr, flush=True)
+        say(f"counting {record['counting']['accuracy']}")
     return {**record, "environment": environment(torch.device("cpu"))}
 
 
@@ -320,7 +117,7 @@ def run_rival(name: str, num_tuning: int = 15, num_clips: int = 60) -> dict[str,
     assert tuning.positions is not None
     settings = choose_settings(averaged(tuning), observed_of(tuning), tuning.positions)
     for count in task.counts:
-        clips = test_clips(task, count)[:num_clips]
+        clips = unseen_clips(task, count)[:num_clips]
         assert clips.positions is not None
         found = follow_blobs(averaged(clips), observed_of(clips), count, settings)
         found = metrics.reorder(found, metrics.best_order(found, clips.positions))
@@ -330,7 +127,7 @@ def run_rival(name: str, num_tuning: int = 15, num_clips: int = 60) -> dict[str,
             "noisy_rmse": metrics.rmse(found, clips.positions),
         }
         by_count[str(count)] = scores
-        print("trackpy", name, "N =", count, json.dumps(scores), file=sys.stderr, flush=True)
+        say(f"trackpy {name} N = {count} {json.dumps(scores)}")
     return {
         "settings": settings._asdict(),
         "by_count": by_count,
@@ -348,6 +145,32 @@ def store(path: Path, *place: str, record: dict[str, Any]) -> None:
     write_json(path, stored)
 
 
+def run_side_by_side(arguments: argparse.Namespace) -> None:
+    """Run worlds in processes of their own, those that share a model in one after the other."""
+    groups: dict[str, list[str]] = {}
+    for name in arguments.worlds:
+        groups.setdefault(TASKS[name].learns, []).append(name)
+    arguments.runs.mkdir(parents=True, exist_ok=True)
+
+    def start(learned: str) -> Path:
+        part: Path = arguments.runs / f"{learned}-{arguments.seed}.json"
+        command = [sys.executable, __file__, "--worlds", *groups[learned], "--out", str(part)]
+        for name in ("seed", "clips", "runs", "test_clips"):
+            command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
+        subprocess.run(command, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        return part
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for done in as_completed(pool.submit(start, learned) for learned in groups):
+            part = done.result()
+            if not part.exists():
+                say(f"{part.stem} failed; see above")
+                continue
+            for name, runs in json.loads(part.read_text("utf-8"))["worlds"].items():
+                for seed, record in runs.items():
+                    store(arguments.out, "worlds", name, seed, record=record)
+
+
 def main() -> None:
     """Score the worlds that were asked for, one after the other."""
     parser = argparse.ArgumentParser(
@@ -360,8 +183,14 @@ def main() -> None:
     parser.add_argument("--model", default=None, help="a trained model for all worlds asked for")
     parser.add_argument("--oracle", action="store_true", help="score the oracles instead")
     parser.add_argument("--trackpy", action="store_true", help="score trackpy instead")
+    parser.add_argument("--test-clips", type=int, default=200, help="of each count, at most")
+    parser.add_argument("--jobs", type=int, default=1, help="processes of one thread each")
     parser.add_argument("--out", type=Path, default=Path("results/worlds.json"))
     arguments = parser.parse_args()
+    for name, task in TASKS.items():
+        TASKS[name] = task._replace(num_clips=min(task.num_clips, arguments.test_clips))
+    if arguments.jobs > 1:
+        return run_side_by_side(arguments)
     for name in arguments.worlds:
         if arguments.oracle:
             store(arguments.out, "oracles", name, record=run_oracle(name))

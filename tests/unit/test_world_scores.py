@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tools import score_worlds
-from tools.score_worlds import Task
 
+from motes import world_scores
 from motes.baselines.oracle import Tracks
 from motes.data import worlds
+from motes.world_scores import Task
 
 TASK = Task("bar", "bar", (2,), num_clips=6)
 
@@ -23,7 +23,7 @@ def truth_told(clips, count, seen_until, *, spread=1.0, flip=False):
 @pytest.mark.parametrize("flip", [False, True])
 def test_the_truth_in_any_order_has_no_error(flip):
     clips = worlds.make("bar", 6, 2, seed=1)
-    scores = score_worlds.score(lambda *a: truth_told(*a, flip=flip), clips, 2, TASK)
+    scores = world_scores.score(lambda *a: truth_told(*a, flip=flip), clips, 2, TASK)
     assert scores.pop("lost_clips") == []
     for name, value in scores.items():
         assert value == (0 if name.endswith("rmse") else 1)
@@ -39,7 +39,7 @@ def test_hidden_frames_are_scored_apart_from_seen_ones():
         told = truth_told(part, count, seen_until)
         return told._replace(pixels=told.pixels + wrong, path_pixels=told.path_pixels + wrong)
 
-    scores = score_worlds.score(ask, clips, 2, TASK)
+    scores = world_scores.score(ask, clips, 2, TASK)
     assert scores["noisy_rmse"] == 0
     assert scores["hidden_rmse"] == pytest.approx(18**0.5, abs=1e-4)
     share = float(hidden.double().mean())
@@ -60,16 +60,16 @@ def test_a_forecast_is_asked_for_with_the_first_frames_only():
         asked.append((part.frames.shape[1], seen_until))
         return truth_told(part, count, seen_until)
 
-    score_worlds.score(ask, clips, 1, Task("long", "long", (1,)))
+    world_scores.score(ask, clips, 1, Task("long", "long", (1,)))
     assert asked == [(40, None), (30, 5)]
 
 
 def test_the_oracle_sees_neither_hidden_objects_nor_lost_frames(monkeypatch):
     given = []
-    monkeypatch.setattr(score_worlds, "ask_oracle", lambda points, law: given.append(points))
+    monkeypatch.setattr(world_scores, "ask_oracle", lambda points, law: given.append(points))
     barred, lost = worlds.make("bar", 3, 2, seed=1), worlds.make("drops", 3, 2, seed=1)
-    score_worlds.ask_law(None, barred, 2, None)
-    score_worlds.ask_law(None, lost, 2, 10)
+    world_scores.ask_law(None, barred, 2, None)
+    world_scores.ask_law(None, lost, 2, 10)
     assert torch.equal(given[0].isnan().any(-1), ~barred.visible)
     until = torch.arange(30) < 10
     assert torch.equal(~given[1].isnan().any(-1)[:, 0], lost.observed & until)
@@ -77,7 +77,7 @@ def test_the_oracle_sees_neither_hidden_objects_nor_lost_frames(monkeypatch):
 
 def test_reliability_tells_what_was_said_and_what_happened():
     believed = torch.tensor([[0.95, 0.05], [0.95, 0.05], [0.35, 0.65]]).double()
-    table = score_worlds.reliability(believed, torch.tensor([1, 2, 2]))
+    table = world_scores.reliability(believed, torch.tensor([1, 2, 2]))
     assert [(row["cases"], round(row["said"], 3), row["happened"]) for row in table] == [
         (2, 0.05, 0.5),
         (1, 0.35, 0.0),
@@ -87,11 +87,11 @@ def test_reliability_tells_what_was_said_and_what_happened():
 
 
 def test_counts_are_scored_against_the_truth(monkeypatch):
-    clips = worlds.make("cannonballs", 20, score_worlds.COUNTED, seed=3)
+    clips = worlds.make("cannonballs", 20, world_scores.COUNTED, seed=3)
     sure = torch.eye(5)[clips.num_objects - 1]
     sure[0] = sure[0].roll(1)  # one mistake
     answers = iter([SimpleNamespace(count_probabilities=sure)])
-    monkeypatch.setattr(score_worlds.motes, "infer", lambda model, frames: next(answers))
-    record = score_worlds.score_counts(None, seed=3, num_clips=20)
+    monkeypatch.setattr(world_scores, "infer", lambda model, frames: next(answers))
+    record = world_scores.score_counts(None, seed=3, num_clips=20)
     assert record["accuracy"] == 19 / 20
     assert record["wrong_clips"] == [0]
