@@ -123,11 +123,11 @@ def is_usable(model: Model) -> bool:
     try:
         law = model.dynamics.components()
         picture = model.renderer(torch.zeros(1, model.max_objects, 1, 2), model.present(one))
-        means, scales = model.encode(frames, one)[:2]
+        places = model.encode(frames, one).means
     except (IndexError, ValueError, RuntimeError):  # what a number that is not finite may end in
         return False
     moderate = all(bool((part.abs() <= LARGEST**2).all()) for part in law)
-    return moderate and all(bool(part.isfinite().all()) for part in (picture, means, scales))
+    return moderate and all(bool(part.isfinite().all()) for part in (picture, places))
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
