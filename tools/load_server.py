@@ -239,6 +239,7 @@ def main() -> None:
     record = {
         "server": "load",
         "environment": environment(torch.device("cpu")),
+        "load_average_before": round(os.getloadavg()[0], 2),  # others at work make times longer
         **measure(given.model, given.clients, given.seconds, given.repeats),
     }
     if given.out is not None:

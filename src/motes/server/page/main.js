@@ -16,7 +16,10 @@ const state = {
 const { timeline } = state;
 const stage = new Stage(find("stage"));
 const views = new Views(find("views"), () => draw());
-const ask = asker(state, complain, () => { complain(null); showAnswers(); });
+const ask = asker(state, complain, () => {
+  if (!find("message").classList.contains("note")) complain(null);
+  showAnswers();
+});
 
 // ---- telling -------------------------------------------------------------------------------
 
@@ -133,7 +136,8 @@ function draw() {
   stage.begin(clip.height, clip.width);
   const inside = now < clip.num_frames, seen = inside && timeline.seen[now];
   if (inside) stage.frame(clip.levels, now, clip.height, clip.width, seen ? 1 : 0.35);
-  find("badge").textContent = seen ? "" : inside ? "hidden from the model" : "beyond the end";
+  const hint = throwing() && !state.playing ? "drag here to throw a ball" : "";
+  find("badge").textContent = seen ? hint : inside ? "hidden from the model" : "beyond the end";
   find("truth-badge").hidden = !clip.truth;
   for (const [kind, { dashes }] of Object.entries(KINDS)) {
     if (answers[kind]?.clip === clip && views.shown(kind)) drawTracks(answers[kind], now, colour(kind), dashes);
@@ -238,6 +242,7 @@ function openTab(tab) {
     find(other.getAttribute("aria-controls")).hidden = !chosen;
   }
   find("stage").classList.toggle("throwing", throwing());
+  draw();
   if (tab.id === "tab-imagine" && !find("imagined").children.length) imagine();
 }
 

@@ -4,7 +4,7 @@ import { bytes, latest, post } from "./api.js";
 import { colour, showFrame } from "./draw.js";
 
 export const KINDS = {
-  inferred: { label: "Seen whole", dashes: [], empty: "" },
+  inferred: { label: "Seen whole", dashes: [], empty: "Asking …" },
   forecast: { label: "Forecast", dashes: [1.2, 0.9], empty: "Hide frames after the first ones to see a forecast." },
   interpolated: { label: "Filled in", dashes: [2.4, 0.7, 0.4, 0.7], empty: "Hide frames to see them filled in." },
 };
@@ -37,7 +37,7 @@ export class Views {
     return this.panels[kind].box.checked;
   }
 
-  show(answers, now, { height, width, truth }) {
+  show(answers, now, { height, width }) {
     for (const [kind, panel] of Object.entries(this.panels)) {
       const view = answers[kind];
       panel.element.classList.toggle("empty", !view);
@@ -45,7 +45,7 @@ export class Views {
         showFrame(panel.canvas, view.levels, Math.min(now, view.observed.length - 1), height, width);
         panel.text.textContent = view.score;
       } else {
-        showFrame(panel.canvas, new Uint8Array(height * width), 0, height, width);
+        Object.assign(panel.canvas, { width, height }); // which also clears it
         panel.text.textContent = KINDS[kind].empty;
       }
     }
@@ -74,33 +74,38 @@ function orders(items) {
   return items.flatMap((first, i) => orders(items.toSpliced(i, 1)).map((rest) => [first, ...rest]));
 }
 
-// Asks for the kinds of answer that the masks leave room for; `inferred` does not depend on the mask.
+// Asks for the kinds of answer that the masks leave room for: first for those that depend on what is
+// hidden, then, for a clip that is new, for the one that does not.
 export function asker(state, report, done) {
   return latest(async () => {
     const { clip, count, timeline } = state, masks = timeline.masks();
     const known = state.answers.inferred;
-    const reusable = known && known.count === count && known.clip === clip && known.observed.length === timeline.length;
-    const kinds = Object.keys(KINDS).filter((kind) => masks[kind] && !(kind === "inferred" && reusable));
+    const reusable = known?.count === count && known.clip === clip && known.observed.length === timeline.length;
     const answers = { inferred: reusable ? known : null, forecast: null, interpolated: null };
     try {
-      if (timeline.seen.includes(true) === false) throw new Error("Every frame is hidden; show at least one.");
-      if (kinds.length) {
-        const { num_frames, height, width, frames } = clip;
-        const question = { video: { num_frames, height, width, frames }, masks: kinds.map((kind) => masks[kind]), num_objects: count };
-        const reply = await post("api/ask", question);
+      if (!timeline.seen.includes(true)) throw new Error("Every frame is hidden; show at least one.");
+      for (const batch of [["forecast", "interpolated"], reusable ? [] : ["inferred"]]) {
+        const kinds = batch.filter((kind) => masks[kind]);
+        if (kinds.length) Object.assign(answers, await askFor(kinds, masks, clip, count));
         if (state.clip !== clip || state.count !== count) return; // meanwhile the question has changed
-        kinds.forEach((kind, i) => {
-          const view = reply.views[i];
-          answers[kind] = { ...view, clip, count, levels: bytes(view.frames), score: score(view, clip.truth) };
-        });
-        answers.milliseconds = reply.milliseconds;
+        state.answers = { ...answers };
+        done();
       }
-      state.answers = answers;
-      done();
     } catch (error) {
       report(error);
     }
   });
+}
+
+async function askFor(kinds, masks, clip, count) {
+  const { num_frames, height, width, frames } = clip;
+  const video = { num_frames, height, width, frames };
+  const reply = await post("api/ask", { video, masks: kinds.map((kind) => masks[kind]), num_objects: count });
+  const answers = kinds.map((kind, i) => {
+    const view = reply.views[i];
+    return [kind, { ...view, clip, count, levels: bytes(view.frames), score: score(view, clip.truth) }];
+  });
+  return { ...Object.fromEntries(answers), milliseconds: reply.milliseconds };
 }
 
 export function showCounts(element, { about, count, probabilities }, choose) {
