@@ -1,4 +1,4 @@
-"""Write the tables of docs/{results,structured,worlds}.md and README.md from results/.
+"""Write the tables of docs/{results,structured,worlds,playground}.md and README.md from results/.
 
 `motes evaluate --out` and `motes bench --out` wrote the records; no number is typed by hand.
 
@@ -71,6 +71,7 @@ CONTENDERS = {
     "constant-velocity": "disks, nearest, constant velocity",
     "constant-image": "best constant picture",
 }
+PERCENTS = ("p50", "p95")
 Record = dict[str, Any]
 
 
@@ -338,6 +339,31 @@ def fill(page: str, content: str) -> str:
     return between.sub(lambda _: f"{OPEN}\n\n{content}\n\n{CLOSE}", page)
 
 
+def server_page(records: dict[str, Record]) -> str:
+    """Return how quickly the playground answers one person, and how it bears many."""
+    if "server" not in records:
+        return "No record is stored yet."
+    record = records["server"]
+    crowd, memory = record["crowd"], record["crowd"]["memory_mib"]
+    lines = [
+        "| ms; clip of 30 frames, three balls | one client: median | 95 % "
+        f"| {crowd['clients']} clients: median | 95 % |",
+        "|---|---|---|---|---|",
+    ]
+    for name, alone in record["alone_ms"].items():
+        cells = [part.get(p, "") for part in (alone, crowd["ms"].get(name, {})) for p in PERCENTS]
+        lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
+    statuses = ", ".join(f"{count} {name}" for name, count in crowd["statuses"].items())
+    told = (
+        f"{crowd['clients']} clients and {crowd['slow_clients']} that dawdle for "
+        f"{crowd['seconds']:.0f} s: {crowd['answers']} answers, {crowd['errors']} of them neither "
+        f"right nor one clear line ({statuses}). Memory: {memory['before']} MiB before, "
+        f"{memory['most']} at most, {memory['end']} at the end. Load average of the machine "
+        f"before: {record['load_average_before']}."
+    )
+    return "\n".join([*lines, "", told, "", origin(record)])
+
+
 def pages(root: Path = ROOT) -> dict[Path, str]:
     """Return the pages as they should be."""
     records = read_records(root / "results")
@@ -347,6 +373,7 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
             "cannonballs-structured", records, (*SHORT, "infer_coverage90", "forecast_coverage90")
         ),
         "docs/worlds.md": worlds_page(records),
+        "docs/playground.md": server_page(records),
         "README.md": short_table(records),
     }
     return {root / n: fill((root / n).read_text("utf-8"), text) for n, text in contents.items()}

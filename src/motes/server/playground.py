@@ -25,6 +25,7 @@ from motes.video import Preparation
 
 NUM_EXAMPLES = 6
 NUM_IMAGINED = 4
+MAX_WORK = 3_000  # objects times frames times masks of one question, so that others get their turn
 DIGITS = 3  # of a pixel: finer than anybody sees
 
 
@@ -212,6 +213,11 @@ def _masks(question: wire.Question) -> torch.Tensor:
             f"frame, and up to {wire.MAX_FRAMES} more for frames beyond the end"
         )
     masks = torch.tensor(question.masks)
+    if masks.numel() * question.num_objects > MAX_WORK:
+        raise InputError(
+            f"{question.num_objects} objects in {len(masks)} times {masks.shape[1]} frames are too "
+            f"much at once; ask about fewer: {MAX_WORK} in all"
+        )
     if bool(masks[:, num_frames:].any()):
         raise InputError("masks show frames beyond the clip's end; give false there")
     return masks
