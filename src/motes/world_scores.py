@@ -201,7 +201,11 @@ def unseen_clips(task: Task, count: int) -> Clips:
 
 
 def score_counts(model: Model, seed: int, num_clips: int = 300) -> dict[str, Any]:
-    """How often the number of objects is found, and how far its probabilities can be believed."""
+    """How often the number of objects is found, and how far its probabilities can be believed.
+
+    One more than the clips hold is allowed, so that too many can be claimed as well as too few.
+    """
+    model.max_objects = max(COUNTED) + 1
     clips = worlds.make("cannonballs", num_clips, COUNTED, seed=seed)
     assert clips.num_objects is not None
     probabilities = []

@@ -88,10 +88,12 @@ def test_reliability_tells_what_was_said_and_what_happened():
 
 def test_counts_are_scored_against_the_truth(monkeypatch):
     clips = worlds.make("cannonballs", 20, world_scores.COUNTED, seed=3)
-    sure = torch.eye(5)[clips.num_objects - 1]
+    sure = torch.eye(6)[clips.num_objects - 1]
     sure[0] = sure[0].roll(1)  # one mistake
     answers = iter([SimpleNamespace(count_probabilities=sure)])
     monkeypatch.setattr(world_scores, "infer", lambda model, frames: next(answers))
-    record = world_scores.score_counts(None, seed=3, num_clips=20)
+    model = SimpleNamespace(max_objects=3)
+    record = world_scores.score_counts(model, seed=3, num_clips=20)
+    assert model.max_objects == 6
     assert record["accuracy"] == 19 / 20
     assert record["wrong_clips"] == [0]

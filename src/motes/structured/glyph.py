@@ -52,7 +52,9 @@ class GlyphRenderer(nn.Module):
         axis = self.cell_offsets()
         distance = axis[:, None].square() + axis.square()
         self.root_depth = nn.Parameter((-0.25 * distance / initial_width**2).exp())
-        self.root_background = nn.Parameter(torch.full(image_size, math.sqrt(0.02) / BACKGROUND_UNIT))
+        self.root_background = nn.Parameter(
+            torch.full(image_size, math.sqrt(0.02) / BACKGROUND_UNIT)
+        )
         self.visibility_logit = nn.Parameter(torch.full(image_size, 8.0))
 
     def forward(
