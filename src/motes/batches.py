@@ -79,14 +79,20 @@ class InputBlocks:
         self.thread = ThreadPoolExecutor(max_workers=1)
         self.coming: dict[int, Future[StepInputs]] = {}
         self.block: StepInputs | None = None
-        self.start = -1
+        self.start = self.expected = -1
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
 
     def load(self, step: int) -> None:
         """Makes `take` give the inputs of this step next."""
         start = step - step % self.STEPS
-        if start == self.start:
-            return
+        if start != self.start:
+            self._bring(start)
+        if step != self.expected or step == start:
+            self.cursor.fill_(step - start)
+        self.expected = step + 1
+
+    def _bring(self, start: int) -> None:
+        """Copies the block of these steps to the device and asks for the one after it."""
         made = self._ask_for(start).result()
         del self.coming[start]
         self._ask_for(start + self.STEPS)
@@ -95,7 +101,6 @@ class InputBlocks:
         for buffer, values in zip(self.block, made, strict=True):
             source = values.pin_memory() if buffer.is_cuda else values
             buffer.copy_(source, non_blocking=True)
-        self.cursor.fill_(step - start)
         self.start = start
 
     def take(self) -> StepInputs:

@@ -12,6 +12,7 @@ PRESETS: dict[str, RunConfig] = {
             frozen_dynamics=10_000,
             kl_weight=((0, 1.0), (10_000, 1.0), (10_000, 100.0), (60_000, 1.0)),
         ),
+        checkpoint_every=10_000,
     ),
     # Ours without a teacher: coarse to fine, the KL weight up while the dynamics are frozen and
     # down afterwards; docs/training.md has what its neighbours gave.
@@ -53,6 +54,7 @@ PRESETS: dict[str, RunConfig] = {
             learning_rate=((0, 8e-4), (42_000, 8e-4), (70_000, 1e-5)),
             kl_weight=((0, 1.0), (30_000, 1.0), (30_000, 4.0)),
         ),
+        checkpoint_every=10_000,
     ),
     # Seconds: does everything run?
     "smoke": RunConfig(

@@ -19,7 +19,7 @@ from motes.networks import stacked
 from motes.networks.cells import BETA_1, BETA_2
 from motes.networks.inference import Encoding
 from motes.objective import BoundTerms, entropy
-from motes.shapes import Float, Float64, Tensor
+from motes.shapes import Bool, Float, Float64, Tensor
 from motes.teaching import log_density
 from motes.trainer import Trainer, Watch
 from motes.unrolled import PositionPrior, position_prior
@@ -67,11 +67,8 @@ class Replicas:
 
     def compute(self, inputs: StepInputs) -> None:
         """The arithmetic of a step of all: bounds, gradients, updates."""
-        *rates, kl_weights, blur_widths, steps = inputs.settings.unbind(-1)
-        frames = self.data.frames(inputs.indices.flatten()).unflatten(0, inputs.indices.shape)
-        if self.blurs:
-            frames = torch.vmap(blur, (0, 0, None))(frames, blur_widths.float(), self.data.ink)
-        terms = self.terms(frames, inputs)
+        *rates, kl_weights, _, steps = inputs.settings.unbind(-1)
+        terms = self.terms(self.frames(inputs), inputs)
         # Of the loss, minus the weighted bound; not formed, so that no term waits for another.
         one = torch.ones_like(terms.reconstruction)
         weights = (one, *(kl_weights.to(one)[:, None] * one,) * 2)
@@ -79,16 +76,27 @@ class Replicas:
             terms, list(self.stacks.values()), [-w / self.config.batch_size for w in weights]
         )
         self._join()
-        self._update(rates, gradients)
+        self.update(rates, gradients)
         means = torch.stack([term.detach().double().sum(1) for term in terms], 1)
         self.watch.see(means / self.config.batch_size, self.bad == 0, steps)
+
+    def frames(self, inputs: StepInputs) -> Float[Tensor, "R B T height width"]:
+        """The clips of a step, as sharp as they are shown."""
+        flat = self.data.frames(inputs.indices.flatten())
+        frames: Tensor = flat.unflatten(0, inputs.indices.shape)
+        if not self.blurs:
+            return frames
+        widths = inputs.settings[:, -2].float()
+        blurred: Tensor = torch.vmap(blur, (0, 0, None))(frames, widths, self.data.ink)
+        return blurred
 
     def terms(self, frames: Float[Tensor, "R B T height width"], inputs: StepInputs) -> BoundTerms:
         """The terms to maximise, of each replica and clip: those of a lesson while being taught."""
         num_objects = self.data.num_objects[inputs.indices]
         slots = torch.arange(self.config.data.max_objects, device=self.device)
         present, shape = slots < num_objects[..., None], num_objects.shape
-        prior, log_weights = self._motion()
+        with self._beside():  # many small steps that need no frames
+            motion = self.motion()
         floor = self.config.model.scale_floor
         said = stacked.encode(self._of("inference."), frames, num_objects, floor)
         # What is left is done clip by clip: the clips of all replicas are one batch.
@@ -102,12 +110,11 @@ class Replicas:
             spread = entropy(clips.entropy(), present.flatten(0, 1))
         positions = positions.unflatten(0, shape)
         with self._beside():
-            joint = log_weights[:, None, None] + prior.log_density(positions[:, :, :, None])
-            evidence = torch.where(present, joint.logsumexp(-1), 0.0).sum(-1).to(frames.dtype)
+            evidence = log_evidence(*motion, positions, present)
         likelihood = stacked.log_likelihood(self._of("renderer."), positions, present, frames)
         return BoundTerms(likelihood, spread.unflatten(0, shape), evidence)
 
-    def _update(self, rates: Sequence[Float64[Tensor, " R"]], gradients: Sequence[Tensor]) -> None:
+    def update(self, rates: Sequence[Float64[Tensor, " R"]], gradients: Sequence[Tensor]) -> None:
         """A step of Adam; the two rates are of the networks and of the dynamics."""
         self.moments.steps.add_(1)
         self.bad.zero_()
@@ -120,22 +127,18 @@ class Replicas:
                 moments = self.moments.means[name], self.moments.squares[name]
                 adam(stack, gradient, *moments, pace, correction, self.bad)
 
-    def _motion(self) -> tuple[PositionPrior, Float64[Tensor, "R K"]]:
-        """The prior of positions and the weights of its components, with axes [R, B, N, K].
-
-        Many small steps that need no frames: on a GPU they are taken beside the networks'.
-        """
+    def motion(self) -> tuple[PositionPrior, Float64[Tensor, "R K"]]:
+        """The prior of positions, with axes [R, B, N, K], and the weights of its components."""
         dynamics, own = self.trainers[0].model.dynamics, self._of("dynamics.")
-        with self._beside():
-            models, log_weights = torch.vmap(
-                lambda parameters: functional_call(_Parts(dynamics), parameters, ())
-            )({f"dynamics.{name}": stack for name, stack in own.items()})
-            shared, starts = models[:5], models[5:]
-            model = LGSSM(
-                *(part[:, None, None, None] for part in shared),
-                *(part[:, None, None] for part in starts),
-            )
-            return position_prior(model, self.config.data.num_frames), log_weights
+        models, log_weights = torch.vmap(
+            lambda parameters: functional_call(_Parts(dynamics), parameters, ())
+        )({f"dynamics.{name}": stack for name, stack in own.items()})
+        shared, starts = models[:5], models[5:]
+        model = LGSSM(
+            *(part[:, None, None, None] for part in shared),
+            *(part[:, None, None] for part in starts),
+        )
+        return position_prior(model, self.config.data.num_frames), log_weights
 
     def _of(self, part: str) -> dict[str, Tensor]:
         """The stacked parameters of one part of the models by their own names."""
@@ -166,6 +169,18 @@ class Replicas:
             with torch.cuda.graph(self.graph):
                 self.compute(blocks.take())
         self.graph.replay()
+
+
+def log_evidence(
+    prior: PositionPrior,
+    log_weights: Float64[Tensor, "R K"],
+    positions: Float[Tensor, "R B N T 2"],
+    present: Bool[Tensor, "R B N"],
+) -> Float[Tensor, "R B"]:
+    """The log of p(a) of each clip; `motes.objective.log_prior` of each replica."""
+    joint = log_weights[:, None, None] + prior.log_density(positions[:, :, :, None])
+    evidence = torch.where(present, joint.logsumexp(-1), 0.0).sum(-1)
+    return evidence.to(positions.dtype)
 
 
 def stack_parameters(models: Sequence[Model]) -> dict[str, Tensor]:

@@ -110,7 +110,8 @@ class Trainer:
         tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
         for index, slots in self.optimizer.state_dict()["state"].items():
             tensors |= {f"adam/{index}/{name}": value for name, value in slots.items()}
-        return {name: value.detach().cpu() for name, value in tensors.items()}
+        # Copied: replicas that train together share the memory of their counts of steps.
+        return {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
 
     def restore(self, tensors: dict[str, Tensor], step: int) -> None:
         """Goes back to a state that `state` gave after `step` steps."""

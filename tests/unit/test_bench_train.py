@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from motes.bench import train
+from motes.bench import train, train_gpu
 
 
 def test_both_steps_agree_and_are_timed():
@@ -21,3 +21,12 @@ def test_no_time_counts_when_the_steps_disagree(monkeypatch):
     monkeypatch.setattr(train.naive, "render", lambda *inputs: 1.01 * render(*inputs))
     with pytest.raises(RuntimeError, match="the two steps differ by"):
         train.bench_train(smoke=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_gpu_steps_agree_and_are_timed():
+    result = train_gpu.bench_train_gpu(smoke=True)
+    assert result["disagreement"] < train_gpu.TOLERANCE
+    times = [*result["milliseconds"].values(), *result["split_milliseconds"].values()]
+    assert all(0 < piece["min"] <= piece["median"] for piece in times)

@@ -1,6 +1,7 @@
 """Replicas that take their steps together are their single runs up to rounding."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from motes.batches import InputBlocks, TrainingData, joined_inputs, step_inputs
 from motes.config import RunConfig, ScheduleConfig
 from motes.networks.inference import Encoding
 from motes.replicas import Replicas
+from motes.train import Run, Team, find_teams
 from motes.trainer import Trainer
 from motes.training_data import make_dataset
 from tiny import tiny_config
@@ -109,9 +111,47 @@ def test_replicas_go_on_from_restored_states() -> None:
 def test_blocks_of_inputs_hold_the_inputs_of_each_step() -> None:
     own = [replace(config, seed=seed) for seed, config in enumerate(configs())]
     blocks = InputBlocks(own, 12, CPU)
-    for step in (62, 63, 64, 65):  # over the border of two blocks
+    for step in (62, 63, 64, 65, 64, 3):  # over the border of two blocks, and back
         blocks.load(step)
         taken = blocks.take()
         expected = joined_inputs(own, 12, step)
         assert all(torch.equal(a, b) for a, b in zip(taken, expected, strict=True))
         assert torch.equal(taken.noise[1], step_inputs(own[1], 12, step).noise)
+
+
+def runs_in(folder: Path) -> list[Run]:
+    own = [replace(c, seed=seed) for seed, c in enumerate([tiny_config()] * 3)]
+    data = make_dataset(own[0], CPU)
+    folders = [folder / str(config.seed) for config in own]
+    for place in folders:
+        place.mkdir()
+    return [
+        Run(place, config, data, CPU, lambda line: None, roll_backs=1)
+        for place, config in zip(folders, own, strict=True)
+    ]
+
+
+def test_a_team_breaks_up_when_one_of_it_goes_back(tmp_path: Path) -> None:
+    runs = runs_in(tmp_path)  # they log every 2 steps and save every 4
+    team = Team(runs, together=True)
+    for _ in range(5):
+        team.advance()
+    assert not team.broken_up
+    with torch.no_grad():
+        runs[1].trainer.model.get_parameter("renderer.image_bias")[0] = torch.nan
+    team.advance()
+    assert team.broken_up
+    assert [run.trainer.step for run in runs] == [6, 4, 6]
+    assert [run.rolled_back for run in runs] == [0, 1, 0]
+
+
+def test_runs_of_one_shape_at_one_step_are_a_team_on_a_gpu_and_alone_on_a_cpu(
+    tmp_path: Path,
+) -> None:
+    runs = runs_in(tmp_path)
+    assert [len(team.runs) for team in find_teams(runs)] == [1, 1, 1]
+    assert runs[0].shape == runs[1].shape
+    runs[1].trainer.step = 4
+    assert runs[0].shape != runs[1].shape
+    other = replace(runs[2].config, batch_size=3)
+    assert Run(tmp_path, other, runs[2].dataset, CPU, lambda line: None).shape != runs[0].shape

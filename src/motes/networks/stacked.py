@@ -38,9 +38,8 @@ def encode(
     (R, B), N = num_objects.shape, weights["initial"].shape[1]
     choice = num_objects - 1 + N * torch.arange(R, device=num_objects.device)[:, None]
     initial = weights["initial"].flatten(0, 1).index_select(0, choice.flatten()).tanh()
-    image_part = _Affine.apply(
-        frames.flatten(3).flatten(1, 2), weights["from_image"], weights["gate_bias"]
-    )
+    pixels = frames.flatten(3).flatten(1, 2)
+    image_part = affine(pixels, weights["from_image"], weights["gate_bias"])
     states = recur_stacked(
         initial.unflatten(0, (R, B)).transpose(1, 2),
         image_part.unflatten(1, frames.shape[1:3]),
@@ -82,6 +81,16 @@ def log_likelihood(
     nats = _Bernoulli.apply(x.flatten(1, 2), weights["to_image"], weights["image_bias"], pixels)
     total: Tensor = nats.unflatten(1, frames.shape[1:3]).sum(-1)
     return total
+
+
+def affine(
+    rows: Float[Tensor, "R rows inner"],
+    weights: Float[Tensor, "R inner outer"],
+    bias: Float[Tensor, "R outer"],
+) -> Float[Tensor, "R rows outer"]:
+    """Return rows times weights plus bias, of which the rows get no gradient."""
+    result: Tensor = _Affine.apply(rows, weights, bias)
+    return result
 
 
 def recur_stacked(
@@ -146,7 +155,7 @@ class _Recurrence(torch.autograd.Function):
 
 
 class _Affine(torch.autograd.Function):
-    """Rows times weights plus bias, whose rows need no gradient."""
+    """The products of `affine`."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weights: Tensor, bias: Tensor) -> Tensor:

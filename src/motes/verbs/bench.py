@@ -8,6 +8,7 @@ from tyro.conf import Positional, arg
 
 from motes.atomic import atomic_path
 from motes.checkpoint import write_json
+from motes.errors import InputError
 from motes.run_folder import environment
 from motes.verbs import tell
 from motes.verbs.progress import bar
@@ -37,10 +38,14 @@ def bench(
     """
     import torch
 
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError("device is cuda, but PyTorch sees no GPU here; use --device cpu")
+
     from motes.bench.curves import draw_curves
     from motes.bench.kalman import bench_kalman
     from motes.bench.scale import bench_scale, num_points
     from motes.bench.train import bench_train
+    from motes.bench.train_gpu import bench_train_gpu
 
     if what == "kalman":
         result = bench_kalman(smoke=smoke)
@@ -51,7 +56,7 @@ def bench(
             with atomic_path(picture) as temporary:
                 draw_curves(result).savefig(temporary, dpi=120)
     else:
-        result = bench_train(device=device, smoke=smoke)
+        result = (bench_train_gpu if device.startswith("cuda") else bench_train)(smoke=smoke)
     record = {"bench": what, "environment": environment(torch.device(device)), **result}
     if out is not None:
         write_json(out, record)
