@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from motes.standings import CONTENDERS, HEADS, TABLE, contenders
+
 ROOT = Path(__file__).parent.parent
 OPEN, CLOSE = "<!-- results: made by tools/make_results.py -->", "<!-- end of results -->"
 SCORES = {
@@ -49,28 +51,6 @@ WORLD_SCORES = (
     ("hidden_rmse", "{:.2f}"),
 )
 WORLD_COVERS = ("coverage90", "hidden_coverage90", "path_coverage90")
-TABLE = (
-    *("tracked", "idf1", "noisy_rmse", "path_rmse", "forecast_rmse", "forecast_loss"),
-    *("interpolation_rmse", "infer_coverage90", "forecast_coverage90", "interpolation_coverage90"),
-)
-HEADS = {
-    "tracked": "tracked", "idf1": "IDF1", "noisy_rmse": "position", "path_rmse": "path",
-    "forecast_rmse": "forecast", "forecast_loss": "forecast loss", "interpolation_rmse": "gap",
-    "infer_coverage90": "90 %: inferred", "forecast_coverage90": "90 %: forecast",
-    "interpolation_coverage90": "90 %: gap",
-}  # fmt: skip
-# In the order of the tables: what a record is called, and whether a reader of videos alone made it.
-CONTENDERS = {
-    "limit": "limit: true physics and prior, exact posterior",
-    "cannonballs-structured": "**ours, structured family**",
-    "cannonballs-48": "**ours, the paper's networks, taught**",
-    "ed-lstm": "ED-LSTM as the paper trains it, best variant",
-    "ed-lstm-own": "ED-LSTM trained on its own frames (not in the paper)",
-    "kalman": "disks + Kalman, true physics and prior",
-    "known-gravity": "disks, nearest, straight line + true gravity",
-    "constant-velocity": "disks, nearest, constant velocity",
-    "constant-image": "best constant picture",
-}
 PERCENTS = ("p50", "p95")
 Record = dict[str, Any]
 
@@ -82,27 +62,10 @@ def read_records(folder: Path) -> dict[str, Record]:
     }
 
 
-def with_variants(records: Mapping[str, Record]) -> dict[str, Record]:
-    """Return the records with that of the ED-LSTM as two: the best variant of each training."""
-    found = dict(records)
-    whole = found.pop("ed-lstm", None)
-    if whole is not None:
-        for name, own in (("ed-lstm", False), ("ed-lstm-own", True)):
-            kind = [v for n, v in whole["variants"].items() if ("own frames" in n) == own]
-            if kind:
-                best = min(kind, key=lambda v: min(loss for _, loss in v["held_out"]))
-                found[name] = {**whole, **best}
-    return found
-
-
-def contenders(records: Mapping[str, Record]) -> dict[str, Record]:
-    """Return the records that were measured on the 600 clips of the limit, in order."""
-    everything = with_variants(records)
-    found = {name: everything[name] for name in CONTENDERS if name in everything}
-    if "limit" not in found:
-        return {}
-    same = ("test_seed", "frame_size", "num_frames")
-    return {n: r for n, r in found.items() if all(r[key] == found["limit"][key] for key in same)}
+def _name(contender: str) -> str:
+    """Return what a contender is called, ours in bold."""
+    name = CONTENDERS[contender]
+    return f"**{name}**" if name.startswith("ours") else name
 
 
 def triple(record: Record, name: str) -> str:
@@ -131,7 +94,7 @@ def short_table(records: Mapping[str, Record], names: Sequence[str] = SHORT) -> 
     rows.append("|---" * (1 + len(names)) + "|")
     for name, record in contenders(records).items():
         cells = " | ".join(triple(record, score) for score in names)
-        rows.append(f"| {CONTENDERS[name]} | {cells} |")
+        rows.append(f"| {_name(name)} | {cells} |")
     return "\n".join(rows) if len(rows) > 2 else "No record is stored yet."
 
 
@@ -148,7 +111,7 @@ def count_table(records: Mapping[str, Record], count: str) -> str:
             cell = form.format(values[score]) if score in values else ""
             known = f" ± {form.format(errors[score])}" if cell and score in errors else ""
             cells.append(cell + known)
-        rows.append(f"| {CONTENDERS[name]} | {' | '.join(cells)} |")
+        rows.append(f"| {_name(name)} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
@@ -169,7 +132,7 @@ def gap_table(records: Mapping[str, Record]) -> str:
                 cover = (f"{c[f'{gap}_coverage90']['value']:.2f}" for c in columns)
                 parts.append(" / ".join(cover))
             cells.append("; ".join(parts))
-        rows.append(f"| {CONTENDERS[name]} | {' | '.join(cells)} |")
+        rows.append(f"| {_name(name)} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 

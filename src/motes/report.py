@@ -60,12 +60,17 @@ def page(findings: Findings) -> str:
         f"<h1>{escape(title)}</h1>",
         _what_was_asked(findings),
         _headline(findings),
-        *_section("See it", [_figure(name, findings.pictures[name]) for name in ANSWERS]),
-        *_section("Figures of merit", [_score_section(findings)]),
-        *_section("The law it found", [_law_section(findings)]),
-        *_section("What next", [_next_section()]),
-        *_section("How this was made", [_origin_section(findings)]),
+        *section("See it", [_captioned(name, findings.pictures[name]) for name in ANSWERS]),
+        *section("Figures of merit", [_score_section(findings)]),
+        *section("The law it found", [_law_section(findings)]),
+        *section("What next", [_next_section()]),
+        *section("How this was made", [_origin_section(findings)]),
     ]
+    return document(title, body)
+
+
+def document(title: str, body: Iterable[str]) -> str:
+    """A whole HTML page of parts that are HTML already; the title is text."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -142,17 +147,17 @@ def _score_section(findings: Findings) -> str:
     return (
         f"<p>{note} Error bars are right when 0.90 of the truth lies inside them. A few dozen "
         "clips a column: expect shares to move by a few hundredths with another seed; "
-        "<code>motes evaluate</code> scores 600.</p>" + _table(head, rows)
+        "<code>motes evaluate</code> scores 600.</p>" + table(head, rows)
     )
 
 
 def _law_section(findings: Findings) -> str:
     found, true = findings.scores["force_px_per_frame2"], findings.true_force
-    force = _table(
+    force = table(
         ["Force on a ball, pixels per frame²", "to the right", "down"],
         [["found", *_numbers(found, "+.4f")], ["true", *_numbers(true, "+.4f")]],
     )
-    starts = _table(
+    starts = table(
         ["Kind of start", "share", "x", "y", "step right", "step down"],
         [
             [escape(s.name), f"{s.share:.2f}", *_numbers(s.place, ".1f"), *_numbers(s.step, "+.2f")]
@@ -167,7 +172,7 @@ def _law_section(findings: Findings) -> str:
         "The model's coordinates are its own; they were turned into pixels without labels, by "
         "looking where it draws. Typical distance from that straight map: "
         f"{findings.pixel_map_residual:.2f} pixels.</p>"
-        + "".join(_figure(name, findings.pictures[name]) for name in LAW)
+        + "".join(_captioned(name, findings.pictures[name]) for name in LAW)
     )
 
 
@@ -191,16 +196,21 @@ def _origin_section(findings: Findings) -> str:
         ["seconds", f"{findings.seconds:.0f}"],
         *([escape(name), escape(str(value))] for name, value in findings.environment.items()),
     ]
-    return _table(["", ""], rows)
+    return table(["", ""], rows)
 
 
-def _section(title: str, parts: Iterable[str]) -> list[str]:
+def section(title: str, parts: Iterable[str]) -> list[str]:
+    """A heading and what stands under it."""
     return [f"<h2>{escape(title)}</h2>", *parts]
 
 
-def _figure(name: str, data: bytes) -> str:
-    """A picture inside the page, with its title and what to look for."""
-    title, caption = CAPTIONS[name]
+def _captioned(name: str, data: bytes) -> str:
+    """A picture of the demo with its title and what to look for."""
+    return figure(name, data, *CAPTIONS[name])
+
+
+def figure(name: str, data: bytes, title: str, caption: str) -> str:
+    """A picture inside the page, with its title and caption."""
     kind = "gif" if data.startswith(b"GIF8") else "png"
     source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
     return (
@@ -210,7 +220,7 @@ def _figure(name: str, data: bytes) -> str:
     )
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table whose first column is text and whose others are numbers; cells are HTML already."""
 
     def line(cells: Sequence[str], tag: str) -> str:

@@ -37,8 +37,8 @@ FIGURES: dict[str, Callable[[Stored], "Figure"]] = {
     "11": _recurrent_many,
     "12": partial(paper.interpolations, first=4, number=3),
     "13": partial(paper.interpolations, first=7, number=3),
-    "horizon": own.horizon,
-    "reliability": own.reliability,
-    "latent-map": own.latent_map,
-    "seeds": own.seeds,
+    "horizon": lambda stored: own.horizon(stored.records),
+    "reliability": lambda stored: own.reliability(stored.record(stored.model)),
+    "latent-map": lambda stored: own.latent_map(stored.examples),
+    "seeds": lambda stored: own.seeds(stored.record("training")),
 }

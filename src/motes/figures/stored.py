@@ -11,6 +11,7 @@ import numpy as np
 from motes.data import Clips, cannonballs
 from motes.errors import InputError
 from motes.pictures import FORECAST, INFERRED, INTERPOLATED, TRUTH, Style, View
+from motes.standings import contenders
 
 STYLES = {"infer": INFERRED, "forecast": FORECAST, "interpolation": INTERPOLATED}
 NUM_CONTEXT = 5
@@ -31,6 +32,14 @@ class Stored:
         except FileNotFoundError:
             raise InputError(f"no {path}; {_remedy(name)}") from None
         return found
+
+    @property
+    def records(self) -> dict[str, dict[str, Any]]:
+        """The records of all contenders that are stored."""
+        found = {}
+        for path in sorted(self.folder.glob("*.json")):
+            found[path.stem] = self.record(path.stem)
+        return contenders(found)
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
         """Stored arrays; pictures become probabilities again."""

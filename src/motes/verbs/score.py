@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import torch
 from tyro.conf import Positional, arg
 
-from motes.checkpoint import load_with_config, write_json
+from motes.checkpoint import load_with_config, write_json, write_text
 from motes.config import DataConfig
 from motes.data import Clips, World, cannonballs, load_clips
 from motes.errors import InputError
@@ -25,12 +25,15 @@ def evaluate(
     seed: int = 1_000_000,
     out: Path | None = None,
     examples: Path | None = None,
+    report: Path | None = None,
+    results: Path = Path("results"),
     as_json: Annotated[bool, arg(name="json")] = False,
 ) -> None:
     """Scores a model or a baseline on clips whose truth is known: tracks, forecasts, error bars.
 
     Example: motes evaluate cannonballs-48 --out results/cannonballs-48.json
     Example: motes evaluate limit --out results/limit.json
+    Example: motes evaluate cannonballs-48 --report report.html
 
     Args:
         model: a shipped model's name, a run folder, or a baseline: limit, kalman, known-gravity,
@@ -40,6 +43,8 @@ def evaluate(
         seed: of the fresh clips; training uses other seeds.
         out: JSON file to write.
         examples: npz file to write, with what `motes figures` shows of a model.
+        report: HTML file to write for a person: table, figures, the clips that went wrong.
+        results: folder of stored records that stand beside the model in the report.
         as_json: print one JSON line instead of a table.
     """
     from motes.baselines import BASELINES
@@ -48,6 +53,8 @@ def evaluate(
         data, scores = DataConfig(), _score_baseline
     else:
         data, scores = load_with_config(model)[1].data, _score_model
+    if model in BASELINES and (examples is not None or report is not None):
+        raise InputError(f"{model} is a baseline; --examples and --report tell of models")
     if clips is None and seed == data.seed:
         raise InputError(f"seed {seed} made the training clips of {model}; give another")
     given = load_clips(clips) if clips is not None else _fresh(data, num_clips, seed)
@@ -65,10 +72,21 @@ def evaluate(
     if examples is not None:
         from motes.examples import collect, save_arrays
 
-        if model in BASELINES:
-            raise InputError(f"{model} is a baseline; --examples shows models alone")
         save_arrays(examples, collect(load_with_config(model)[0], given))
+    if report is not None:
+        _write_report(report, model, given, record, results)
     tell(record, as_json, score_table(record))
+
+
+def _write_report(
+    path: Path, model: str, clips: Clips, record: dict[str, Any], results: Path
+) -> None:
+    """Writes the page; the command in it names no place on this machine."""
+    from motes.scorecard import page, stored_records
+
+    command = f"motes evaluate {Path(model).name} --report {path.name}"
+    text = page(load_with_config(model)[0], clips, record, stored_records(results), command)
+    write_text(path, text)
 
 
 def figures(
