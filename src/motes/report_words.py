@@ -118,7 +118,8 @@ table { border-collapse: collapse; width: 100%; font-size: .93rem }
 th, td { text-align: left; padding: .45rem .6rem; border-bottom: 1px solid var(--line);
   vertical-align: top }
 td small { display: block } .number { text-align: right; font-variant-numeric: tabular-nums;
-  white-space: nowrap }
+  white-space: nowrap } th.number { white-space: normal }
+td:first-child { min-width: 11rem }
 @media (max-width: 40rem) { figure { overflow-x: auto } figcaption { position: sticky; left: 0 }
   img { max-width: none; width: 44rem } :is(#animation, #starts) img { max-width: 100% } }
 pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line);

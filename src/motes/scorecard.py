@@ -89,8 +89,8 @@ def _asked(record: Record) -> str:
     return (
         f"<p>{clips} clips of {record['num_frames']} frames, {width}x{height} pixels ({origin}), "
         "none of which training saw. Three questions, without retraining: where is each ball, all "
-        "frames seen; where will it be, 5 frames seen; where was it, the middle hidden. The model is told "
-        "how many balls a clip has and nothing else. Truth is used for scoring alone. "
+        "frames seen; where will it be, 5 frames seen; where was it, the middle hidden. The model "
+        "is told how many balls a clip has and nothing else. Truth is used for scoring alone. "
         "± is one standard error, from clips drawn anew with replacement.</p>"
     )
 

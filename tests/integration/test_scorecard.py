@@ -1,0 +1,88 @@
+"""The page about an evaluation: self-contained, and true to its record."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from motes.checkpoint import save_model
+from motes.cli import main
+from motes.model import build
+from motes.presets import PRESETS
+from motes.scorecard import _comparable
+
+SMOKE = PRESETS["smoke"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, its record and its page, with a limit of the same clips beside it."""
+    here = tmp_path_factory.mktemp("scorecard")
+    (here / "<b>tiny").mkdir()
+    save_model(here / "<b>tiny", build(SMOKE), SMOKE)
+    common = ["--num-clips", "6", "--seed", "5"]
+    record, page = here / "tiny.json", here / "page.html"
+    words = [str(here / "<b>tiny"), *common, "--out", str(record), "--results", str(here / "none")]
+    assert main(["evaluate", *words]) == 0
+    other = json.loads(record.read_text("utf-8"))
+    (here / "results").mkdir()
+    (here / "results" / "limit.json").write_text(json.dumps({**other, "model": "limit"}))
+    words[-1] = str(here / "results")
+    assert main(["evaluate", *words, "--report", str(page), "--json"]) == 0
+    return here
+
+
+def test_a_scorecard_refers_to_nothing_outside(folder: Path):
+    page = (folder / "page.html").read_text("utf-8")
+    sources = re.findall(r'(?:src|href)="([^"]{0,30})', page)
+    assert len(sources) >= 4
+    assert all(source.startswith(("data:image/png", "data:image/gif")) for source in sources)
+    assert "<script" not in page
+    assert "<b>tiny" not in page.replace("&lt;b&gt;tiny", "")
+    assert str(folder) not in page
+
+
+def test_a_scorecard_shows_the_scores_of_the_record_and_of_the_limit(folder: Path):
+    page = (folder / "page.html").read_text("utf-8")
+    record = json.loads((folder / "tiny.json").read_text("utf-8"))
+    for column in record["by_count"].values():
+        assert page.count(f">{column['forecast_loss']:.4f}<small>") >= 2
+    assert "limit: true physics" in page
+    for clip in record["worst_clips"]:
+        assert f'id="clip-{clip}"' in page
+
+
+def test_the_same_record_is_written_again(folder: Path, tmp_path: Path):
+    words = [str(folder / "<b>tiny"), "--num-clips", "6", "--seed", "5", "--out"]
+    assert main(["evaluate", *words, str(tmp_path / "again.json")]) == 0
+    first, second = (
+        json.loads(path.read_text("utf-8"))
+        for path in (folder / "tiny.json", tmp_path / "again.json")
+    )
+    first.pop("environment")
+    second.pop("environment")
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    "change", [{"test_seed": 6}, {"frame_size": [9, 9]}, {"by_count": {"1": {"clips": 3}}}]
+)
+def test_only_records_of_the_same_clips_stand_beside(folder: Path, change: dict[str, object]):
+    record = json.loads((folder / "tiny.json").read_text("utf-8"))
+    assert _comparable(record, {"limit": {**record, "model": "limit"}})
+    assert not _comparable(record, {"limit": {**record, "model": "limit", **change}})
+
+
+def test_a_baseline_has_no_scorecard(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["evaluate", "limit", "--report", str(tmp_path / "page.html")]) == 2
+    assert "baseline" in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_a_baseline_is_scored_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "kalman.json"
+    assert main(["evaluate", "kalman", "--num-clips", "3", "--out", str(out)]) == 0
+    assert "forecast_rmse" in capsys.readouterr().out
+    assert json.loads(out.read_text("utf-8"))["by_count"]
