@@ -76,6 +76,7 @@ class ModelConfig:
     inference_state_size: int = 1024  # S, the paper's dimension of s_t^n
     renderer_state_size: int = 1024  # X, of x^n; the paper does not say, [Choice 3]
     num_components: int = 2  # K
+    law: Literal["newton", "linear"] = "newton"  # of motion; linear: springs and drag as well
     sampling_period: float = 0.1  # delta at the start
     state_noise: float = 0.001  # Sigma_H = state_noise I
     position_noise: float = 1.0  # Sigma_A = position_noise I

@@ -136,9 +136,11 @@ class Dynamics(nn.Module):
     Paper: [Eq. mixture]
         h_1 ~ sum_k pi_k N(mu_k, Sigma_k),  A = [I, delta I; 0, I],  B = [I, 0]
 
-    A and B keep that form; delta > 0, u, Sigma_H, Sigma_A, pi, mu_k and Sigma_k are learned.
-    Covariances are full and valid for any parameter value: each is L L' with the free entries
-    below the diagonal of L and the exponential of those on it. The starting values are those
+    A and B keep that form, unless the law is linear: then what A adds to the velocity, a force that
+    grows with the position and the velocity (springs, drag), is learned too [Choice 23]. delta > 0,
+    u, Sigma_H, Sigma_A, pi, mu_k and Sigma_k are learned. Covariances are full and valid for any
+    parameter value: each is L L' with the free entries below the diagonal of L and the
+    exponential of those on it. The starting values are those
     of the paper's section on initialisation; the parameters are float64.
 
     Args:
@@ -148,6 +150,7 @@ class Dynamics(nn.Module):
         position_noise: Sigma_A = position_noise * I at the start; a variance.
         initial_spread: Sigma_k = initial_spread^2 * I at the start; the position part of mu_k is
             drawn with the same spread, the velocity part is 0.
+        linear: whether the law is linear.
         generator: Draws the positions of mu_k.
     """
 
@@ -159,6 +162,7 @@ class Dynamics(nn.Module):
         state_noise: float = 0.001,
         position_noise: float = 1.0,
         initial_spread: float = 1.0,
+        linear: bool = False,
         generator: torch.Generator,
     ) -> None:
         super().__init__()
@@ -180,6 +184,8 @@ class Dynamics(nn.Module):
         spread = _free_factor(initial_spread**2, STATE_DIM)
         self.log_delta = nn.Parameter(delta.log())
         self.force = nn.Parameter(torch.zeros(STATE_DIM, dtype=torch.float64))
+        field = torch.zeros(STATE_DIM - POSITION_DIM, STATE_DIM, dtype=torch.float64)
+        self.force_field = nn.Parameter(field) if linear else None
         self.state_factor = nn.Parameter(_free_factor(state_noise, STATE_DIM))
         self.position_factor = nn.Parameter(_free_factor(position_noise, POSITION_DIM))
         self.logits = nn.Parameter(torch.zeros(num_components, dtype=torch.float64))
@@ -191,7 +197,10 @@ class Dynamics(nn.Module):
         eye = identity(POSITION_DIM, self.logits)
         zero = torch.zeros_like(eye)
         top = torch.cat([eye, self.log_delta.exp() * eye], -1)
-        A = torch.cat([top, torch.cat([zero, eye], -1)])
+        bottom = torch.cat([zero, eye], -1)
+        if self.force_field is not None:
+            bottom = bottom + self.force_field
+        A = torch.cat([top, bottom])
         B = torch.cat([eye, zero], -1)
         return LGSSM(
             transition=A,

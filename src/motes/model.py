@@ -159,6 +159,7 @@ def build(config: RunConfig) -> Model:
         state_noise=part.state_noise,
         position_noise=part.position_noise,
         initial_spread=part.initial_spread,
+        linear=part.law == "linear",
         generator=generator,
     )
     renderer: Renderer | GlyphRenderer

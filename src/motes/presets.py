@@ -100,6 +100,31 @@ STRUCTURED_PRESETS: dict[str, RunConfig] = {
     "small": dataclasses.replace(
         _STRUCTURED, data=DataConfig(num_clips=2_000, height=32, width=32)
     ),
+    # A person's own video: few clips, fast objects, hands and walls that act on them now and then.
+    # The size of the glyph is taken from the clips, see `training_data.fit_glyph`.
+    "video": dataclasses.replace(
+        _STRUCTURED,
+        model=dataclasses.replace(
+            _STRUCTURED.model,
+            law="linear",
+            sampling_period=0.3,
+            state_noise=0.1,
+            position_noise=0.05,
+            window=9,
+        ),
+        schedule=dataclasses.replace(
+            _STRUCTURED.schedule,
+            iterations=300,
+            frozen_visibility=150,
+            learning_rate=((0, 0.03), (200, 0.03), (300, 0.005)),
+            dynamics_rate=0.5,
+            steps_per_look=12,
+            seed_mixture=(12,),
+        ),
+        batch_size=16,
+        log_every=12,
+        checkpoint_every=60,
+    ),
     "smoke": dataclasses.replace(
         _STRUCTURED,
         data=PRESETS["smoke"].data,

@@ -1,6 +1,7 @@
 """The clips of a run: made or loaded, split, and put on the training device."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +50,17 @@ def fit_to_data(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, data=data)
 
 
+def fit_glyph(config: RunConfig) -> RunConfig:
+    """The configuration with a glyph of the size of the objects in the user's clips."""
+    assert config.data.path is not None
+    clips = load_clips(config.data.path)
+    radius = math.sqrt(ink_of(clips, known_counts(clips, config.data.path)) / math.pi)
+    model = dataclasses.replace(
+        config.model, glyph_width=0.9 * radius, glyph_reach=min(math.ceil(2 * radius), 64)
+    )
+    return dataclasses.replace(config, model=model)
+
+
 def make_dataset(config: RunConfig, device: torch.device) -> Dataset:
     """The clips of a run, the last ones held out, on the training device."""
     data = config.data
@@ -69,14 +81,18 @@ def make_dataset(config: RunConfig, device: torch.device) -> Dataset:
 
 
 def to_device(clips: Clips, device: torch.device) -> TrainingData:
-    """Clips as the trainer reads them; the ink of an object is measured on a few hundred."""
+    """Clips as the trainer reads them."""
     counts = known_counts(clips, "the clips")
+    ink = max(ink_of(clips, counts), 1.0)
+    observed = None if clips.observed is None else clips.observed.to(device)
+    return TrainingData(clips.video.to(device), counts.to(device), ink, None, observed)
+
+
+def ink_of(clips: Clips, counts: Int[Tensor, " B"]) -> float:
+    """Lit pixels of one object, on average over a few hundred clips."""
     some = clips[:256]
     pixels = some.video.unpack_all() if isinstance(some.video, PackedFrames) else some.video
-    num_frames = pixels.shape[1]
-    ink = float(pixels.sum()) / (num_frames * float(counts[:256].sum()))
-    observed = None if clips.observed is None else clips.observed.to(device)
-    return TrainingData(clips.video.to(device), counts.to(device), max(ink, 1.0), None, observed)
+    return float(pixels.sum()) / (pixels.shape[1] * float(counts[:256].sum()))
 
 
 def known_counts(clips: Clips, origin: str) -> Int[Tensor, " B"]:

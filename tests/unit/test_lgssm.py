@@ -118,3 +118,18 @@ def test_components_are_drawn_at_the_borders_of_pi(generator: torch.Generator) -
     noise = torch.tensor([[0.0, 0.19, 0.21], [0.69, 0.71, 0.999999]]).double()
     expected = torch.tensor([[0, 0, 1], [1, 2, 2]])
     assert torch.equal(dynamics.draw_components(noise), expected)
+
+
+def test_a_linear_law_starts_as_newtons_and_learns_springs_and_drag(generator):
+    newton, linear = (
+        Dynamics(linear=flag, generator=torch.Generator().manual_seed(0)) for flag in (False, True)
+    )
+    assert torch.equal(newton.components().transition, linear.components().transition)
+    assert "force_field" not in dict(newton.named_parameters())
+    with torch.no_grad():
+        linear.force_field[0, 0], linear.force_field[1, 3] = -0.5, -0.25
+    A = linear.components().transition
+    # x is pulled back by half of its value; y's velocity loses a quarter.
+    expected = newton.components().transition.detach().clone()
+    expected[2, 0], expected[3, 3] = -0.5, 0.75
+    assert torch.equal(A, expected)

@@ -15,13 +15,14 @@ from motes import train as training
 from motes.config import to_json
 from motes.errors import InputError
 from motes.presets import preset as find_preset
+from motes.training_data import fit_glyph
 from motes.verbs import tell
 from motes.verbs.progress import training_bar
 from motes.verbs.question import keep_preparation
 
 
 def train(
-    preset: Literal["small", "robust", "paper", "taught", "smoke"] = "small",
+    preset: Literal["small", "robust", "paper", "taught", "video", "smoke"] | None = None,
     family: Literal["paper", "structured"] | None = None,
     data: Path | None = None,
     out: Path | None = None,
@@ -42,7 +43,8 @@ def train(
 
     Args:
         preset: small (two cores, minutes), robust (ours, GPU), paper (as written), taught (after
-            lessons of the structured family, GPU), smoke (seconds).
+            lessons of the structured family, GPU), video (your own, two cores, minutes), smoke
+            (seconds); default: video for your own clips, else small.
         family: the paper's networks, or structured: a glyph and a tracker with the dynamics in it;
             default: structured for your own clips, else paper.
         data: npz file of your own clips, as motes prepare writes it, or any with frames and
@@ -62,9 +64,11 @@ def train(
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError("device is cuda, but PyTorch sees no GPU here; use --device cpu")
     family = family or ("paper" if data is None else "structured")
+    preset = preset or ("video" if data is not None and family == "structured" else "small")
     config = dataclasses.replace(find_preset(family, preset), seed=seed)
     if data is not None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(data)))
+        config = fit_glyph(config) if preset == "video" else config
     if iterations is not None:
         config = dataclasses.replace(config, schedule=config.schedule.stretched(iterations))
     if dry_run:

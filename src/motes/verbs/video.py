@@ -121,5 +121,5 @@ def _sentence(summary: CutSummary, record: dict[str, object]) -> str:
         f"{record['height']}x{record['width']} pixels{dropped}: {record['out']}\n"
         f"objects: {held} (threshold {record['threshold']:.3f}, grown by {record['grow']})\n"
         f"look at what the model will see: {record['sheet']}\n"
-        f"then: motes train --family structured --preset robust --data {record['out']} --out run"
+        f"then: motes train --data {record['out']} --out run"
     )
