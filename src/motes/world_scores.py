@@ -205,7 +205,7 @@ def score_counts(model: Model, seed: int, num_clips: int = 300) -> dict[str, Any
 
     One more than the clips hold is allowed, so that too many can be claimed as well as too few.
     """
-    model.max_objects = max(COUNTED) + 1
+    model.max_objects = model.inference.max_objects = max(COUNTED) + 1
     clips = worlds.make("cannonballs", num_clips, COUNTED, seed=seed)
     assert clips.num_objects is not None
     probabilities = []

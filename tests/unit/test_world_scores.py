@@ -92,7 +92,7 @@ def test_counts_are_scored_against_the_truth(monkeypatch):
     sure[0] = sure[0].roll(1)  # one mistake
     answers = iter([SimpleNamespace(count_probabilities=sure)])
     monkeypatch.setattr(world_scores, "infer", lambda model, frames: next(answers))
-    model = SimpleNamespace(max_objects=3)
+    model = SimpleNamespace(max_objects=3, inference=SimpleNamespace())
     record = world_scores.score_counts(model, seed=3, num_clips=20)
     assert model.max_objects == 6
     assert record["accuracy"] == 19 / 20
