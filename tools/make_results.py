@@ -236,9 +236,9 @@ def scores_of(model: str, records: dict[str, Record], names: Sequence[str]) -> s
 def worlds_table(record: Record) -> str:
     """Return every world's scores beside its oracle's, for each number of objects."""
     lines = [
-        "| world | N | clips tracked | position, px | path, px | hidden path, px "
-        "| 90 % regions hold: seen / hidden / path | forecast, px | they hold |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| world | N | trackpy tracks | clips tracked | position, px | path, px "
+        "| hidden path, px | 90 % regions hold: seen / hidden / path | forecast, px | they hold |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for world, oracle in record.get("oracles", {}).items():
         runs = record.get("worlds", {}).get(world, {})
@@ -254,7 +254,10 @@ def worlds_table(record: Record) -> str:
             covers = " / ".join(pair(name, "{:.2f}") for name in WORLD_COVERS if name in limit)
             cells = [pair(name, form) for name, form in WORLD_SCORES]
             ahead = [pair("forecast_rmse", "{:.2f}"), pair("forecast_coverage90", "{:.2f}")]
-            lines.append("| " + " | ".join([f"`{world}`", count, *cells, covers, *ahead]) + " |")
+            rival = record.get("trackpy", {}).get(world, {"by_count": {}})["by_count"].get(count)
+            blobs = f"{rival['tracked']:.2f}" if rival else ""
+            row = [f"`{world}`", count, blobs, *cells, covers, *ahead]
+            lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
 
 
