@@ -2,6 +2,7 @@
 
     limit              global assignment, exact posterior, Bayes-optimal pictures
     kalman             disks, ordered frame by frame by the Kalman filter, true physics and prior
+    trackpy            its blobs and links, settings chosen on training clips (an extra)
     known-gravity      disks, nearest neighbours, a straight line plus the known gravity
     constant-velocity  the same without gravity
     constant-image     the best picture that looks at nothing
@@ -10,6 +11,7 @@ The limit, `kalman` and `known-gravity` are told the physics; all but the last a
 of the disks and their number. The paper's recurrent network is `ed_lstm`.
 """
 
+from motes.baselines.blobs import Blobs
 from motes.baselines.classical import KalmanTracker, StraightLine
 from motes.baselines.constant import ConstantImage
 from motes.baselines.limit import Limit
@@ -18,17 +20,21 @@ from motes.contest import Contender
 from motes.data import Clips, World
 from motes.errors import InputError
 
-BASELINES = ("limit", "kalman", "known-gravity", "constant-velocity", "constant-image")
+BASELINES = (
+    "limit", "kalman", "trackpy", "known-gravity", "constant-velocity", "constant-image",
+)  # fmt: skip
 
 
 def baseline(name: str, world: World, training: Clips) -> Contender:
-    """A baseline by name, for clips of a world; training clips are seen by the last alone."""
+    """A baseline by name, for clips of a world; some of them see training clips."""
     gravity = (float(world.pixel_force[0]), float(world.pixel_force[1]))
     match name:
         case "limit":
             return Limit.of(world)
         case "kalman":
             return KalmanTracker(world.radius, true_physics(world))
+        case "trackpy":
+            return Blobs.of(training)
         case "known-gravity":
             return StraightLine(world.radius, gravity)
         case "constant-velocity":

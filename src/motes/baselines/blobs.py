@@ -5,6 +5,7 @@ hand: what a careful user could reach at best.
 """
 
 import warnings
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,12 +13,15 @@ import numpy as np
 import torch
 
 from motes import metrics
+from motes.contest import Told
+from motes.data import Clips
 from motes.errors import InputError
 from motes.shapes import Bool, Float, Tensor
 
 if TYPE_CHECKING:
     import pandas
 
+NUM_TUNED = 12  # clips with each number of objects
 DIAMETERS, RANGES, MEMORIES = (5, 7, 9), (3.0, 5.0, 8.0), (0, 3, 10)
 
 
@@ -128,3 +132,36 @@ def _trackpy() -> Any:
         raise InputError("this rival needs trackpy; pip install 'motes[rivals]'") from None
     trackpy.quiet()
     return trackpy
+
+
+@dataclass(frozen=True, eq=False)
+class Blobs:
+    """trackpy as a contender, its settings chosen for each number of objects on training clips."""
+
+    settings: dict[int, Settings]
+    interpolates: bool = True
+
+    @classmethod
+    def of(cls, training: Clips) -> "Blobs":
+        """Settings chosen on the first training clips with each number of objects."""
+        assert training.num_objects is not None
+        assert training.positions is not None
+        chosen = {}
+        for count in sorted(set(training.num_objects.tolist())):
+            own = training[(training.num_objects == count).nonzero()[:NUM_TUNED, 0]]
+            assert own.positions is not None
+            frames = own.frames.float()
+            everything = torch.ones(frames.shape[:2], dtype=torch.bool)
+            chosen[count] = choose_settings(frames, everything, own.positions[:, :count])
+        return cls(chosen)
+
+    def ask(
+        self,
+        frames: Float[Tensor, "B T height width"],
+        observed: Bool[Tensor, " T"],
+        num_objects: int,
+    ) -> Told:
+        """Tracks with straight lines over gaps; after the last seen frame objects stay."""
+        everyone = observed.expand(len(frames), -1)
+        tracks = follow_blobs(frames, everyone, num_objects, self.settings[num_objects])
+        return Told(pixels=tracks, path_pixels=tracks)

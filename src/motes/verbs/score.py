@@ -36,8 +36,8 @@ def evaluate(
     Example: motes evaluate cannonballs-48 --report report.html
 
     Args:
-        model: a shipped model's name, a run folder, or a baseline: limit, kalman, known-gravity,
-            constant-velocity, constant-image.
+        model: a shipped model's name, a run folder, or a baseline: limit, kalman, trackpy,
+            known-gravity, constant-velocity, constant-image.
         clips: npz file with truth; default: fresh cannonballs of the model's size.
         num_clips: how many fresh clips.
         seed: of the fresh clips; training uses other seeds.
