@@ -1,4 +1,4 @@
-"""Draw the picture at the top of README.md: a clip of two balls, and three answers about it.
+"""Draw the pictures of README.md: a clip of two balls and three answers about it; the horizon.
 
 Usage: python tools/make_strip.py [MODEL]     a shipped name or the folder of a run
 """
@@ -9,8 +9,10 @@ from pathlib import Path
 import motes
 from motes import pictures
 from motes.demo import ask_examples
+from motes.figures import FIGURES, Stored
 
-OUT = Path(__file__).parent.parent / "docs" / "images" / "strip.png"
+ROOT = Path(__file__).parent.parent
+OUT = ROOT / "docs" / "images"
 SEED = 2_000_001  # of the clip; training uses other seeds
 TIMES = (0, 4, 8, 12, 16, 20, 24, 29)
 
@@ -20,9 +22,10 @@ def main(name: str) -> None:
     model = motes.load(name)
     clips = motes.cannonballs(num_clips=1, num_objects=2, size=model.image_size, seed=SEED)
     (views,) = ask_examples(model, clips)
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.write_bytes(pictures.png(pictures.strip(views, TIMES)))
-    print(f"wrote {OUT.name}")
+    (OUT / "strip.png").write_bytes(pictures.png(pictures.strip(views, TIMES)))
+    horizon = FIGURES["horizon"](Stored(ROOT / "results", name))
+    (OUT / "horizon.png").write_bytes(pictures.png(horizon))
+    print("wrote strip.png and horizon.png")
 
 
 if __name__ == "__main__":

@@ -115,11 +115,11 @@ img { display: block; max-width: 100%; height: auto; margin: 0 auto; background:
   border-radius: .4rem }
 .wide { overflow-x: auto; margin: 1rem 0 }
 table { border-collapse: collapse; width: 100%; font-size: .93rem }
-th, td { text-align: left; padding: .45rem .6rem; border-bottom: 1px solid var(--line);
+th, td { text-align: left; padding: .45rem .42rem; border-bottom: 1px solid var(--line);
   vertical-align: top }
 td small { display: block } .number { text-align: right; font-variant-numeric: tabular-nums;
   white-space: nowrap } th.number { white-space: normal }
-td:first-child { min-width: 11rem }
+td:first-child { min-width: 9rem }
 @media (max-width: 40rem) { figure { overflow-x: auto } figcaption { position: sticky; left: 0 }
   img { max-width: none; width: 44rem } :is(#animation, #starts) img { max-width: 100% } }
 pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line);

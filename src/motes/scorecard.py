@@ -186,7 +186,7 @@ def _worst(model: Model, clips: Clips, record: Record) -> Iterator[str]:
     for index, views in zip(
         indices, ask_examples(model, clips[torch.tensor(indices)]), strict=True
     ):
-        moving = pictures.animation(views[:3], scale=3)
+        moving = pictures.animation(views[:3], scale=4)
         title = f"Clip {index}, {len(views[0].pixels)} ball{'s' * (len(views[0].pixels) > 1)}"
         yield figure(f"clip-{index}", moving, title, _trouble(views[0], views[1]))
 
