@@ -137,7 +137,7 @@ def _first_swap(told: np.ndarray, true: np.ndarray) -> int:
 
 def generated_and_true(stored: Stored) -> "Figure":
     """Figure 6: generated (left) against true (right) clips overlaid; ours above, ED-LSTM below."""
-    recurrent = stored.arrays("ed-lstm")["frames"]
+    recurrent = stored.recurrent_frames
     figure, axes = axes_grid(2, 6, cell=1.5, room=(0.3, 0.3))
     for column, clip in enumerate(stored.with_count(2)[:3]):
         true = overlaid(stored.true_frames(clip))

@@ -112,6 +112,14 @@ class Stored:
         frames: np.ndarray = self.examples[f"{question}_mean_frames"][clip]
         return frames
 
+    @cached_property
+    def recurrent_frames(self) -> np.ndarray:
+        """The example clips as the ED-LSTM goes on with them: seen frames, then its own."""
+        frames = self.arrays("ed-lstm")["frames"].copy()
+        for clip, told in enumerate(frames):
+            told[:NUM_CONTEXT] = self.true_frames(clip)[:NUM_CONTEXT]
+        return frames
+
 
 def _unpacked(values: np.ndarray) -> np.ndarray:
     if values.dtype == np.uint8:
