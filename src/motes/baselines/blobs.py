@@ -163,5 +163,6 @@ class Blobs:
     ) -> Told:
         """Tracks with straight lines over gaps; after the last seen frame objects stay."""
         everyone = observed.expand(len(frames), -1)
-        tracks = follow_blobs(frames, everyone, num_objects, self.settings[num_objects])
+        shown = frames * observed[:, None, None]  # the background is the median of all frames
+        tracks = follow_blobs(shown, everyone, num_objects, self.settings[num_objects])
         return Told(pixels=tracks, path_pixels=tracks)
