@@ -146,6 +146,18 @@ def variant_table(record: Record) -> str:
     return "\n".join(rows)
 
 
+def seeds_table(record: Record) -> str:
+    """Return what every seed of a watched training reached."""
+    rows = ["| seed | tracked at the end, N = 1 / 2 / 3 | held-out bound, nats |", "|---|---|---|"]
+    for name, checks in record["tracked"].items():
+        last = checks[-1]
+        shares = " / ".join(f"{last[count]:.2f}" for count in ("1", "2", "3"))
+        rows.append(f"| {name.removeprefix('seed-')} | {shares} | {last['bound']:.0f} |")
+    steps = next(iter(record["tracked"].values()))[-1]["step"]
+    told = f"Preset `{record['training']}`, {steps} steps, every seed that was run; 90 clips."
+    return f"{told}\n\n" + "\n".join(rows)
+
+
 def told_of_model(record: Record) -> str:
     """Return what a record says besides its scores: force, starts, bounds, counts."""
     lines = [f"{sum(c['clips'] for c in record['by_count'].values())} clips."]
@@ -213,6 +225,9 @@ def long_form(records: dict[str, Record]) -> str:
     if "ed-lstm" in records:
         record = records["ed-lstm"]
         sections.append(f"### ed-lstm\n\n{variant_table(record)}\n\n{origin(record)}")
+    if "training" in records:
+        record = records["training"]
+        sections.append(f"### From scratch\n\n{seeds_table(record)}\n\n{origin(record)}")
     for name, record in records.items():
         if "by_count" in record:
             first = next(iter(record["by_count"].values()))

@@ -97,6 +97,14 @@ def test_every_record_becomes_a_section_and_a_row():
     assert "as the paper trains it" in table
 
 
+def test_every_seed_that_was_run_is_told():
+    last = {"step": 9, "1": 1.0, "2": 0.5, "3": 0.25, "bound": -12.4}
+    watched = {**record(), "training": "small", "tracked": {"seed-0": [last], "seed-1": [last]}}
+    del watched["by_count"]
+    page = make_results.long_form({"training": watched})
+    assert "| 1 | 1.00 / 0.50 / 0.25 | -12 |" in page
+
+
 def test_limits_of_the_report_are_those_of_the_stored_record():
     stored = make_results.read_records(ROOT / "results")["limit"]["by_count"]
     for name, values in LIMITS.items():
