@@ -166,6 +166,8 @@ class Trainer:
             self._found = model.track(frames, num_objects, observed, explore=EXPLORE)
             model.let_hide(self.step >= schedule.frozen_visibility)
             if self._found is not None and self.step in schedule.seed_mixture:
-                seed_mixture(model.dynamics, self._found.means, model.present(num_objects))
+                seed_mixture(
+                    model.dynamics, self._found.means, model.present(num_objects), self._found.seen
+                )
                 processes.follow(model.dynamics)  # each has seen its share of the batch alone
         return bound_terms(model, frames, num_objects, inputs.noise, self._found, observed)

@@ -22,7 +22,10 @@ class Mixture(NamedTuple):
 
 @torch.no_grad()
 def seed_mixture(
-    dynamics: Dynamics, positions: Float[Tensor, "B N T 2"], present: Bool[Tensor, "B N"]
+    dynamics: Dynamics,
+    positions: Float[Tensor, "B N T 2"],
+    present: Bool[Tensor, "B N"],
+    seen: Bool[Tensor, "B N T"],
 ) -> None:
     """Replaces pi, mu and Sigma by a mixture fitted to the smoothed first states of tracks.
 
@@ -30,9 +33,9 @@ def seed_mixture(
 
     Law: the dynamics stay valid and the tracks become likelier; tests/unit/test_seeding.py.
     """
-    tracks = positions[present]
-    states = kalman.smooth(dynamics.components(), tracks[:, None]).means[:, :, 0]
-    likely = mixture.component_log_posterior(dynamics, tracks).argmax(-1)
+    tracks, mask = positions[present], seen[present]
+    states = kalman.smooth(dynamics.components(), tracks[:, None], mask[:, None]).means[:, :, 0]
+    likely = mixture.component_log_posterior(dynamics, tracks, mask).argmax(-1)
     starts = states.take_along_dim(likely[:, None, None], 1)[:, 0]
     weights, means, covariances = fit_mixture(starts, len(dynamics.logits))
     factor = torch.linalg.cholesky(covariances)
