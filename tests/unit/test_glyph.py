@@ -3,7 +3,9 @@ import math
 import pytest
 import torch
 
-from motes.structured.glyph import CELLS, GlyphRenderer
+from glyphs import odd_renderer
+from motes.structured.glyph import CELLS, LEAST_BACKGROUND, GlyphRenderer
+from motes.structured.places import Glyph
 
 HEIGHT, WIDTH, REACH, PIXELS_PER_UNIT = 6, 7, 2, 3.0
 # Float64 sums of a dozen products of order one; a wrong cell is an error of order 1e-2.
@@ -11,17 +13,8 @@ TOLERANCE = {"rtol": 1e-10, "atol": 1e-11}
 
 
 def glyph_renderer(seed: int = 0) -> tuple[GlyphRenderer, torch.Generator]:
-    """A renderer in float64 whose glyph has no symmetry."""
-    generator = torch.Generator().manual_seed(seed)
-    renderer = GlyphRenderer(
-        (HEIGHT, WIDTH), reach=REACH, initial_width=1.5, pixels_per_unit=PIXELS_PER_UNIT
-    ).double()
-    with torch.no_grad():
-        for parameter in renderer.parameters():
-            parameter += 0.5 * torch.randn(
-                parameter.shape, generator=generator, dtype=parameter.dtype
-            )
-    return renderer, generator
+    renderer = odd_renderer((HEIGHT, WIDTH), REACH, PIXELS_PER_UNIT, seed)
+    return renderer, torch.Generator().manual_seed(seed)
 
 
 def scene(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,38 +23,36 @@ def scene(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     return positions, torch.tensor([[True, True], [True, False]])
 
 
-def naive_depth(
-    table: torch.Tensor, dx: torch.Tensor | float, dy: torch.Tensor | float
-) -> torch.Tensor:
-    """Between the four cells around an offset, each weighted by the area opposite to it."""
-    u, v = dx * CELLS + len(table) // 2, dy * CELLS + len(table) // 2
-    j, i = (int(torch.as_tensor(w).detach().floor()) for w in (u, v))
-    return sum(
-        (1 - abs(u - (j + right))) * (1 - abs(v - (i + down))) * table[i + down, j + right]
-        for right in (0, 1)
-        for down in (0, 1)
-    )
+def naive_glyph(renderer: GlyphRenderer, dx: float, dy: float) -> torch.Tensor | float:
+    """The value of the cell of the table in which an offset (pixel minus object) lies."""
+    cells = renderer.root_depth.shape[0]
+    row, column = (math.floor((d + REACH + 0.5) * CELLS) for d in (dy, dx))
+    if not (0 <= row < cells and 0 <= column < cells):
+        return 0.0
+    return renderer.root_depth[row, column] ** 2
 
 
 def naive_logits(
     renderer: GlyphRenderer, positions: torch.Tensor, present: torch.Tensor
 ) -> torch.Tensor:
-    table, background = renderer.log_depth.exp(), renderer.log_background.exp()
     B, N, T, _ = positions.shape
+    background = renderer.root_background**2 + LEAST_BACKGROUND
+    visibility = 1 / (1 + torch.exp(-renderer.visibility_logit))
     logits = torch.zeros(B, T, HEIGHT, WIDTH, dtype=torch.float64)
     for b in range(B):
         for t in range(T):
             for row in range(HEIGHT):
                 for column in range(WIDTH):
-                    depth = background
+                    depth = torch.zeros((), dtype=torch.float64)
                     for n in range(N):
-                        x = positions[b, n, t, 0] * PIXELS_PER_UNIT + (WIDTH - 1) / 2
-                        y = positions[b, n, t, 1] * PIXELS_PER_UNIT + (HEIGHT - 1) / 2
-                        i, j = round(y.item()), round(x.item())
-                        if present[b, n] and max(abs(row - i), abs(column - j)) <= REACH:
-                            depth = depth + naive_depth(table, column - x, row - y)
-                    white = 1 - torch.exp(-depth)
-                    logits[b, t, row, column] = torch.log(white / (1 - white))
+                        x = float(positions[b, n, t, 0]) * PIXELS_PER_UNIT + (WIDTH - 1) / 2
+                        y = float(positions[b, n, t, 1]) * PIXELS_PER_UNIT + (HEIGHT - 1) / 2
+                        if present[b, n]:
+                            depth = depth + naive_glyph(renderer, column - x, row - y)
+                    shows = visibility[row, column]
+                    dark = 1 - shows + shows * torch.exp(-depth)
+                    dark = dark * torch.exp(-background[row, column])
+                    logits[b, t, row, column] = torch.log((1 - dark) / dark)
     return logits
 
 
@@ -70,11 +61,10 @@ def test_glyph_renderer_equals_the_naive_loop() -> None:
     positions, present = scene(generator)
     pixels = renderer.to_pixels(positions)[present]
     assert ((pixels < -0.5) | (pixels > 6.5)).any(), "some object should be partly outside"
-    positions.requires_grad_()
     ours, theirs = renderer(positions, present), naive_logits(renderer, positions, present)
     torch.testing.assert_close(ours, theirs, **TOLERANCE)
     cotangent = torch.randn(ours.shape, generator=generator, dtype=torch.float64)
-    inputs = [positions, *renderer.parameters()]
+    inputs = list(renderer.parameters())
     torch.testing.assert_close(
         torch.autograd.grad(ours, inputs, cotangent),
         torch.autograd.grad(theirs, inputs, cotangent),
@@ -82,8 +72,29 @@ def test_glyph_renderer_equals_the_naive_loop() -> None:
     )
 
 
-def test_a_pixel_is_dark_only_if_every_object_leaves_it_dark() -> None:
+def test_the_likelihood_of_sparse_frames_is_that_of_the_logits() -> None:
     renderer, generator = glyph_renderer(1)
+    positions, present = scene(generator)
+    positions[0, 1] = positions[0, 0] + 0.2  # stamps overlap
+    frames = torch.rand(2, 3, HEIGHT, WIDTH, generator=generator, dtype=torch.float64)
+    frames *= torch.rand(frames.shape, generator=generator) < 0.4  # grey, white and mostly dark
+    white = renderer(positions, present).sigmoid()
+    theirs = (frames * white.log() + (1 - frames) * (1 - white).log()).sum((2, 3))
+    ours = renderer.log_likelihood(positions, present, frames)
+    torch.testing.assert_close(ours, theirs, **TOLERANCE)
+    cotangent = torch.randn(ours.shape, generator=generator, dtype=torch.float64)
+    inputs = list(renderer.parameters())
+    torch.testing.assert_close(
+        torch.autograd.grad(ours, inputs, cotangent),
+        torch.autograd.grad(theirs, inputs, cotangent),
+        **TOLERANCE,
+    )
+
+
+def test_without_a_cover_a_pixel_is_dark_only_if_every_object_leaves_it_dark() -> None:
+    renderer, generator = glyph_renderer(1)
+    with torch.no_grad():
+        renderer.visibility_logit.fill_(50.0)
     positions = 0.3 * torch.randn(1, 2, 1, 2, generator=generator, dtype=torch.float64)
     some = ([False, False], [True, False], [False, True], [True, True])
     empty, one, other, both = (
@@ -93,43 +104,66 @@ def test_a_pixel_is_dark_only_if_every_object_leaves_it_dark() -> None:
     assert (both < one).any()
 
 
+def test_a_covered_pixel_shows_the_background_alone() -> None:
+    renderer, _ = glyph_renderer(2)
+    with torch.no_grad():
+        renderer.visibility_logit[:, :3] = -200.0
+        renderer.visibility_logit[:, 3:] = 200.0
+    positions, present = torch.zeros(1, 1, 1, 2, dtype=torch.float64), torch.tensor([[True]])
+    drawn, empty = renderer(positions, present), renderer(positions, ~present)
+    torch.testing.assert_close(drawn[..., :3], empty[..., :3], **TOLERANCE)
+    assert (drawn[..., 1:5, 3:5] > empty[..., 1:5, 3:5]).all()
+
+
 @pytest.mark.parametrize("filler", [math.nan, math.inf, 1e30])
 def test_absent_glyphs_cannot_matter(filler: float) -> None:
     renderer, generator = glyph_renderer(2)
     positions, present = scene(generator)
-    without = renderer(positions, present)
-    filled = positions.masked_fill(~present[:, :, None, None], filler).requires_grad_()
-    logits = renderer(filled, present)
-    assert torch.equal(logits, without)
-    gradients = torch.autograd.grad(logits.square().sum(), [filled, *renderer.parameters()])
-    assert (gradients[0][~present] == 0).all()
-    assert all(gradient.isfinite().all() for gradient in gradients)
+    frames = (torch.rand(2, 3, HEIGHT, WIDTH, generator=generator) < 0.3).double()
+    filled = positions.masked_fill(~present[:, :, None, None], filler)
+    for draw in (renderer, lambda *scene: renderer.log_likelihood(*scene, frames)):
+        assert torch.equal(draw(filled, present), draw(positions, present))
+        gradients = torch.autograd.grad(
+            draw(filled, present).square().sum(), list(renderer.parameters())
+        )
+        assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-def test_an_object_far_outside_leaves_the_frame_empty() -> None:
-    renderer, _ = glyph_renderer(3)
-    far = torch.full((1, 1, 1, 2), 50.0, dtype=torch.float64)
-    present = torch.tensor([[True]])
-    assert torch.equal(renderer(far, present), renderer(far, ~present))
+@pytest.mark.parametrize("distance", [3.0, 50.0, 1e12, -3.0, -1e12])
+def test_an_object_outside_leaves_the_frame_empty(distance: float) -> None:
+    renderer, generator = glyph_renderer(3)
+    frames = (torch.rand(1, 1, HEIGHT, WIDTH, generator=generator) < 0.3).double()
+    for axis in (0, 1):
+        far = torch.zeros(1, 1, 1, 2, dtype=torch.float64)
+        far[..., axis] = distance
+        present = torch.tensor([[True]])
+        assert torch.equal(renderer(far, present), renderer(far, ~present))
+        torch.testing.assert_close(
+            renderer.log_likelihood(far, present, frames),
+            renderer.log_likelihood(far, ~present, frames),
+            **TOLERANCE,
+        )
 
 
-def test_kernel_is_the_average_over_a_pixel() -> None:
+def test_kernels_are_what_an_object_in_each_cell_of_a_pixel_adds() -> None:
     renderer, _ = glyph_renderer(4)
-    table = renderer.log_depth.exp()
-    within = [k / CELLS for k in range(-(CELLS // 2), CELLS // 2 + 1)]
-    kernel = renderer.kernel()
-    assert kernel.shape == (2 * REACH + 1, 2 * REACH + 1)
-    for row in range(-REACH, REACH + 1):
-        for column in range(-REACH, REACH + 1):
-            depths = [naive_depth(table, column + x, row + y) for x in within for y in within]
-            average = sum(depths) / len(depths)
-            torch.testing.assert_close(kernel[row + REACH, column + REACH], average, **TOLERANCE)
+    kernels = renderer.kernels()
+    assert kernels.shape == (CELLS, CELLS, 2 * REACH + 1, 2 * REACH + 1)
+    for row, column in torch.cartesian_prod(*[torch.arange(CELLS)] * 2).tolist():
+        x, y = ((cell + 0.5) / CELLS - 0.5 for cell in (column, row))
+        for i, j in torch.cartesian_prod(*[torch.arange(2 * REACH + 1)] * 2).tolist():
+            expected = naive_glyph(renderer, j - REACH - x, i - REACH - y)
+            torch.testing.assert_close(kernels[row, column, i, j], expected, **TOLERANCE)
 
 
-def test_spread_is_the_variance_of_the_ink() -> None:
+def test_ink_has_the_mass_and_the_variance_of_the_first_blob() -> None:
     renderer = GlyphRenderer((30, 30), reach=9, initial_width=1.7, pixels_per_unit=1.0)
-    # The table ends nearly six widths from the centre: 1e-7 of the ink lies beyond.
-    assert renderer.spread().item() == pytest.approx(1.7**2, rel=1e-5)
+    mass, spread = Glyph.coarse(renderer).ink()
+    # The blob, and that an object is in the middle of any of four cells of its pixel. The table
+    # ends more than five widths from the centre: 1e-7 of the ink lies beyond.
+    anywhere = sum(((cell + 0.5) / CELLS - 0.5) ** 2 for cell in range(CELLS)) / CELLS
+    assert spread.item() == pytest.approx(1.7**2 + anywhere, rel=1e-5)
+    assert mass.item() == pytest.approx(2 * math.pi * 1.7**2, rel=1e-5)
 
 
 def test_latent_positions_and_pixels_are_inverse_and_meet_at_the_centre() -> None:

@@ -3,16 +3,30 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
-from motes.structured.places import Glyph, Place, _responsibility, detect, look
+from glyphs import disk_renderer, frame_with, odd_renderer
+from motes.structured.places import (
+    Glyph,
+    Place,
+    Window,
+    _offsets,
+    chosen,
+    covers,
+    detect,
+    look,
+    responsibility,
+    unexplained,
+)
 
-HEIGHT, WIDTH, REACH, WINDOW = 9, 11, 2, 3
+HEIGHT, WIDTH, REACH = 9, 11, 2
 
 
-def random_glyph(generator: torch.Generator) -> Glyph:
-    """A glyph without symmetry, so that a turned kernel shows."""
-    depth = torch.rand(2 * REACH + 1, 2 * REACH + 1, generator=generator, dtype=torch.float64)
-    return Glyph.of(depth, torch.tensor(0.05).double(), torch.tensor(1.3).double())
+def odd_glyph(phases: int) -> Glyph:
+    renderer = odd_renderer((HEIGHT, WIDTH), REACH)
+    glyph = Glyph.coarse(renderer) if phases == 1 else Glyph.fine(renderer)
+    assert glyph.phases == phases
+    return Glyph(*(part.detach() for part in glyph[:-1]), glyph.phases)
 
 
 def random_place(generator: torch.Generator, num_clips: int, num_objects: int) -> Place:
@@ -23,90 +37,178 @@ def random_place(generator: torch.Generator, num_clips: int, num_objects: int) -
     return Place(mean, factor @ factor.mT + 0.5 * torch.eye(2))
 
 
-def gaussian(offset: np.ndarray, covariance: np.ndarray) -> float:
-    distance = offset @ np.linalg.solve(covariance, offset)
-    return float(np.exp(-0.5 * distance) / np.sqrt(np.linalg.det(covariance)))
+def distance(offset: np.ndarray, covariance: np.ndarray) -> float:
+    return float(offset @ np.linalg.solve(covariance, offset))
+
+
+def naive_shares(glyph: Glyph, guess: Place, present: list[bool], n: int) -> np.ndarray:
+    """The share of object n in each pixel, among all objects and the background."""
+    depth, background = glyph.depth.numpy().mean(0), glyph.background.numpy()
+    mass, second = 0.0, 0.0
+    for i, j in itertools.product(range(2 * REACH + 1), repeat=2):
+        mass += depth[i, j]
+        second += depth[i, j] * ((i - REACH) ** 2 + (j - REACH) ** 2) / 2
+    inks = guess.covariance.numpy() + second / mass * np.eye(2)
+    share = np.zeros((HEIGHT, WIDTH))
+    for row, column in np.ndindex(HEIGHT, WIDTH):
+        pixel = np.array([column, row])
+        lit = [
+            here
+            * mass
+            * np.exp(-0.5 * distance(pixel - mean, ink))
+            / (2 * np.pi * np.sqrt(np.linalg.det(ink)))
+            for here, mean, ink in zip(present, guess.mean.numpy(), inks, strict=True)
+        ]
+        share[row, column] = lit[n] / (sum(lit) + background[row, column])
+    return share
 
 
 def naive_look(
-    glyph: Glyph, frame: np.ndarray, guess: Place, prior: Place | None, present: list[bool], n: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and covariance of object n of one clip, place by place and pixel by pixel."""
-    depth, gain = glyph.depth.numpy(), glyph.lit_gain.numpy()
-    means, inks = guess.mean.numpy(), guess.covariance.numpy() + float(glyph.spread) * np.eye(2)
-    centre = np.clip(np.rint(means[n]), 0, [WIDTH - 1, HEIGHT - 1]).astype(int)
-    places, scores = [], []
-    for dy, dx in itertools.product(range(-WINDOW, WINDOW + 1), repeat=2):
-        place, score = centre + np.array([dx, dy]), 0.0
+    glyph: Glyph, frame: np.ndarray, share: np.ndarray, prior: Place, centre: np.ndarray, window: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Places of one object, their weights before and after, place by place, pixel by pixel."""
+    depth, shows = glyph.depth.numpy(), glyph.visibility.numpy()
+    typical = glyph.background.numpy().mean()
+    gain = np.log((1 - np.exp(-depth - typical)) / (1 - np.exp(-typical)))
+    cells, near = range(glyph.phases), range(-window, window + 1)
+    places, scores, priors = [], [], []
+    for row, column, dy, dx in itertools.product(cells, cells, near, near):
+        score, phase = 0.0, row * glyph.phases + column
         for i, j in itertools.product(range(2 * REACH + 1), repeat=2):
-            pixel = place + np.array([j, i]) - REACH
-            if not (0 <= pixel[0] < WIDTH and 0 <= pixel[1] < HEIGHT):
+            x, y = centre + np.array([dx + j, dy + i]) - REACH
+            if not (0 <= x < WIDTH and 0 <= y < HEIGHT):
                 continue
-            if frame[pixel[1], pixel[0]]:
-                ink = [here * gaussian(pixel - means[m], inks[m]) for m, here in enumerate(present)]
-                score += ink[n] / sum(ink) * gain[i, j]
+            if frame[y, x]:
+                score += shows[y, x] * share[y, x] * gain[phase, i, j]
             else:
-                score -= depth[i, j]
-        if prior is not None:
-            score += np.log(gaussian(place - prior.mean[n].numpy(), prior.covariance[n].numpy()))
-        places.append(place)
-        scores.append(score)
-    weights = np.exp(np.array(scores) - max(scores))
-    weights /= weights.sum()
-    mean = weights @ np.array(places)
-    offsets = np.array(places) - mean
-    return mean, (weights[:, None] * offsets).T @ offsets + np.eye(2) / 12
+                score -= shows[y, x] * depth[phase, i, j]
+        within = (np.array([column, row]) + 0.5) / glyph.phases - 0.5
+        places.append(centre + np.array([dx, dy]) + within)
+        priors.append(-0.5 * distance(places[-1] - prior.mean.numpy(), prior.covariance.numpy()))
+        scores.append(score + priors[-1])
+    before, after = (np.exp(np.array(those) - max(those)) for those in (priors, scores))
+    return np.array(places), before / before.sum(), after / after.sum()
 
 
-@pytest.mark.parametrize("with_prior", [True, False])
-def test_looking_equals_the_naive_loop(with_prior: bool, generator: torch.Generator) -> None:
-    glyph, guess = random_glyph(generator), random_place(generator, 2, 3)
-    prior = random_place(generator, 2, 3) if with_prior else None
+@pytest.mark.parametrize(("phases", "window"), [(1, 3), (4, 1)])
+def test_looking_equals_the_naive_loop(
+    phases: int, window: int, generator: torch.Generator
+) -> None:
+    glyph, guess, prior = odd_glyph(phases), *(random_place(generator, 2, 3) for _ in range(2))
     frames = (torch.rand(2, HEIGHT, WIDTH, generator=generator) < 0.3).double()
     present = torch.tensor([[True, True, True], [True, True, False]])
-    found = look(glyph, frames, guess, prior, present, WINDOW)
+    near = Window.around(guess.mean, window + REACH, (HEIGHT, WIDTH))
+    found = look(glyph, frames, near, responsibility(glyph, near, guess, present), prior)
+    summary = found.place()
     for b, n in present.nonzero().tolist():
-        one = Place(*(part[b] for part in guess))
-        its_prior = None if prior is None else Place(*(part[b] for part in prior))
-        mean, covariance = naive_look(
-            glyph, frames[b].numpy(), one, its_prior, present[b].tolist(), n
+        share = naive_shares(glyph, Place(*(part[b] for part in guess)), present[b].tolist(), n)
+        centre = np.clip(np.rint(guess.mean[b, n].numpy()), 0, [WIDTH - 1, HEIGHT - 1]).astype(int)
+        its_prior = Place(*(part[b, n] for part in prior))
+        places, before, weights = naive_look(
+            glyph, frames[b].numpy(), share, its_prior, centre, window
         )
-        # The variance of a cell, 1/12, is kept in float32: an error of 2e-9.
-        np.testing.assert_allclose(found.mean[b, n].numpy(), mean, rtol=1e-8, atol=1e-8)
-        np.testing.assert_allclose(found.covariance[b, n].numpy(), covariance, rtol=1e-7, atol=1e-8)
+        np.testing.assert_allclose(found.centre[b, n] + found.offsets, places, atol=1e-12)
+        # The width of the ink is kept in float32: an error of 6e-8, in scores of order ten.
+        np.testing.assert_allclose(found.log_weights[b, n].exp(), weights, rtol=1e-6, atol=1e-12)
+        np.testing.assert_allclose(found.told[b, n], stats.entropy(weights, before), rtol=1e-5)
+        mean = weights @ places
+        covariance = (weights[:, None] * (places - mean)).T @ (places - mean)
+        covariance += np.eye(2) / phases**2 / 12  # anywhere in its cell
+        np.testing.assert_allclose(summary.mean[b, n], mean, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(summary.covariance[b, n], covariance, rtol=1e-6, atol=1e-6)
 
 
-def test_the_gain_of_a_lit_pixel_is_what_the_object_adds_to_its_log_probability() -> None:
-    depth, background = (torch.tensor(d, dtype=torch.float64) for d in ([[0.7]], 0.1))
-    glyph = Glyph.of(depth, background, torch.tensor(1.0).double())
-    expected = np.log((1 - np.exp(-0.8)) / (1 - np.exp(-0.1)))
-    assert float(glyph.lit_gain) == pytest.approx(expected, rel=1e-12)
+@pytest.mark.parametrize("phases", [1, 4])
+def test_gains_are_what_an_object_adds_to_the_log_probability_of_white(phases: int) -> None:
+    glyph = odd_glyph(phases)
+    typical = glyph.background.mean().item()
+    for depth, gain in zip(glyph.depth.flatten(), glyph.lit_gain.flatten(), strict=True):
+        expected = np.log((1 - np.exp(-depth.item() - typical)) / (1 - np.exp(-typical)))
+        assert gain.item() == pytest.approx(expected, rel=1e-9)
 
 
-def test_shares_of_a_pixel_sum_to_one_over_present_objects(generator: torch.Generator) -> None:
-    guess = random_place(generator, 2, 3)
+def test_the_coarse_glyph_is_the_average_of_the_fine_one() -> None:
+    average = torch.stack(list(odd_glyph(4).depth)).mean(0)
+    torch.testing.assert_close(odd_glyph(1).depth[0], average)
+
+
+def test_shares_of_a_pixel_sum_to_one_over_all_that_may_light_it(
+    generator: torch.Generator,
+) -> None:
+    guess, glyph = random_place(generator, 2, 3), odd_glyph(1)
     present = torch.tensor([[True, True, True], [False, True, True]])
-    x, y = (torch.arange(length).expand(2, 3, -1) for length in (WIDTH, WIDTH))
-    share = _responsibility(random_glyph(generator), guess, present, x, y)  # one window for all
+    middle = torch.tensor([5.0, 4.0], dtype=torch.float64).expand(2, 3, 2)
+    one_for_all = Window.around(middle, 4, (HEIGHT, WIDTH))
+    alone = glyph._replace(background=torch.zeros_like(glyph.background))
+    share = responsibility(alone, one_for_all, guess, present)
     torch.testing.assert_close(share.sum(1), torch.ones_like(share[:, 0]), rtol=0, atol=1e-12)
     assert (share[1, 0] == 0).all()
     assert share[0].std() > 0.1
+    bright = responsibility(glyph, one_for_all, guess, present)
+    assert (bright.sum(1) < 1).all()
+    # All objects give way to the background in the same proportion.
+    torch.testing.assert_close(bright / bright.sum(1, keepdim=True), share)
 
 
-DISK = (torch.arange(-3, 4)[:, None].square() + torch.arange(-3, 4).square() <= 4).double()
+def test_an_object_covers_what_its_glyph_lights_in_the_frame(generator: torch.Generator) -> None:
+    glyph, mean = odd_glyph(4), random_place(generator, 2, 3).mean
+    present = torch.tensor([[True, True, True], [True, False, True]])
+    ours = covers(glyph, mean, present).view(2, 3, HEIGHT, WIDTH)
+    depth, shows = glyph.depth.numpy().mean(0), glyph.visibility.numpy()
+    for b, n, row, column in np.ndindex(2, 3, HEIGHT, WIDTH):
+        x, y = np.clip(np.rint(mean[b, n].numpy()), 0, [WIDTH - 1, HEIGHT - 1]).astype(int)
+        i, j = row - y + REACH, column - x + REACH
+        lit = 0.0
+        if present[b, n] and 0 <= i <= 2 * REACH and 0 <= j <= 2 * REACH:
+            lit = shows[row, column] * (1 - np.exp(-depth[i, j]))
+        assert ours[b, n, row, column].item() == pytest.approx(lit, rel=1e-9, abs=1e-12)
 
 
-def disk_glyph() -> Glyph:
-    """The paper's ball: the 13 pixels within a distance of 2."""
-    depth = 4 * DISK + 1e-3
-    return Glyph.of(depth, torch.tensor(0.01).double(), torch.tensor(1.0).double())
+def test_what_others_light_for_sure_is_no_gain_and_what_nobody_lights_is_all(
+    generator: torch.Generator,
+) -> None:
+    glyph = odd_glyph(1)
+    near = Window.around(random_place(generator, 2, 3).mean, 3, (HEIGHT, WIDTH))
+    covered = torch.rand(2, HEIGHT * WIDTH, generator=generator, dtype=torch.float64)
+    covered[:, ::3], covered[:, 1::3] = 0.0, 1.0
+    share = unexplained(glyph, near, covered)
+    bare = 1 - np.exp(-glyph.background.numpy().mean())
+    for b, n, i, j in near.inside.nonzero().tolist():
+        x, y = near.x[b, n, j].item(), near.y[b, n, i].item()
+        by_others = covered[b, y * WIDTH + x].item()
+        white = 1 - (1 - by_others) * np.exp(-glyph.background[y, x].item())
+        expected = min(np.log(white) / np.log(bare), 1.0)
+        assert share[b, n, i, j].item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-def frame_with(places: list[tuple[int, int]], size: int = 24) -> torch.Tensor:
-    frame = torch.zeros(1, size + 6, size + 6, dtype=torch.float64)
-    for x, y in places:
-        frame[0, y : y + 7, x : x + 7] = frame[0, y : y + 7, x : x + 7].maximum(DISK)
-    return frame[:, 3:-3, 3:-3]
+def test_blending_spreads_a_share_over_the_cells_of_each_pixel(generator: torch.Generator) -> None:
+    window, share = 1, 0.3
+    guess = random_place(generator, 2, 3)
+    near = Window.around(guess.mean, window + REACH, (HEIGHT, WIDTH))
+    frames = (torch.rand(2, HEIGHT, WIDTH, generator=generator) < 0.3).double()
+    fine = look(odd_glyph(4), frames, near, torch.ones(near.flat.shape).double(), guess)
+    blended, weights = fine.blended(share).log_weights.exp(), fine.log_weights.exp()
+    pixel = fine.offsets.round()
+    for k in range(len(pixel)):
+        same = (pixel == pixel[k]).all(1)
+        assert same.sum() == 16
+        expected = (1 - share) * weights[..., k] + share * weights[..., same].mean(-1)
+        torch.testing.assert_close(blended[..., k], expected, rtol=1e-10, atol=1e-14)
+    torch.testing.assert_close(fine.blended(0.0).log_weights.exp(), weights)
+
+
+def test_a_place_is_chosen_by_its_flag(generator: torch.Generator) -> None:
+    yes, no = random_place(generator, 2, 3), random_place(generator, 2, 3)
+    flags = torch.tensor([[True, False, True], [False, False, True]])
+    picked = chosen(flags, yes, no)
+    for b, n in np.ndindex(2, 3):
+        source = yes if flags[b, n] else no
+        for part, expected in zip(picked, source, strict=True):
+            assert torch.equal(part[b, n], expected[b, n])
+
+
+def disk_glyph(size: int = 24) -> Glyph:
+    return Glyph.coarse(disk_renderer(size))
 
 
 def test_separated_disks_are_found_from_left_to_right() -> None:
@@ -127,3 +229,31 @@ def test_spare_slots_come_last() -> None:
     for count, expected in ((2, [[4, 18], [20, 5]]), (1, [[20, 5], [4, 18]])):
         found = detect(disk_glyph(), frame, torch.tensor([count]), slots=2)
         assert found[0].tolist() == expected
+
+
+def test_what_the_background_lights_is_no_object() -> None:
+    renderer, frame = disk_renderer(24), frame_with([(6, 6)])
+    frame[0, 14:20, 14:20] = 1  # a lamp, of which more is lit than of the ball
+    dazzled = detect(Glyph.coarse(renderer), frame, torch.tensor([1]), slots=1)
+    assert dazzled[0].min() >= 14
+    with torch.no_grad():
+        renderer.root_background[14:20, 14:20] = 2.0
+    found = detect(Glyph.coarse(renderer), frame, torch.tensor([1]), slots=1)
+    assert found[0].tolist() == [[6, 6]]
+
+
+def test_cells_are_those_that_the_renderer_tells_apart() -> None:
+    """Where nothing is lit, scores are the log likelihood of an object in each cell."""
+    renderer = odd_renderer((HEIGHT, WIDTH), REACH)
+    with torch.no_grad():
+        renderer.visibility_logit.fill_(200.0)
+    centre = torch.tensor([[[5.0, 4.0]]], dtype=torch.float64)
+    frame = torch.zeros(1, HEIGHT, WIDTH, dtype=torch.float64)
+    near = Window.around(centre, 1 + REACH, (HEIGHT, WIDTH))
+    anywhere = Place(centre, 1e12 * torch.eye(2).double()[None, None])
+    found = look(Glyph.fine(renderer), frame, near, torch.ones(near.flat.shape), anywhere)
+    places = renderer.from_pixels(centre + _offsets(4, 1))
+    nats = renderer.log_likelihood(
+        places[None, 0], torch.tensor([[True]]), frame[:, None].expand(1, 144, -1, -1)
+    )
+    torch.testing.assert_close(found.log_weights[0, 0], nats[0].log_softmax(0))

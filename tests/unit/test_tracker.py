@@ -7,27 +7,18 @@ import numpy as np
 import pytest
 import torch
 
+from glyphs import disk_renderer, frame_with
+from motes import mixture
 from motes.data import World, draw_clips
 from motes.lgssm import Dynamics
-from motes.networks.inference import Encoding
-from motes.structured.glyph import CELLS, GlyphRenderer
-from motes.structured.tracker import Tracker
+from motes.structured.glyph import GlyphRenderer
+from motes.structured.places import Glyph, chosen
+from motes.structured.posterior import PlacePosterior
+from motes.structured.search import Scene, expect, follow, revisit
+from motes.structured.tracker import REVISITS, Tracker
 from oracles import diagonal_blocks, one_model, posterior
 
-SIZE, PIXELS_PER_UNIT = 48, 3.0
-
-
-def disk_renderer() -> GlyphRenderer:
-    """Draws the 13 pixels within a distance of 2 of the pixel that an object is in."""
-    renderer = GlyphRenderer(
-        (SIZE, SIZE), reach=5, initial_width=3.0, pixels_per_unit=PIXELS_PER_UNIT
-    )
-    axis = (torch.arange(renderer.log_depth.shape[0]) - renderer.log_depth.shape[0] // 2) / CELLS
-    inside = axis[:, None].square() + axis.square() <= 2.3**2
-    with torch.no_grad():
-        renderer.log_depth.copy_(torch.where(inside, math.log(4.0), math.log(1e-4)))
-        renderer.log_background.fill_(math.log(1e-4))
-    return renderer
+SIZE, PIXELS_PER_UNIT, WINDOW = 48, 3.0, 7
 
 
 def true_dynamics(world: World) -> Dynamics:
@@ -57,16 +48,42 @@ def true_dynamics(world: World) -> Dynamics:
     return dynamics
 
 
-def one_kind(seed: int = 0) -> Dynamics:
-    """Dynamics with a single start in the middle of the frame."""
-    generator = torch.Generator().manual_seed(seed)
+def straight(speed: float = 0.5) -> Dynamics:
+    """A single kind of start, anywhere and at any speed, and then nearly straight on."""
     dynamics = Dynamics(
-        num_components=1, sampling_period=1.0, state_noise=1e-3, position_noise=0.02,
-        initial_spread=1.0, generator=generator,
+        num_components=1, sampling_period=1.0, state_noise=1e-4, position_noise=0.02,
+        initial_spread=1.0, generator=torch.Generator().manual_seed(0),
     )  # fmt: skip
     with torch.no_grad():
-        dynamics.force.copy_(torch.tensor([0.0, 0.0, 0.02, -0.03]))
+        dynamics.initial_mean.zero_()
+        dynamics.initial_factor[0].diagonal().copy_(torch.tensor([4.0, 4.0, speed, speed]).log())
     return dynamics
+
+
+def track(
+    frames: torch.Tensor,
+    count: int = 1,
+    observed: torch.Tensor | None = None,
+    renderer: GlyphRenderer | None = None,
+    hypotheses: int = 1,
+    max_objects: int = 1,
+) -> PlacePosterior:
+    renderer = disk_renderer(SIZE) if renderer is None else renderer
+    counts = torch.full((len(frames),), count)
+    return Tracker(max_objects, WINDOW).track(
+        frames, counts, straight(), renderer, observed, hypotheses
+    )
+
+
+def pixels(q: PlacePosterior) -> torch.Tensor:
+    return disk_renderer(SIZE).to_pixels(q.means)
+
+
+def errors_of(found: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """Distances in the order of objects that fits the whole clip best."""
+    orders = itertools.permutations(range(len(truth)))
+    distances = [(found[list(order)] - truth).norm(dim=-1) for order in orders]
+    return min(distances, key=lambda distance: float(distance.max()))
 
 
 @pytest.mark.parametrize("num_objects", [1, 2])
@@ -74,17 +91,12 @@ def test_with_the_true_parts_objects_are_tracked_to_the_pixel(num_objects: int) 
     world = World(num_frames=30, size=SIZE)
     clips = draw_clips(world, num_clips=6, num_objects=num_objects, seed=3)
     counts = torch.full((6,), num_objects)
-    tracker, renderer = Tracker(max_objects=3, window=7), disk_renderer()
-    found = tracker.track(clips.frames.float(), counts, true_dynamics(world), renderer)
+    renderer = disk_renderer(SIZE)
+    found = Tracker(3, WINDOW).track(clips.frames.float(), counts, true_dynamics(world), renderer)
     assert found.means.shape == (6, 3, 30, 2)
-    pixels = renderer.to_pixels(found.means)[:, :num_objects]
-    truth = clips.positions[:, :num_objects]
-    errors = []
-    for b in range(6):
-        orders = itertools.permutations(range(num_objects))
-        distances = [(pixels[b] - truth[b, list(order)]).norm(dim=-1) for order in orders]
-        errors.append(min(distances, key=lambda distance: float(distance.max())))
-    error = torch.stack(errors)
+    places = renderer.to_pixels(found.means)[:, :num_objects]
+    truth = clips.positions[:, :num_objects].float()
+    error = torch.stack([errors_of(places[b], truth[b]) for b in range(6)])
     # A disk tells the pixel that it is in, which leaves 1 / sqrt(6) = 0.41 px; where two overlap,
     # less is told.
     assert error.square().mean().sqrt() < 0.5
@@ -92,54 +104,147 @@ def test_with_the_true_parts_objects_are_tracked_to_the_pixel(num_objects: int) 
 
 
 def moving_disk(num_frames: int) -> torch.Tensor:
-    frames = torch.zeros(1, num_frames, SIZE, SIZE)
-    grid = torch.arange(SIZE)
-    for t in range(num_frames):
-        x, y = 20 + t, 25 - t
-        frames[0, t] = ((grid - x) ** 2 + (grid[:, None] - y) ** 2 <= 4).float()
-    return frames
+    """A disk that goes a pixel a frame to the right and up."""
+    return torch.cat([frame_with([(20 + t, 25 - t)], SIZE) for t in range(num_frames)])[None]
 
 
 GAP = torch.tensor([[True, True, True, False, False, False, False, True]])
 
 
-def track(frames: torch.Tensor, observed: torch.Tensor) -> Encoding:
-    tracker = Tracker(max_objects=1, window=7)
-    return tracker.track(frames, torch.tensor([1]), one_kind(), disk_renderer(), observed)
-
-
-def test_pixels_of_hidden_frames_cannot_matter(generator: torch.Generator) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_pixels_of_hidden_frames_cannot_matter(count: int, generator: torch.Generator) -> None:
     frames = moving_disk(8)
     noise = torch.rand(frames.shape, generator=generator)
-    for observed in (GAP, ~GAP):
-        filled = torch.where(observed[..., None, None], frames, noise)
-        ours, theirs = track(frames, observed), track(filled, observed)
-        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    draw = torch.randn(1, count, 8, 2, generator=generator)
+    for observed, filling in itertools.product((GAP, ~GAP), (noise, torch.tensor(torch.nan))):
+        filled = torch.where(observed[..., None, None], frames, filling)
+        ours, theirs = (track(given, count, observed, hypotheses=3) for given in (frames, filled))
+        assert torch.equal(ours.seen, theirs.seen)
+        assert torch.equal(ours.draw(draw), theirs.draw(draw))
+        assert torch.equal(ours.covariances(), theirs.covariances())
+        assert torch.equal(ours.entropy(), theirs.entropy())
 
 
-def test_a_hidden_object_coasts_on_the_kalman_prediction_with_growing_variance() -> None:
-    found = track(moving_disk(8), GAP)
-    model, dynamics = one_model(one_kind().components(), (1,), (0,)), one_kind().components()
-    means, scales = (part[0, 0].double().numpy() for part in found)
-    for t in range(3, 7):
-        seen_before = GAP[0].numpy() & (np.arange(8) < t)
-        mean, covariance = posterior(model, means, seen_before)
-        # The tracker's places are float32 pixels, up to 48: an error of 4e-6.
-        np.testing.assert_allclose(means[t], mean[t, :2], atol=1e-5)
-        noise = dynamics.position_noise.detach().numpy()
-        variance = np.diag(diagonal_blocks(covariance)[t, :2, :2] + noise)
-        np.testing.assert_allclose(scales[t], np.sqrt(variance), rtol=1e-5)
-    assert (np.diff(scales[2:7], axis=0) > 0).all()
-    assert (scales[7] < scales[3]).all()
+@torch.no_grad()
+def test_in_a_hidden_frame_an_object_is_where_the_seen_frames_say() -> None:
+    """q there is the dense Gaussian of the path, given the coarse places in the seen frames."""
+    dynamics, renderer, frames = straight(), disk_renderer(SIZE), moving_disk(8)
+    q = track(frames, observed=GAP)
+    scene = Scene(frames, GAP, torch.tensor([1]), torch.tensor([[True]]), dynamics, renderer)
+    coarse = Glyph.coarse(renderer)
+    found = follow(scene, coarse, GAP, WINDOW)
+    expected = expect(scene, found)
+    place = chosen(GAP[:, None], found.place, expected)
+    for _ in range(REVISITS):
+        _, found = revisit(scene, coarse, place, expected, WINDOW)
+        place, expected = found.place, expect(scene, found)
+    positions = renderer.from_pixels(found.place.mean[0, 0]).double().numpy()
+    model = one_model(dynamics.components(), (1,), (0,))
+    mean, cov = posterior(model, positions, GAP[0].numpy())
+    spread = diagonal_blocks(cov)[:, :2, :2] + model.position_noise
+    hidden = ~GAP[0]
+    assert torch.equal(q.seen[0, 0], GAP[0])
+    # Places are float32 pixels, up to 48: an error of 4e-6.
+    np.testing.assert_allclose(q.means[0, 0, hidden], mean[hidden, :2], atol=1e-5)
+    np.testing.assert_allclose(q.covariances()[0, 0, hidden], spread[hidden], rtol=1e-4, atol=1e-6)
+    truth = torch.tensor([[20.0 + t, 25.0 - t] for t in range(8)])
+    assert (pixels(q)[0, 0] - truth).abs().max() < 0.5
 
 
-def test_q_is_what_was_found_with_its_width_scaled() -> None:
-    tracker, found = Tracker(max_objects=1, window=7), track(moving_disk(8), GAP)
+def test_an_object_behind_a_cover_coasts_and_is_not_seen_there() -> None:
+    """A disk of width 5 goes two pixels a frame behind a cover of 12 columns."""
+    T, renderer = 16, disk_renderer(SIZE)
+    x = [8 + 2 * t for t in range(T)]
+    frames = torch.cat([frame_with([(place, 20)], SIZE) for place in x])[None]
+    frames[..., 18:30] = 0
     with torch.no_grad():
-        tracker.log_gain.fill_(math.log(0.5))
-    q = tracker(found)
-    assert torch.equal(q.means, found.means)
-    torch.testing.assert_close(q.scales, 0.5 * found.scales)
-    q.scales.sum().backward()
-    assert tracker.log_gain.grad is not None
-    assert tracker.log_gain.grad > 0
+        renderer.visibility_logit[:, 18:30] = -20.0
+    q = track(frames, renderer=renderer)
+    whole = torch.tensor([place + 2 < 18 or place - 2 > 29 for place in x])
+    behind = torch.tensor([place - 2 >= 18 and place + 2 <= 29 for place in x])
+    assert behind.sum() == 4
+    assert q.seen[0, 0, whole].all()
+    assert not q.seen[0, 0, behind].any()
+    assert (q.entropy()[0, 0, behind] == 0).all()
+    found = pixels(q)[0, 0]
+    truth = torch.tensor([[float(place), 20.0] for place in x])
+    covariances = q.covariances()[0, 0] * PIXELS_PER_UNIT**2
+    area = torch.linalg.det(covariances.double()).sqrt()
+    assert area[behind].min() > 2 * area[whole].max()
+    # Uncertainty grows from both sides to the middle of the cover.
+    first, last = behind.nonzero()[0].item(), behind.nonzero()[-1].item()
+    assert area[first] < area[first + 1]
+    assert area[last] < area[last - 1]
+    assert (found - truth)[whole].norm(dim=-1).max() < 0.75
+    gap = (found - truth)[behind].double()
+    distance = (gap * torch.linalg.solve(covariances[behind].double(), gap)).sum(-1)
+    assert (distance < -2 * math.log(1e-3)).all()  # all four within the ellipse of 99.9 %
+
+
+def parting_disks(num_frames: int = 18) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two disks that coincide in the first frame and go apart, and their places."""
+    places = [[(24 - t, 14 + t), (24 + t, 14 + t)] for t in range(num_frames)]
+    frames = torch.cat([frame_with(pair, SIZE) for pair in places])[None]
+    return frames, torch.tensor(places).float().transpose(0, 1)
+
+
+@torch.no_grad()
+def bound_at_means(q: PlacePosterior, frames: torch.Tensor) -> float:
+    """The bound with the means of q for a draw."""
+    everyone = torch.ones(q.seen.shape[:2], dtype=torch.bool)
+    nats = disk_renderer(SIZE).log_likelihood(q.means, everyone, frames).sum()
+    prior = mixture.log_prior(straight(), q.means, q.seen).sum()
+    return float(nats + q.entropy().sum() + prior)
+
+
+def test_objects_that_hide_one_another_at_first_are_told_apart_by_a_later_start() -> None:
+    frames, truth = parting_disks()
+    one, three = (track(frames, 2, hypotheses=number, max_objects=2) for number in (1, 3))
+    assert errors_of(pixels(one)[0], truth).max() > 10  # nothing tells that there are two
+    assert errors_of(pixels(three)[0], truth).max() < 0.5
+    assert bound_at_means(three, frames) > bound_at_means(one, frames)
+
+
+def test_each_clip_has_its_own_best_hypothesis() -> None:
+    parting, truth = parting_disks()
+    # From the sides to the middle: here the first frame is the best to begin with.
+    frames = torch.cat([parting, parting.flip(1)])
+    places = torch.stack([truth, truth.flip(1)])
+    q = track(frames, 2, hypotheses=3, max_objects=2)
+    for b in range(2):
+        alone = track(frames[b : b + 1], 2, hypotheses=3, max_objects=2)
+        torch.testing.assert_close(q.means[b : b + 1], alone.means)
+        assert errors_of(pixels(q)[b], places[b]).max() < 0.5
+
+
+def test_a_clip_may_be_said_to_hold_more_objects_than_usual() -> None:
+    starts = torch.tensor([[8, 10], [24, 30], [38, 12]])
+    places = [(starts + torch.tensor([[1, 1], [0, -1], [-1, 1]]) * t) for t in range(6)]
+    frames = torch.cat([frame_with([tuple(xy) for xy in now.tolist()], SIZE) for now in places])
+    q = track(frames[None], 3, max_objects=1)
+    assert q.means.shape == (1, 3, 6, 2)
+    truth = torch.stack(places, 1).float()
+    assert (pixels(q)[0] - truth).abs().max() < 0.5  # from left to right
+
+
+def test_absent_objects_do_not_disturb_those_that_are_there() -> None:
+    frames = moving_disk(6)
+    alone = track(frames, max_objects=1)
+    with_slots = track(frames, max_objects=3)
+    for name in ("means", "seen"):
+        ours, theirs = getattr(with_slots, name), getattr(alone, name)
+        torch.testing.assert_close(ours[:, :1], theirs)
+
+
+def test_a_share_of_q_explores_the_cells_of_its_pixels() -> None:
+    frames, renderer, counts = moving_disk(4), disk_renderer(SIZE), torch.tensor([1])
+    with torch.no_grad():
+        renderer.root_depth[:, ::4] = 0.5  # some cells look bad
+    plain, bold = (
+        Tracker(1, WINDOW).track(frames, counts, straight(), renderer, explore=share)
+        for share in (0.0, 0.2)
+    )
+    by_cell = plain.log_weights.exp().unflatten(-1, (16, -1))  # cells of a pixel, pixels
+    expected = 0.8 * by_cell + 0.2 * by_cell.mean(-2, keepdim=True)
+    torch.testing.assert_close(bold.log_weights.exp(), expected.flatten(-2))
+    assert (bold.log_weights > plain.log_weights + 1).any()

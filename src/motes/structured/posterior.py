@@ -12,7 +12,7 @@ from motes.structured.glyph import GlyphRenderer
 from motes.structured.places import Look, Place, mahalanobis, moments
 
 REGION = 0.9  # the probability whose region an answer's ellipse shall hold
-REGION_PLACES = 32  # the likeliest cells, which hold all of the region in practice
+FINE_CELLS = 16  # the likeliest cells, a pixel of them: if q is narrow, its region cuts them
 
 
 class PlacePosterior(NamedTuple):
@@ -95,24 +95,22 @@ class PlacePosterior(NamedTuple):
         """For each position the covariance of the Gaussian whose 90 % ellipse holds 90 % of q.
 
         q is no Gaussian: a camera that rounds leaves a position anywhere in its pixel. The
-        ellipse of the pixel's own covariance would hold 97 % of it. [Choice 19]
+        ellipse of the pixel's own covariance would hold 97 % of it. [Choice 22]
 
         Law: the ellipse holds 90 % of the draws
         (test_the_ellipse_of_an_answer_holds_its_share_of_the_draws).
         """
-        place = moments(self.log_weights.exp(), self.offsets, self.cell)
-        top = self.log_weights.topk(min(REGION_PLACES, len(self.offsets)))
-        quarter = (
-            self.cell / 4 * torch.tensor([[-1, -1], [-1, 1], [1, -1], [1, 1]]).to(self.offsets)
-        )
-        points = (self.offsets[top.indices][..., None, :] + quarter).flatten(-3, -2)
-        distance = mahalanobis(points - place.mean[..., None, :], place.covariance)
-        weights = top.values.softmax(-1).repeat_interleave(4, -1) / 4
-        distance, order = distance.sort(-1)
-        inside = weights.gather(-1, order).cumsum(-1) < REGION
-        border = distance.gather(
-            -1, inside.sum(-1, keepdim=True).clamp(max=len(quarter) * top.values.shape[-1] - 1)
-        )
+        weights = self.log_weights.exp()
+        place = moments(weights, self.offsets, self.cell)
+        top = weights.topk(min(FINE_CELLS, len(self.offsets)))
+        within = self.cell * _points_of_a_cell().to(self.offsets)
+        points = (self.offsets[top.indices][..., None, :] + within).flatten(-3, -2)
+        points = torch.cat([points, self.offsets.expand(*weights.shape, 2)], -2)
+        rest = weights.scatter(-1, top.indices, 0.0)
+        mass = torch.cat([top.values.repeat_interleave(len(within), -1) / len(within), rest], -1)
+        distance, order = mahalanobis(points - place.mean[..., None, :], place.covariance).sort(-1)
+        inside = (mass.gather(-1, order).cumsum(-1) < REGION).sum(-1, keepdim=True)
+        border = distance.gather(-1, inside.clamp(max=mass.shape[-1] - 1))
         found = place.covariance * (border[..., None] / (-2 * math.log(1 - REGION)))
         return torch.where(self.seen[..., None, None], found, self.expected_covariances)
 
@@ -133,3 +131,10 @@ class PlacePosterior(NamedTuple):
             expected_means=choose(self.expected_means, other.expected_means),
             expected_covariances=choose(self.expected_covariances, other.expected_covariances),
         )
+
+
+def _points_of_a_cell() -> Float[Tensor, "points 2"]:
+    """Points spread evenly over a cell of side one: the black fields of a board of 4 x 4."""
+    row, column = ((torch.arange(16) // 4), torch.arange(16) % 4)
+    board = (torch.stack([column, row], -1) - 1.5) / 4
+    return board[(row + column) % 2 == 0]

@@ -1,0 +1,52 @@
+"""Renderers of the structured family whose glyph is known."""
+
+import math
+
+import torch
+
+from motes.structured.glyph import CELLS, GlyphRenderer
+
+DISK = (torch.arange(-3, 4)[:, None].square() + torch.arange(-3, 4).square() <= 4).float()
+
+
+def odd_renderer(
+    size: tuple[int, int], reach: int = 2, pixels_per_unit: float = 3.0, seed: int = 0
+) -> GlyphRenderer:
+    """In float64; neither glyph nor background nor visibility has a symmetry."""
+    generator = torch.Generator().manual_seed(seed)
+    renderer = GlyphRenderer(
+        size, reach=reach, initial_width=1.5, pixels_per_unit=pixels_per_unit
+    ).double()
+    with torch.no_grad():
+        renderer.visibility_logit.fill_(0.5)
+        for parameter in renderer.parameters():
+            parameter += 0.5 * torch.randn(
+                parameter.shape, generator=generator, dtype=parameter.dtype
+            )
+    return renderer
+
+
+def disk_renderer(size: int, pixels_per_unit: float = 3.0) -> GlyphRenderer:
+    """Draws the 13 pixels within a distance of 2 of the pixel that an object is in.
+
+    So does a camera that rounds: the picture is the same for all places in a pixel.
+    """
+    renderer = GlyphRenderer(
+        (size, size), reach=3, initial_width=3.0, pixels_per_unit=pixels_per_unit
+    )
+    root = torch.where(DISK > 0, 2.0, 1e-2)
+    with torch.no_grad():
+        renderer.root_depth.copy_(
+            root.repeat_interleave(CELLS, 0).repeat_interleave(CELLS, 1)
+        )
+        renderer.root_background.fill_(math.sqrt(1e-4))
+        renderer.visibility_logit.fill_(20.0)
+    return renderer
+
+
+def frame_with(places: list[tuple[int, int]], size: int = 24) -> torch.Tensor:
+    """A frame of disks at whole pixels (x, y), one on another as their union."""
+    frame = torch.zeros(1, size + 6, size + 6)
+    for x, y in places:
+        frame[0, y : y + 7, x : x + 7] = frame[0, y : y + 7, x : x + 7].maximum(DISK)
+    return frame[:, 3:-3, 3:-3]

@@ -1,0 +1,193 @@
+"""The steps of the search against dense Gaussians and against looking frame by frame."""
+
+import numpy as np
+import pytest
+import torch
+
+from glyphs import disk_renderer, frame_with, odd_renderer
+from motes import kalman
+from motes.lgssm import Dynamics
+from motes.structured.places import Glyph, Place, Window, covers, look, unexplained
+from motes.structured.search import (
+    TOLD,
+    Scene,
+    Sightings,
+    expect,
+    follow,
+    predict_place,
+    revisit,
+)
+from oracles import diagonal_blocks, log_density, one_model, posterior
+
+SIZE, UNIT = 48, 3.0
+
+
+def dynamics_of(num_components: int, seed: int = 0) -> Dynamics:
+    dynamics = Dynamics(
+        num_components=num_components,
+        sampling_period=1.0,
+        state_noise=1e-3,
+        position_noise=0.02,
+        initial_spread=1.0,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    with torch.no_grad():
+        dynamics.force.copy_(torch.tensor([0.0, 0.0, 0.02, -0.03]))
+        dynamics.initial_factor[:, 2, 0] = 0.3
+    return dynamics
+
+
+def scene_of(frames: torch.Tensor, num_objects: int, dynamics: Dynamics) -> Scene:
+    B, T = frames.shape[:2]
+    return Scene(
+        frames,
+        torch.ones(B, T, dtype=torch.bool),
+        torch.full((B,), num_objects),
+        torch.ones(B, num_objects, dtype=torch.bool),
+        dynamics,
+        disk_renderer(SIZE, UNIT),
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("share_seen", [1.0, 0.6])
+def test_expecting_is_smoothing_without_the_frame(
+    share_seen: float, generator: torch.Generator
+) -> None:
+    B, N, T, K = 2, 2, 6, 2
+    dynamics = dynamics_of(K)
+    scene = scene_of(torch.zeros(B, T, SIZE, SIZE), N, dynamics)
+    pixels = 24 + 6 * torch.randn(B, N, T, 2, generator=generator)
+    seen = torch.rand(B, N, T, generator=generator) < share_seen
+    covariances = torch.full((B, N, T, 2, 2), torch.nan)  # of sightings: not used
+    expected = expect(scene, Sightings(Place(pixels, covariances), seen))
+    positions = scene.renderer.from_pixels(pixels).double().numpy()
+    parts = [one_model(dynamics.components(), (K,), (k,)) for k in range(K)]
+    kinds = []
+    for b, n in np.ndindex(B, N):
+        path, mask = positions[b, n], seen[b, n].numpy()
+        kinds.append(int(np.argmax([log_density(part, path, mask) for part in parts])))
+        part = parts[kinds[-1]]
+        for t in range(T):
+            others = mask & (np.arange(T) != t)
+            mean, cov = posterior(part, path, others)
+            spread = diagonal_blocks(cov)[t, :2, :2] + part.position_noise
+            # Pixels up to 100 in float32: an error of 1e-5.
+            centre = UNIT * mean[t, :2] + (SIZE - 1) / 2
+            np.testing.assert_allclose(expected.mean[b, n, t], centre, rtol=1e-5, atol=2e-5)
+            np.testing.assert_allclose(
+                expected.covariance[b, n, t], UNIT**2 * spread, rtol=1e-5, atol=1e-6
+            )
+    assert set(kinds) == {0, 1}, "both kinds of start should be chosen"
+
+
+@torch.no_grad()
+def test_a_prediction_has_the_moments_of_the_mixture(generator: torch.Generator) -> None:
+    B, N, K = 2, 2, 2
+    components = dynamics_of(K).components()
+    mean = torch.randn(B, N, K, 4, generator=generator, dtype=torch.float64)
+    root = torch.randn(B, N, K, 4, 4, generator=generator, dtype=torch.float64)
+    log_weights = torch.randn(B, N, K, generator=generator, dtype=torch.float64)
+    renderer = disk_renderer(SIZE, UNIT)
+    place = predict_place(
+        components, kalman.Belief(mean, root @ root.mT), log_weights, renderer
+    )
+    weights = log_weights.exp().numpy()
+    weights /= weights.sum(-1, keepdims=True)
+    noise = components.position_noise.numpy()
+    for b, n in np.ndindex(B, N):
+        first = sum(weights[b, n, k] * mean[b, n, k, :2].numpy() for k in range(K))
+        second = np.zeros((2, 2))
+        for k in range(K):
+            m, P = mean[b, n, k, :2].numpy(), (root @ root.mT)[b, n, k, :2, :2].numpy()
+            second += weights[b, n, k] * (P + noise + np.outer(m, m))
+        second -= np.outer(first, first)
+        centre = UNIT * first + (SIZE - 1) / 2
+        np.testing.assert_allclose(place.mean[b, n], centre, rtol=1e-6)  # float32
+        np.testing.assert_allclose(place.covariance[b, n], UNIT**2 * second, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_looking_again_is_a_loop_over_frames_and_objects_as_the_others_stand(
+    generator: torch.Generator,
+) -> None:
+    B, N, T, window, size = 2, 3, 3, 2, (9, 11)
+    frames = (torch.rand(B, T, *size, generator=generator) < 0.3).float()
+    renderer = odd_renderer(size).float()
+    observed = torch.tensor([[True, False, True], [True, True, True]])
+    present = torch.tensor([[True, True, True], [True, True, False]])
+    scene = Scene(frames, observed, torch.tensor([3, 2]), present, dynamics_of(1), renderer)
+    glyph = Glyph.fine(renderer)
+
+    def random_place() -> Place:
+        mean = 2 + 6 * torch.rand(B, N, T, 2, generator=generator)
+        root = torch.randn(B, N, T, 2, 2, generator=generator)
+        return Place(mean, root @ root.mT + torch.eye(2))
+
+    guess, expected = random_place(), random_place()
+    cells, found = revisit(scene, glyph, guess, expected, window)
+    for b, t in np.ndindex(B, T):
+        clip, mean = slice(b, b + 1), guess.mean[b, :, t].clone()
+        for n in range(N):
+            dark = torch.ones(1, size[0] * size[1])
+            for other in range(N):
+                if other != n and present[b, other]:
+                    dark *= 1 - covers(glyph, mean[None, other, None], torch.tensor([[True]]))[0]
+            near = Window.around(mean[None, n, None], window + glyph.reach, size)
+            prior = Place(expected.mean[clip, n, t, None], expected.covariance[clip, n, t, None])
+            share = unexplained(glyph, near, 1 - dark)
+            alone = look(glyph, frames[clip, t], near, share, prior)
+            seen = bool(observed[b, t]) and alone.told.item() > TOLD
+            place = alone.place() if seen else prior
+            mean[n] = place.mean[0, 0]  # the objects after it see it there
+            assert found.seen[b, n, t].item() == seen
+            for ours, theirs in (
+                (cells.centre, alone.centre),
+                (cells.log_weights, alone.log_weights),
+                (cells.told, alone.told),
+                (found.place.mean, place.mean),
+                (found.place.covariance, place.covariance),
+            ):
+                # Sums of float32 in another order.
+                torch.testing.assert_close(ours[b, n, t], theirs[0, 0], rtol=1e-4, atol=1e-4)
+    assert found.seen.any()
+
+
+def moving_disk(num_frames: int) -> torch.Tensor:
+    """A disk that goes a pixel a frame to the right and up."""
+    return torch.cat([frame_with([(20 + t, 25 - t)], SIZE) for t in range(num_frames)])[None]
+
+
+GAP = torch.tensor([[True, True, True, False, False, False, False, True]])
+
+
+@torch.no_grad()
+def test_in_a_hidden_frame_an_object_is_followed_by_the_kalman_prediction() -> None:
+    dynamics = dynamics_of(1)
+    scene = scene_of(moving_disk(8), 1, dynamics)
+    found = follow(scene, Glyph.coarse(scene.renderer), GAP, window=7)
+    assert torch.equal(found.seen[:, 0], GAP)
+    model = one_model(dynamics.components(), (1,), (0,))
+    positions = scene.renderer.from_pixels(found.place.mean[0, 0]).double().numpy()
+    covariances = (found.place.covariance[0, 0] / UNIT**2).numpy()
+    for t in range(3, 7):
+        mean, cov = posterior(model, positions, GAP[0].numpy() & (np.arange(8) < t))
+        # The places are float32 pixels, up to 48: an error of 4e-6.
+        np.testing.assert_allclose(positions[t], mean[t, :2], atol=1e-5)
+        spread = diagonal_blocks(cov)[t, :2, :2] + model.position_noise
+        np.testing.assert_allclose(covariances[t], spread, rtol=1e-4, atol=1e-6)
+    area = np.linalg.det(covariances)
+    assert (np.diff(area[2:7]) > 0).all()
+    assert area[7] < area[3]
+    truth = torch.tensor([[20.0 + t, 25.0 - t] for t in range(8)])
+    assert (found.place.mean[0, 0] - truth)[GAP[0]].abs().max() < 0.5
+
+
+@torch.no_grad()
+def test_an_object_is_found_in_the_first_trusted_frame() -> None:
+    scene = scene_of(moving_disk(8), 1, dynamics_of(1))
+    late = torch.arange(8)[None] >= 5
+    found = follow(scene, Glyph.coarse(scene.renderer), late, window=7)
+    assert torch.equal(found.seen[:, 0], late)
+    truth = torch.tensor([[20.0 + t, 25.0 - t] for t in range(8)])
+    assert (found.place.mean[0, 0] - truth)[5:].abs().max() < 0.5
