@@ -1,6 +1,7 @@
 """The bound against exact answers: a renderer is replaced by a Gaussian view of the positions."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -8,12 +9,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motes import objective
+from motes import mixture, objective
 from motes.lgssm import Dynamics
+from motes.model import Model
 from motes.networks.inference import Encoding
 from motes.objective import BoundTerms
 from oracles import joint, one_model
-from tiny import MAX_OBJECTS, tiny_frames, tiny_model
+from tiny import (
+    HEIGHT,
+    MAX_OBJECTS,
+    WIDTH,
+    tiny_frames,
+    tiny_model,
+    tiny_structured_model,
+)
 
 T, P = 4, 2
 VIEW_NOISE = 0.3  # variance of the stand-in's observation of each coordinate
@@ -46,12 +55,12 @@ def bound_of_draws(
     """F with the stand-in view ~ N(a, VIEW_NOISE I) in place of the picture: one number a draw."""
     draws = noise.shape[0]
     q = Encoding(*(value.expand(draws, -1, -1, -1) for value in q))
-    a = objective.draw_positions(q, noise)
+    a = q.draw(noise)
     gap = (views - a).square() / VIEW_NOISE + math.log(2 * math.pi * VIEW_NOISE)
     present = torch.ones(draws, a.shape[1], dtype=torch.bool)
     return BoundTerms(
         reconstruction=-0.5 * gap.sum((1, 2, 3)),
-        entropy=objective.entropy(q.scales, present),
+        entropy=objective.entropy(q.entropy(), present),
         log_prior=objective.log_prior(dynamics, a, present).detach(),
     ).weighted(1.0)
 
@@ -86,7 +95,7 @@ def test_the_bound_with_the_exact_posterior_is_the_log_evidence(
     evidence = sum(
         gaussian_log_density(row, mean, cov + VIEW_NOISE * np.eye(T * P)) for row in flat
     )
-    assert objective.draw_positions(q, noise).std(0).min() > 0.1  # the draws do differ
+    assert q.draw(noise).std(0).min() > 0.1  # the draws do differ
     # Terms of size 100 in float64: rounding below 100 * 16 * 1e-16.
     torch.testing.assert_close(bounds, torch.full_like(bounds, float(evidence)), rtol=0, atol=1e-11)
 
@@ -129,15 +138,20 @@ def test_the_bound_is_the_log_evidence_less_the_divergence_of_q(
     assert bound == pytest.approx(evidence - divergence, abs=1e-8)
 
 
+@torch.no_grad()
 def test_reconstruction_is_the_naive_sum_over_pixels(generator: torch.Generator) -> None:
-    logits = 3 * torch.randn(2, 3, 4, 5, dtype=torch.float64, generator=generator)
-    frames = torch.rand(2, 3, 4, 5, dtype=torch.float64, generator=generator)
+    model = tiny_model().double()
+    frames = torch.rand(2, 3, HEIGHT, WIDTH, dtype=torch.float64, generator=generator)
+    positions = torch.randn(2, MAX_OBJECTS, 3, 2, dtype=torch.float64, generator=generator)
+    present = model.present(torch.tensor([1, 3]))
+    nats = model.renderer.log_likelihood(positions, present, frames)
+    logits = model.renderer(positions, present)
     observed = torch.tensor([[True, False, True], [False, True, True]])
     for mask in (None, observed):
-        value = objective.reconstruction(logits, frames, mask)
+        value = objective.reconstruction(nats, mask)
         for b in range(2):
             total = 0.0
-            for t, i, j in np.ndindex(3, 4, 5):
+            for t, i, j in np.ndindex(3, HEIGHT, WIDTH):
                 if mask is None or mask[b, t]:
                     p = 1 / (1 + math.exp(-float(logits[b, t, i, j])))
                     v = float(frames[b, t, i, j])
@@ -145,17 +159,18 @@ def test_reconstruction_is_the_naive_sum_over_pixels(generator: torch.Generator)
             assert float(value[b]) == pytest.approx(total, rel=1e-12)
 
 
-def test_entropy_is_that_of_the_gaussians_of_present_objects_and_seen_frames(
+def test_entropy_is_that_of_the_gaussians_of_present_objects_where_they_were_seen(
     generator: torch.Generator,
 ) -> None:
     scales = 0.1 + torch.rand(2, 3, 4, 2, dtype=torch.float64, generator=generator)
     present = torch.tensor([[True, True, False], [True, False, False]])
-    observed = torch.tensor([[True, False, True, True], [True, True, False, False]])
+    observed = torch.tensor([[True, False, True, True], [True, True, False, False]])[:, None]
+    seen = torch.rand(2, 3, 4, generator=generator) < 0.5
+    nats = Encoding(torch.zeros_like(scales), scales).entropy()
     each = torch.distributions.Normal(0.0, scales).entropy().sum(-1)
-    for mask in (None, observed):
-        seen = torch.ones(2, 4, dtype=torch.bool) if mask is None else mask
-        counted = each * present[:, :, None] * seen[:, None]
-        torch.testing.assert_close(objective.entropy(scales, present, mask), counted.sum((1, 2)))
+    for mask in (None, observed, seen):
+        counted = each * present[:, :, None] * (1 if mask is None else mask)
+        torch.testing.assert_close(objective.entropy(nats, present, mask), counted.sum((1, 2)))
 
 
 def test_masks_delete_frames_and_objects_from_the_prior(generator: torch.Generator) -> None:
@@ -164,7 +179,8 @@ def test_masks_delete_frames_and_objects_from_the_prior(generator: torch.Generat
     present = torch.tensor([[True, True, False], [True, False, False]])
     # A path that ends early is a shorter path, and an absent object is no object.
     observed = torch.tensor([[True, True, True, False, False], [True, True, True, True, False]])
-    value = objective.log_prior(dynamics, positions, present, observed)
+    seen = observed[:, None]
+    value = objective.log_prior(dynamics, positions, present, seen)
     poisoned = torch.where(observed[:, None, :, None], positions, torch.nan)
     poisoned = torch.where(present[:, :, None, None], poisoned, torch.nan)
     for b, (count, length) in enumerate([(2, 3), (1, 4)]):
@@ -173,7 +189,7 @@ def test_masks_delete_frames_and_objects_from_the_prior(generator: torch.Generat
         expected = objective.log_prior(dynamics, alone, everyone)
         # Log densities of about -50 by two routes of at most ten dimensions: 1e-13.
         torch.testing.assert_close(value[b : b + 1], expected, rtol=1e-11, atol=1e-11)
-    finite = objective.log_prior(dynamics, poisoned, present, observed)
+    finite = objective.log_prior(dynamics, poisoned, present, seen)
     torch.testing.assert_close(finite, value, rtol=0, atol=0)
 
 
@@ -194,10 +210,10 @@ def test_terms_of_a_model_are_its_parts_put_together(generator: torch.Generator)
     for b, count in enumerate(counts.tolist()):
         alone = positions[b : b + 1, :count]
         everyone = torch.ones(1, count, dtype=torch.bool)
-        logits = model.renderer(alone, everyone)
+        nats = model.renderer.log_likelihood(alone, everyone, frames[b : b + 1])
         expected = BoundTerms(
-            objective.reconstruction(logits, frames[b : b + 1]),
-            objective.entropy(encoding.scales[b : b + 1, :count], everyone),
+            objective.reconstruction(nats),
+            objective.entropy(encoding.entropy()[b : b + 1, :count], everyone),
             objective.log_prior(model.dynamics, alone, everyone),
         )
         # float32 sums of at most 240 pixel terms of order one: relative 1e-6 each
@@ -206,8 +222,36 @@ def test_terms_of_a_model_are_its_parts_put_together(generator: torch.Generator)
         )
 
 
-def test_every_parameter_learns_from_the_bound(generator: torch.Generator) -> None:
-    model = tiny_model()
+@torch.no_grad()
+def test_an_object_that_was_not_seen_adds_neither_entropy_nor_prior(
+    generator: torch.Generator,
+) -> None:
+    """A search may find that one object is hidden where another one is seen."""
+    model, frames, counts = tiny_structured_model(), tiny_frames(2, 5), torch.tensor([2, 1])
+    found = model.track(frames, counts)
+    assert found is not None
+    seen = torch.rand(2, MAX_OBJECTS, 5, generator=generator) < 0.5
+    q = found._replace(seen=seen)
+    assert objective.where_seen(q, None) is seen
+    assert objective.where_seen(q._replace(seen=torch.ones_like(seen)), None) is None
+    noise = torch.randn(2, MAX_OBJECTS, 5, 2, generator=generator)
+    terms = objective.terms_of(model, q, frames, counts, noise)
+    positions, nats = q.draw(noise), q.entropy()
+    for b, count in enumerate(counts.tolist()):
+        entropy, prior = 0.0, 0.0
+        for n in range(count):
+            mask = seen[b, n]
+            entropy += float(nats[b, n, mask].sum())
+            prior += float(mixture.log_prior(model.dynamics, positions[b, n], mask))
+        assert float(terms.entropy[b]) == pytest.approx(entropy, rel=1e-5)
+        assert float(terms.log_prior[b]) == pytest.approx(prior, rel=1e-5)
+
+
+@pytest.mark.parametrize("model", [tiny_model, tiny_structured_model])
+def test_every_parameter_learns_from_the_bound(
+    model: Callable[[], Model], generator: torch.Generator
+) -> None:
+    model = model()
     noise = torch.randn(3, MAX_OBJECTS, 5, 2, generator=generator)
     terms = objective.bound_terms(model, tiny_frames(3, 5), torch.tensor([1, 2, 3]), noise)
     terms.weighted(1.0).sum().backward()
@@ -215,3 +259,15 @@ def test_every_parameter_learns_from_the_bound(generator: torch.Generator) -> No
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert (parameter.grad != 0).any(), name
+
+
+def test_what_hides_objects_learns_only_when_it_may(generator: torch.Generator) -> None:
+    model = tiny_structured_model()
+    noise = torch.randn(2, MAX_OBJECTS, 5, 2, generator=generator)
+    for allowed in (False, True):
+        model.let_hide(allowed)
+        model.zero_grad()
+        terms = objective.bound_terms(model, tiny_frames(2, 5), torch.tensor([1, 2]), noise)
+        terms.weighted(1.0).sum().backward()
+        assert (model.renderer.visibility_logit.grad is not None) == allowed
+        assert model.renderer.root_background.grad is not None

@@ -254,6 +254,6 @@ def test_cells_are_those_that_the_renderer_tells_apart() -> None:
     found = look(Glyph.fine(renderer), frame, near, torch.ones(near.flat.shape), anywhere)
     places = renderer.from_pixels(centre + _offsets(4, 1))
     nats = renderer.log_likelihood(
-        places[None, 0], torch.tensor([[True]]), frame[:, None].expand(1, 144, -1, -1)
+        places[None], torch.tensor([[True]]), frame[:, None].expand(1, 144, -1, -1)
     )
     torch.testing.assert_close(found.log_weights[0, 0], nats[0].log_softmax(0))
