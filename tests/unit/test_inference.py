@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from motes.bench import naive
 from motes.errors import InputError
 from motes.networks import paper_init
-from motes.networks.inference import InferenceNetwork
+from motes.networks.inference import Encoding, InferenceNetwork
 from motes.networks.recurrence import recur
 
 # In float64 a state is reached through at most T + N < 16 cells, each a sum of fewer than 100
@@ -212,3 +213,16 @@ def test_cuda_graph_equals_the_cpu():
     graph.replay()
     torch.cuda.synchronize()
     torch.testing.assert_close([g.cpu() for g in captured], list(expected), **TOLERANCE)
+
+
+def test_q_has_the_moments_the_density_and_the_entropy_of_its_gaussians():
+    generator = torch.Generator().manual_seed(0)
+    means, noise = torch.randn(2, 1, 2, 3, 2, generator=generator, dtype=torch.float64)
+    q = Encoding(means, noise.abs() + 0.1)
+    each = torch.distributions.Normal(q.means, q.scales)
+    torch.testing.assert_close(q.entropy(), each.entropy().sum(-1))
+    torch.testing.assert_close(each.cdf(q.draw(noise)), torch.special.ndtr(noise))
+    torch.testing.assert_close(q.log_density(noise), each.log_prob(q.draw(noise)).sum(-1))
+    for index in itertools.product(range(1), range(2), range(3)):
+        x, y = q.scales[index].tolist()
+        assert q.covariances()[index].tolist() == [[x**2, 0.0], [0.0, y**2]]

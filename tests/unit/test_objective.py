@@ -159,7 +159,7 @@ def test_reconstruction_is_the_naive_sum_over_pixels(generator: torch.Generator)
             assert float(value[b]) == pytest.approx(total, rel=1e-12)
 
 
-def test_entropy_is_that_of_the_gaussians_of_present_objects_where_they_were_seen(
+def test_entropy_is_that_of_the_gaussians_of_present_objects_and_seen_frames(
     generator: torch.Generator,
 ) -> None:
     scales = 0.1 + torch.rand(2, 3, 4, 2, dtype=torch.float64, generator=generator)

@@ -64,7 +64,12 @@ def naive_shares(glyph: Glyph, guess: Place, present: list[bool], n: int) -> np.
 
 
 def naive_look(
-    glyph: Glyph, frame: np.ndarray, share: np.ndarray, prior: Place, centre: np.ndarray, window: int
+    glyph: Glyph,
+    frame: np.ndarray,
+    share: np.ndarray,
+    prior: Place,
+    centre: np.ndarray,
+    window: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Places of one object, their weights before and after, place by place, pixel by pixel."""
     depth, shows = glyph.depth.numpy(), glyph.visibility.numpy()

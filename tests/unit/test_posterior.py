@@ -109,6 +109,17 @@ def test_the_most_unlikely_noise_still_falls_into_a_cell_with_weight(noise: floa
     assert within.all(1).any()
 
 
+def test_the_density_of_a_draw_is_that_of_the_cell_it_fell_in(generator: torch.Generator) -> None:
+    q = posterior_of(random_weights(generator, scale=2.0))
+    hidden = q._replace(seen=~q.seen)
+    for noise in torch.randn(30, 1, 1, 1, 2, generator=generator, dtype=torch.float64):
+        drawn = q.draw(noise)[0, 0, 0] - q.origin[0, 0, 0]
+        cell = ((q.offsets - drawn) ** 2).sum(1).argmin()
+        expected = math.log(q.log_weights[0, 0, 0, cell].exp().item() / q.cell**2)
+        assert float(q.log_density(noise)) == pytest.approx(expected, rel=1e-12)
+        assert float(hidden.log_density(noise)) == 0.0
+
+
 def test_entropy_is_that_of_the_piecewise_constant_density(generator: torch.Generator) -> None:
     q = posterior_of(random_weights(generator, scale=3.0))
     # The integral of -p log p over points that are even in the window, nine in each cell.

@@ -89,9 +89,7 @@ def test_a_prediction_has_the_moments_of_the_mixture(generator: torch.Generator)
     root = torch.randn(B, N, K, 4, 4, generator=generator, dtype=torch.float64)
     log_weights = torch.randn(B, N, K, generator=generator, dtype=torch.float64)
     renderer = disk_renderer(SIZE, UNIT)
-    place = predict_place(
-        components, kalman.Belief(mean, root @ root.mT), log_weights, renderer
-    )
+    place = predict_place(components, kalman.Belief(mean, root @ root.mT), log_weights, renderer)
     weights = log_weights.exp().numpy()
     weights /= weights.sum(-1, keepdims=True)
     noise = components.position_noise.numpy()

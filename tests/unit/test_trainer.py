@@ -127,6 +127,21 @@ def test_frozen_dynamics_do_not_move_and_released_ones_do() -> None:
         assert not torch.equal(value, start[name]), name
 
 
+def test_nothing_hides_objects_until_the_glyph_is_known() -> None:
+    trainer = trainer_of(replace(STRUCTURED_PRESETS["smoke"], data=tiny_config().data))
+    schedule = trainer.config.schedule
+    assert 0 < schedule.frozen_visibility < schedule.iterations
+    started = copy_of(trainer.model.renderer)
+    for step in range(schedule.iterations):
+        trainer.advance()
+        moved = {
+            name: not torch.equal(value, started[name])
+            for name, value in trainer.model.renderer.state_dict().items()
+        }
+        assert moved.pop("visibility_logit") == (step >= schedule.frozen_visibility)
+        assert all(moved.values())
+
+
 def test_training_overfits_one_tiny_batch() -> None:
     schedule = ScheduleConfig(iterations=200, frozen_dynamics=50, learning_rate=((0, 1e-2),))
     config = tiny_config(schedule=schedule, batch_size=2)
