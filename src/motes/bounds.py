@@ -6,7 +6,7 @@ import torch
 
 from motes.encoding import encode
 from motes.model import Model
-from motes.objective import terms_of
+from motes.objective import BoundTerms, terms_of
 from motes.shapes import Float, Tensor
 
 NUM_DRAWS = 32
@@ -32,12 +32,11 @@ def bound_and_weighted(
     bounds, log_ratios = [], []
     for _ in range(NUM_DRAWS):
         noise = torch.randn(encoding.means.shape, generator=generator).to(model.device)
-        terms = terms_of(model, encoding, frames, counts, noise)
+        terms = BoundTerms(*(x.double() for x in terms_of(model, encoding, frames, counts, noise)))
         # The bound has q's entropy; a ratio needs the density of the draw itself.
-        density = torch.where(model.present(counts), encoding.log_density(noise).sum(-1), 0.0).sum(
-            1
-        )
-        bounds.append(terms.weighted(1.0).double())
-        log_ratios.append((terms.reconstruction + terms.log_prior - density).double())
+        each = encoding.log_density(noise).double().sum(-1)
+        density = torch.where(model.present(counts), each, 0.0).sum(1)
+        bounds.append(terms.weighted(1.0))
+        log_ratios.append(terms.reconstruction + terms.log_prior - density)
     weighted = torch.stack(log_ratios).logsumexp(0) - math.log(NUM_DRAWS)
     return torch.stack(bounds).mean(0), weighted

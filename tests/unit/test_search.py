@@ -189,3 +189,16 @@ def test_an_object_is_found_in_the_first_trusted_frame() -> None:
     assert torch.equal(found.seen[:, 0], late)
     truth = torch.tensor([[20.0 + t, 25.0 - t] for t in range(8)])
     assert (found.place.mean[0, 0] - truth)[5:].abs().max() < 0.5
+
+
+@torch.no_grad()
+def test_an_object_behind_a_cover_is_followed_without_being_seen() -> None:
+    scene = scene_of(moving_disk(8), 1, dynamics_of(1))
+    scene.renderer.visibility_logit[:, 21:] = -20.0  # from the fourth frame on all is behind it
+    scene.frames[..., 21:] = 0
+    everything = torch.ones(1, 8, dtype=torch.bool)
+    found = follow(scene, Glyph.coarse(scene.renderer), everything, window=7)
+    assert found.seen[0, 0, :3].all()
+    # Near the edge of the cover it still tells something that nothing shows beside it.
+    assert not found.seen[0, 0, 5:].any()
+    assert (torch.linalg.det(found.place.covariance[0, 0, 5:]).diff() > 0).all()
