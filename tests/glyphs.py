@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from motes.structured.glyph import CELLS, GlyphRenderer
+from motes.structured.glyph import BACKGROUND_UNIT, CELLS, GlyphRenderer
 
 DISK = (torch.arange(-3, 4)[:, None].square() + torch.arange(-3, 4).square() <= 4).float()
 
@@ -37,7 +37,7 @@ def disk_renderer(size: int, pixels_per_unit: float = 3.0) -> GlyphRenderer:
     root = torch.where(DISK > 0, 2.0, 1e-2)
     with torch.no_grad():
         renderer.root_depth.copy_(root.repeat_interleave(CELLS, 0).repeat_interleave(CELLS, 1))
-        renderer.root_background.fill_(math.sqrt(1e-4))
+        renderer.root_background.fill_(math.sqrt(1e-4) / BACKGROUND_UNIT)
         renderer.visibility_logit.fill_(20.0)
     return renderer
 

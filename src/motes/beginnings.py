@@ -1,7 +1,7 @@
 """Where the structured family begins: a few rough starts, of which the bound chooses one.
 
 How large objects are and how far they stray is not known beforehand, and a start that is far off
-on either takes long to mend. So some starts take a few steps each on small batches. [Choice 21]
+on either takes long to mend. So some starts take a few steps each on small batches. [Choice 25]
 """
 
 import dataclasses

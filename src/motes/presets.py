@@ -82,12 +82,12 @@ _STRUCTURED = RunConfig(
         family="structured", position_noise=0.25, state_noise=7e-4, initial_spread=8.0
     ),
     schedule=ScheduleConfig(
-        iterations=240,
+        iterations=360,
         frozen_dynamics=0,
         frozen_visibility=72,
-        learning_rate=((0, 0.1), (144, 0.1), (240, 0.01)),
+        learning_rate=((0, 0.1), (216, 0.1), (360, 0.01)),
         dynamics_rate=0.3,
-        steps_per_look=24,
+        steps_per_look=12,
         seed_mixture=(24, 72),
     ),
     batch_size=48,

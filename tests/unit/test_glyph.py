@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from glyphs import odd_renderer
-from motes.structured.glyph import CELLS, LEAST_BACKGROUND, GlyphRenderer
+from motes.structured.glyph import BACKGROUND_UNIT, CELLS, LEAST_BACKGROUND, GlyphRenderer
 from motes.structured.places import Glyph
 
 HEIGHT, WIDTH, REACH, PIXELS_PER_UNIT = 6, 7, 2, 3.0
@@ -36,7 +36,7 @@ def naive_logits(
     renderer: GlyphRenderer, positions: torch.Tensor, present: torch.Tensor
 ) -> torch.Tensor:
     B, N, T, _ = positions.shape
-    background = renderer.root_background**2 + LEAST_BACKGROUND
+    background = (BACKGROUND_UNIT * renderer.root_background) ** 2 + LEAST_BACKGROUND
     visibility = 1 / (1 + torch.exp(-renderer.visibility_logit))
     logits = torch.zeros(B, T, HEIGHT, WIDTH, dtype=torch.float64)
     for b in range(B):

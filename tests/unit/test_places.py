@@ -6,6 +6,7 @@ import torch
 from scipy import stats
 
 from glyphs import disk_renderer, frame_with, odd_renderer
+from motes.structured.glyph import BACKGROUND_UNIT
 from motes.structured.places import (
     Glyph,
     Place,
@@ -242,7 +243,7 @@ def test_what_the_background_lights_is_no_object() -> None:
     dazzled = detect(Glyph.coarse(renderer), frame, torch.tensor([1]), slots=1)
     assert dazzled[0].min() >= 14
     with torch.no_grad():
-        renderer.root_background[14:20, 14:20] = 2.0
+        renderer.root_background[14:20, 14:20] = 2.0 / BACKGROUND_UNIT
     found = detect(Glyph.coarse(renderer), frame, torch.tensor([1]), slots=1)
     assert found[0].tolist() == [[6, 6]]
 

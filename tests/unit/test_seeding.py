@@ -52,7 +52,7 @@ def test_a_seeded_mixture_is_valid_and_knows_where_tracks_start(
         dynamics.initial_factor.diagonal(dim1=1, dim2=2).fill_(math.log(5.0))
     before = {name: value.clone() for name, value in dynamics.state_dict().items()}
     unlikely = log_prior(dynamics, path.positions[present]).mean()
-    seed_mixture(dynamics, positions, present)
+    seed_mixture(dynamics, positions, present, torch.ones(positions.shape[:3], dtype=torch.bool))
     components = dynamics.components()
     torch.linalg.cholesky(components.initial_covariance)  # raises unless positive definite
     order = components.initial_mean[:, 0].argsort()

@@ -43,7 +43,7 @@ class Glyph(NamedTuple):
     @staticmethod
     def _of(depth: Float[Tensor, "P taps taps"], renderer: GlyphRenderer, phases: int) -> "Glyph":
         # One background for all pixels: what is brighter is left to the background by `share`.
-        typical = renderer.background().mean()
+        typical = renderer.background().median()
         gain = log_white(depth + typical) - log_white(typical)
         background, visibility = renderer.background(), renderer.visibility()
         return Glyph(depth, gain, background, visibility, phases)
@@ -224,7 +224,7 @@ def unexplained(
     for sure gains -log p of the gain -log b that it has before the bare background.
     """
     dark = (1 - covered) * (-glyph.background.flatten()).exp()
-    least = -torch.expm1(-glyph.background.mean())
+    least = -torch.expm1(-glyph.background.median())
     share = (1 - dark).clamp(min=least).log() / least.log()
     return share.gather(1, window.flat.flatten(1)).view(window.flat.shape)
 

@@ -95,7 +95,7 @@ class PlacePosterior(NamedTuple):
         """For each position the covariance of the Gaussian whose 90 % ellipse holds 90 % of q.
 
         q is no Gaussian: a camera that rounds leaves a position anywhere in its pixel. The
-        ellipse of the pixel's own covariance would hold 97 % of it. [Choice 23]
+        ellipse of the pixel's own covariance would hold 97 % of it. [Choice 24]
 
         Law: the ellipse holds 90 % of the draws
         (test_the_ellipse_of_an_answer_holds_its_share_of_the_draws).
