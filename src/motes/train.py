@@ -27,6 +27,7 @@ from motes.checkpoint import (
 )
 from motes.config import RunConfig
 from motes.errors import InputError
+from motes.latent_map import draw, find_latent_map
 from motes.model import Model
 from motes.objective import bound_terms
 from motes.replicas import Replicas
@@ -309,12 +310,24 @@ class Run:
             save_model(self.folder, self.trainer.model, self.config)
             place = {"step": str(step), "rolled_back": str(self.rolled_back)}
             write_tensors(self.checkpoint, self.trainer.state(), place)
-            self._log({"step": step, "held_out_bound": bound, "pixel_map_residual": residual})
+            self._log({
+                "step": step,
+                "held_out_bound": bound,
+                "pixel_map_residual": residual,
+                "folded": self._draw_map(),
+            })  # fmt: skip
         self.last_saved = step
         self.outcome = Outcome(
             self.folder, step, not self.unfinished, bound, residual, self.rolled_back
         )
         return self.outcome
+
+    def _draw_map(self) -> float:
+        """Replaces the picture of the latent plane; the share of it that is turned over."""
+        found = find_latent_map(self.trainer.model)
+        with atomic_path(self.folder / "latent_map.png") as temporary:
+            temporary.write_bytes(draw(found, self.trainer.model.image_size))
+        return found.folded
 
     def finish(self) -> Outcome:
         """The last outcome, saved."""

@@ -149,7 +149,7 @@ def test_a_run_folder_describes_itself(uninterrupted: Path) -> None:
     names = {path.name for path in uninterrupted.iterdir()}
     assert names == {
         *("config.json", "environment.json", "log.jsonl", "model.safetensors"),
-        *("checkpoint.safetensors", ".lock"),
+        *("checkpoint.safetensors", "latent_map.png", ".lock"),
     }
     model, config = motes.checkpoint.load_with_config(uninterrupted)
     assert config == SMOKE

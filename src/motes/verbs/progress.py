@@ -79,7 +79,8 @@ def describe(line: dict[str, Any]) -> str:
     if "held_out_bound" in line:
         return (
             f"held-out bound {line['held_out_bound']:.1f}, "
-            f"pixel map residual {line['pixel_map_residual']:.2f} px, saved"
+            f"pixel map residual {line['pixel_map_residual']:.2f} px, "
+            f"{100 * line['folded']:.0f} % folded (latent_map.png), saved"
         )
     return (
         f"bound {line['bound']:.1f} = picture {line['reconstruction']:.1f} "

@@ -1,0 +1,85 @@
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from motes.latent_map import FLAT, NUM_LINES, TURNED, draw, find_latent_map
+from motes.model import Model
+from tiny import tiny_model
+
+SIZE = 24
+
+
+class Bend(nn.Module):
+    """Draws a soft disk where a function of the latent position says."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.place = place
+
+    def forward(self, positions, present):
+        axis = torch.arange(SIZE, dtype=positions.dtype)
+        x, y = (part[:, 0, :, None, None] for part in self.place(positions).unbind(-1))
+        distance = (axis - x).square() + (axis[:, None] - y).square()
+        return torch.where(present[:, :1, None, None], 6 - 4 * distance, -20.0)
+
+
+def model_that_draws(place) -> Model:
+    """A model whose pixel map is 2 a + 4, whatever its renderer does."""
+    model = tiny_model()
+    model.image_size, model.renderer = (SIZE, SIZE), Bend(place)
+    with torch.no_grad():
+        model.pixel_matrix.copy_(2 * torch.eye(2))
+        model.pixel_offset.fill_(4.0)
+    return model
+
+
+def test_an_affine_renderer_has_a_flat_net():
+    found = find_latent_map(model_that_draws(lambda a: 2 * a + 4))
+    assert found.folded == 0
+    inner = slice(2, -2)  # at the border a disk is cut off
+    even = torch.linspace(0, SIZE - 1, NUM_LINES)[inner]
+    # A disk of radius 1.2 on whole pixels has its centroid within a fifth of a pixel.
+    assert (found.centroids[inner, inner, 0] - even).abs().max() < 0.2
+    assert (found.centroids[inner, inner, 1] - even[:, None]).abs().max() < 0.2
+
+
+def test_a_mirrored_renderer_is_not_folded():
+    mirrored = find_latent_map(model_that_draws(lambda a: 2 * a * torch.tensor([-1, 1]) + 12))
+    assert mirrored.folded == 0
+
+
+def test_a_fold_turns_the_meshes_behind_it_over():
+    """The right third of the plane is drawn back over the middle one."""
+
+    def fold(a):
+        x, y = (2 * a + 4).unbind(-1)
+        return torch.stack([torch.where(x > 15.5, 31 - x, x), y], -1)
+
+    found = find_latent_map(model_that_draws(fold))
+    turned, whole = found.turned()
+    # Columns from 15.5 px on, of 16 over 23 px; the one that holds the crease may go either way.
+    assert 3.5 / 16 < found.folded < 6.5 / 16
+    assert turned[:, :10].sum() == 0
+    assert (turned == whole)[:, 12:].all()
+
+
+@pytest.mark.parametrize("colour", [FLAT, TURNED])
+def test_the_picture_shows_both_kinds_of_meshes(colour):
+    def fold(a):
+        x, y = (2 * a + 4).unbind(-1)
+        return torch.stack([torch.where(x > 15.5, 31 - x, x), y], -1)
+
+    found = find_latent_map(model_that_draws(fold))
+    pixels = np.asarray(Image.open(io.BytesIO(draw(found, (SIZE, SIZE)))))
+    assert pixels.shape == (SIZE * 6 + 12, SIZE * 6 + 12, 3)
+    assert (pixels == colour).all(-1).sum() > 100
+
+
+def test_an_untrained_model_has_a_map_too():
+    found = find_latent_map(tiny_model())
+    assert 0 <= found.folded <= 1
+    assert draw(found, (6, 8))[:4] == b"\x89PNG"
