@@ -90,7 +90,10 @@ def _write_gif(
             )
         still = Image.fromarray(picture)
         still.thumbnail((MAX_GIF_SIDE, MAX_GIF_SIDE))
-        stills.append(still.quantize(128))
+        # By coverage: a palette of the commonest colours would lose the thin lines. One for all
+        # frames: colours of a scene at rest should not flicker.
+        palette = stills[0] if stills else still.quantize(128, Image.Quantize.MAXCOVERAGE)
+        stills.append(still.quantize(palette=palette, dither=Image.Dither.NONE))
     delay = max(2, round(100 / fps)) * 10  # milliseconds, in the steps that a GIF can hold
     with atomic_path(path) as temporary:
         stills[0].save(temporary, save_all=True, append_images=stills[1:], duration=delay, loop=0)
@@ -103,7 +106,7 @@ def _drawn(
 
     image = Image.fromarray(picture)
     draw = ImageDraw.Draw(image)
-    line = max(1, round(min(image.size) / 300))
+    line = max(1, round(min(image.size) / 200))
     font = ImageFont.load_default(max(10.0, min(image.size) / 40))
     for n, path in enumerate(trails.path):
         colour = COLOURS[n % len(COLOURS)]
