@@ -109,7 +109,7 @@ class Replicas:
             positions = clips.draw(noise)
             spread = entropy(clips.entropy(), present.flatten(0, 1))
         positions = positions.unflatten(0, shape)
-        with self._beside():
+        with self._beside(positions, present):
             evidence = log_evidence(*motion, positions, present)
         likelihood = stacked.log_likelihood(self._of("renderer."), positions, present, frames)
         return BoundTerms(likelihood, spread.unflatten(0, shape), evidence)
@@ -145,11 +145,17 @@ class Replicas:
         names = (name for name in self.stacks if name.startswith(part))
         return {name.removeprefix(part): self.stacks[name] for name in names}
 
-    def _beside(self) -> contextlib.AbstractContextManager[object]:
-        """Work that may go on beside what follows, until `_join`."""
+    def _beside(self, *lent: Tensor) -> contextlib.AbstractContextManager[object]:
+        """Work that may go on beside what follows, until `_join`, and what it reads.
+
+        What is lent is kept from being written over by the other work when nobody holds it any
+        more: the work beside may be late, and would read what is not there.
+        """
         if self.side is None:
             return contextlib.nullcontext()
         self.side.wait_stream(torch.cuda.current_stream(self.device))
+        for tensor in lent:
+            tensor.record_stream(self.side)
         return torch.cuda.stream(self.side)
 
     def _join(self) -> None:
