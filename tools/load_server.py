@@ -33,7 +33,7 @@ from motes.run_folder import environment
 
 CLEAR = {200, 400, 403, 404, 413, 422, 503}
 NUM_SLOW = 30
-TIMEOUT = 60.0
+TIMEOUT = 100.0  # longer than the server lets any exchange last
 Json = dict[str, Any]
 
 

@@ -26,17 +26,18 @@ async function reply(pending) {
   return record;
 }
 
-// Runs one request at a time; of those that come meanwhile, the last alone is run afterwards.
+// Runs one request at a time; of those that come meanwhile, the last alone is run afterwards. What runs
+// can ask whether another one waits.
 export function latest(run) {
-  let busy = false, next = null;
-  return async function ask(...request) {
-    if (busy) { next = request; return; }
+  let busy = false, waiting = false;
+  return async function ask() {
+    if (busy) { waiting = true; return; }
     busy = true;
     try {
-      await run(...request);
+      await run(() => waiting);
     } finally {
       busy = false;
-      if (next !== null) { const waiting = next; next = null; ask(...waiting); }
+      if (waiting) { waiting = false; ask(); }
     }
   };
 }

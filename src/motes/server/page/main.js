@@ -45,7 +45,7 @@ const guarded = (act) => async (...given) => {
 // ---- clips ---------------------------------------------------------------------------------
 
 async function use(clip, seen = clip.observed ?? middleHidden(clip.num_frames)) {
-  Object.assign(state, { clip: { ...clip, levels: bytes(clip.frames) }, probabilities: null });
+  Object.assign(state, { clip: { ...clip, levels: bytes(clip.frames) }, probabilities: null, answers: {} });
   timeline.load(seen, Number(find("ahead").value));
   if (timeline.now >= timeline.length) timeline.go(0);
   if (clip.num_objects) state.count = Math.min(clip.num_objects, state.about.max_objects);
@@ -121,9 +121,8 @@ function chooseCount(count) {
 }
 
 function showAnswers() {
-  const { milliseconds } = state.answers;
-  if (milliseconds) find("took").textContent = `answered in ${Math.round(milliseconds)} ms`;
   const told = state.answers.interpolated ?? state.answers.inferred;
+  if (told) find("took").textContent = `answered in ${Math.round(told.milliseconds)} ms`;
   if (told) showKinds(find("kinds"), told, state.about.kinds);
   draw();
 }

@@ -74,21 +74,23 @@ function orders(items) {
   return items.flatMap((first, i) => orders(items.toSpliced(i, 1)).map((rest) => [first, ...rest]));
 }
 
-// Asks for the kinds of answer that the masks leave room for: first for those that depend on what is
-// hidden, then, for a clip that is new, for the one that does not.
+// Asks for the kinds of answer that the masks leave room for, what a person watches first; answers that
+// are known already are kept, and the rest is left for later if the question changes meanwhile.
 export function asker(state, report, done) {
-  return latest(async () => {
+  return latest(async (outdated) => {
     const { clip, count, timeline } = state, masks = timeline.masks();
-    const known = state.answers.inferred;
-    const reusable = known?.count === count && known.clip === clip && known.observed.length === timeline.length;
-    const answers = { inferred: reusable ? known : null, forecast: null, interpolated: null };
     try {
       if (!timeline.seen.includes(true)) throw new Error("Every frame is hidden; show at least one.");
-      for (const batch of [["forecast", "interpolated"], reusable ? [] : ["inferred"]]) {
-        const kinds = batch.filter((kind) => masks[kind]);
-        if (kinds.length) Object.assign(answers, await askFor(kinds, masks, clip, count));
-        if (state.clip !== clip || state.count !== count) return; // meanwhile the question has changed
-        state.answers = { ...answers };
+      for (const kind of ["interpolated", "forecast", "inferred"]) {
+        if (state.clip !== clip || state.count !== count) return;
+        const known = state.answers[kind], fits = known?.clip === clip && known.count === count;
+        if (!masks[kind]) delete state.answers[kind];
+        else if (!fits || known.observed.join() !== masks[kind].join()) {
+          if (!fits) delete state.answers[kind];
+          if (outdated()) return;
+          const answer = await askFor(kind, masks[kind], clip, count);
+          if (state.clip === clip && state.count === count) state.answers[kind] = answer;
+        }
         done();
       }
     } catch (error) {
@@ -97,15 +99,11 @@ export function asker(state, report, done) {
   });
 }
 
-async function askFor(kinds, masks, clip, count) {
+async function askFor(kind, mask, clip, count) {
   const { num_frames, height, width, frames } = clip;
-  const video = { num_frames, height, width, frames };
-  const reply = await post("api/ask", { video, masks: kinds.map((kind) => masks[kind]), num_objects: count });
-  const answers = kinds.map((kind, i) => {
-    const view = reply.views[i];
-    return [kind, { ...view, clip, count, levels: bytes(view.frames), score: score(view, clip.truth) }];
-  });
-  return { ...Object.fromEntries(answers), milliseconds: reply.milliseconds };
+  const reply = await post("api/ask", { video: { num_frames, height, width, frames }, masks: [mask], num_objects: count });
+  const [view] = reply.views;
+  return { ...view, clip, count, levels: bytes(view.frames), score: score(view, clip.truth), milliseconds: reply.milliseconds };
 }
 
 export function showCounts(element, { about, count, probabilities }, choose) {
