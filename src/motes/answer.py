@@ -39,6 +39,7 @@ class Answer:
     component: Int[Tensor, "B N"]  # the most likely kind of start
     component_probabilities: Float[Tensor, "B N K"]
     observed: Bool[Tensor, "B T"]
+    found: Bool[Tensor, "B N T"]  # whether the object itself was seen; it may hide in a seen frame
     num_objects: Int[Tensor, " B"]
     count_probabilities: Float[Tensor, "B Nmax"] | None  # column n is n + 1 objects
     draw_frames: Callable[[], Float[Tensor, "B T height width"]]

@@ -93,6 +93,7 @@ def sample(
         path.positions,
         none[..., :2, :2],
         kalman.Smoothed(path.states, none),
+        torch.zeros(path.positions.shape[:3], dtype=torch.bool, device=model.device),
     )
     hidden = torch.zeros(num_clips, num_frames, dtype=torch.bool, device=model.device)
     return _answer(model, belief, lambda: _render(model, path.positions, counts), hidden, counts)
@@ -106,6 +107,7 @@ class Tracks(NamedTuple):
     positions: Float[Tensor, "B N T 2"]  # of a_t
     covariances: Float[Tensor, "B N T 2 2"]
     states: kalman.Smoothed  # of h_t
+    found: Bool[Tensor, "B N T"]  # where the object itself was seen
 
 
 @torch.no_grad()
@@ -171,13 +173,15 @@ def most_likely_tracks(
     chosen = kalman.Smoothed(means, covariances[:, :, 0])
     hidden = emitted(model, chosen)
     seen = where_seen(q, observed)
-    seen = (observed[:, None] if seen is None else seen)[..., None]
+    found = (observed[:, None] if seen is None else seen).expand(q.means.shape[:3])
+    seen = found[..., None]
     return Tracks(
         component=component,
         component_probabilities=log_weights.exp(),
         positions=torch.where(seen, q.means.double(), hidden.means),
         covariances=torch.where(seen[..., None], q.covariances().double(), hidden.covariances),
         states=chosen,
+        found=found,
     )
 
 
@@ -263,6 +267,7 @@ def _answer(
         component=torch.where(present, tracks.component[:, :N], -1),
         component_probabilities=shown(tracks.component_probabilities),
         observed=observed,
+        found=tracks.found[:, :N] & present[..., None],
         num_objects=num_objects,
         count_probabilities=count_probabilities,
         draw_frames=draw_frames,

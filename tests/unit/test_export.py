@@ -57,7 +57,7 @@ def test_a_table_of_a_forecast_is_longer_than_its_clip(answer):
 def trails(seen):
     path = np.stack([np.linspace(10, 50, T), np.full(T, 30.0)], -1)[None]
     spread = np.tile(36 * np.eye(2), (1, T, 1, 1))
-    return Trails(path, spread, path, np.array(seen))
+    return Trails(path, spread, path, np.array([seen]))
 
 
 def black(count):

@@ -401,3 +401,13 @@ def test_questions_do_not_depend_on_gradients_being_recorded(model: Model) -> No
         one = motes.interpolate(model, tiny_frames(1, T), GAP, 2)
         assert not one.frames.requires_grad
         assert not one.mean_frames.requires_grad
+
+
+def test_an_object_is_found_only_where_it_is_and_a_frame_was_seen():
+    model, frames = tiny_model(), tiny_frames(2, 6)
+    observed = torch.tensor([True, True, False, True, False, True])
+    answer = motes.interpolate(model, frames, observed, torch.tensor([1, 2]))
+    assert answer.found.shape == (2, 2, 6)
+    assert torch.equal(answer.found[1, 0], observed)
+    assert not answer.found[0, 1].any()
+    assert not motes.sample(model, 1, 1, 4).found.any()

@@ -30,7 +30,7 @@ class Trails:
     positions: Float[np.ndarray, "N T 2"]
     covariances: Float[np.ndarray, "N T 2 2"]
     path: Float[np.ndarray, "N T 2"]
-    seen: Bool[np.ndarray, " T"]
+    seen: Bool[np.ndarray, "N T"]
 
     @staticmethod
     def of(answer: Answer, clip: int) -> "Trails":
@@ -40,7 +40,7 @@ class Trails:
             answer.pixels[clip, present].numpy(),
             answer.pixel_covariances[clip, present].numpy(),
             answer.path_pixels[clip, present].numpy(),
-            answer.observed[clip].numpy(),
+            answer.found[clip, present].numpy(),
         )
 
 
@@ -114,7 +114,7 @@ def _drawn(
         if len(tail) > 1:
             draw.line([(float(x), float(y)) for x, y in tail], fill=colour, width=line)
         ring = outline(trails.positions[n, t], trails.covariances[n, t])
-        _draw_ring(draw, ring, colour, line, solid=bool(trails.seen[t]))
+        _draw_ring(draw, ring, colour, line, solid=bool(trails.seen[n, t]))
         x, y = trails.positions[n, t]
         reach = float(np.abs(ring - (x, y)).max()) + 2
         draw.text((float(x) + reach, float(y) - reach), str(n), fill=colour, font=font)

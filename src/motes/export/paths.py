@@ -36,9 +36,9 @@ def write_paths(
 def _draw_path(axis: Any, trails: Trails, n: int) -> None:
     colour, path = COLOURS[n % len(COLOURS)], trails.path[n]
     axis.plot(*path.T, ":", color=colour, lw=1.2)
-    seen = np.where(trails.seen[:, None], path, np.nan)
+    seen = np.where(trails.seen[n, :, None], path, np.nan)
     axis.plot(*seen.T, "-", color=colour, lw=1.6, label=f"object {n}")
-    hidden = np.flatnonzero(~trails.seen)
+    hidden = np.flatnonzero(~trails.seen[n])
     for t in hidden[:: max(len(hidden) // ELLIPSES, 1)]:
         ring = outline(trails.positions[n, t], trails.covariances[n, t])
         axis.fill(*ring.T, facecolor=colour, edgecolor=colour, alpha=0.2, lw=0.8)
