@@ -20,7 +20,7 @@ from motes.data import write_gif
 from motes.video import read_frames
 
 T, SIZE, NUM_CLIPS = 12, 16, 6
-TESTED_ELSEWHERE = {"demo", "prepare", "serve", "doctor"}
+TESTED_ELSEWHERE = {"demo", "figures", "prepare", "serve", "doctor"}
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ Read = TypeVar("Read")
 # What zipfile, zlib and numpy raise when the bytes of a file make no sense to them.
 _READING_ERRORS = (
     *(OSError, EOFError, ValueError, KeyError, SyntaxError, TypeError, OverflowError),
-    *(RuntimeError, TokenError, RecursionError, zipfile.BadZipFile, zlib.error),
+    *(RuntimeError, TokenError, RecursionError, MemoryError, zipfile.BadZipFile, zlib.error),
 )
 
 
