@@ -30,6 +30,7 @@ check: .venv/.ready
 docs: .venv/.ready
 	@$(BIN)/python tools/make_cli_docs.py
 	@$(BIN)/python tools/make_results.py
+	@$(BIN)/python tools/make_reliability.py
 
 .venv/.ready: pyproject.toml
 	@echo "setting up .venv (once; two to three minutes) ..."

@@ -1,0 +1,24 @@
+"""Long videos: the Kalman code against the same equations in sixty digits (tools/try_kalman.py)."""
+
+import pytest
+from tools.try_kalman import CASES, errors
+
+# The bounds are those of float64 over 3,000 steps: 1e-16 a step on means of up to 1e6 standard
+# deviations, hence 1e-7; variances and evidence hold no such large numbers.
+EXACT = ("ordinary noise, 1,000 frames hidden", "last 1,000 frames hidden")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXACT)
+def test_three_thousand_frames_with_a_thousand_hidden_stay_exact(name: str) -> None:
+    found = errors(CASES[name])
+    assert found["means_in_sds"] < 1e-7
+    assert found["sds_relative"] < 1e-7
+    assert found["log_likelihood_relative"] < 1e-9
+
+
+@pytest.mark.slow
+def test_means_and_evidence_stay_exact_with_almost_no_noise() -> None:
+    found = errors(CASES["almost no noise, 1,000 frames hidden"])
+    assert found["means_in_sds"] < 1e-4
+    assert found["log_likelihood_relative"] < 1e-6

@@ -1,0 +1,186 @@
+"""Write docs/reliability.md from the stored records: what was tried, and how it ended.
+
+Usage: python tools/make_reliability.py
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from motes.bench.scale import growth
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "reliability.md"
+MISSING = "No record is stored yet; run `{command}`."
+Record = dict[str, Any]
+
+OPENING = """# Reliability
+
+What was done to break it, and how it ended. Made by `make docs` from `results/*.json`, which name
+commit, machine and versions; the short form of every test is part of `make test`.
+"""
+
+
+def table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> str:
+    """Return a table in Markdown."""
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def faults(record: Record) -> str:
+    """Return what was done to training runs."""
+    rows: list[tuple[object, ...]] = []
+    for family, tried in record["families"].items():
+        inside = tried["kills"] - tried["moments"].get("any", 0)
+        rows.append((family, tried["kills"], inside, "yes" if tried["bit_for_bit"] else "no"))
+    head = ("family", "kills (SIGKILL)", "of them inside a write", "same weights, bit for bit")
+    told = [(fault, f"`{line}`") for fault, line in _lines(record["families"]["paper"])]
+    return (
+        "Runs of the smoke preset were killed at random moments and inside the writing of a "
+        "checkpoint (file half written, before the sync, before and after the rename), then "
+        "resumed:\n\n"
+        f"{table(head, rows)}\n\nOther faults, each followed by a run to the end with the same "
+        f"weights; what was said:\n\n{table(('fault', 'message'), [*told])}"
+    )
+
+
+def _lines(tried: Record) -> list[tuple[str, str]]:
+    """Return every fault of a family with its message."""
+    lines = []
+    for name in ("full_disk", "small_disk", "closed_folder", "not_finite"):
+        lines += [(case, message.replace("|", "/")) for case, message in tried[name].items()]
+    return [*lines, ("clock", tried["wild_clock"])]
+
+
+def inputs(record: Record) -> str:
+    """Return how wrong inputs ended."""
+    ends = record["ends"]
+    good = ("answered", "refused", "failed clearly")
+    rows: list[tuple[object, ...]] = [
+        (
+            name,
+            sum(counts.values()),
+            *(counts.get(end, 0) for end in good),
+            sum(n for end, n in counts.items() if end not in good),
+        )
+        for name, counts in ends.items()
+    ]
+    limits = record["limits"]
+    text = table(("entrance", "cases", *good, "defects"), rows)
+    text += (
+        f"\n\n{record['cases']} cases, each in a process of its own with at most "
+        f"{limits['seconds']} s and {limits['gib_beyond_start']} GiB; the slowest took "
+        f"{record['slowest_seconds']} s on a busy machine, the largest held "
+        f"{record['largest_mib']} MiB in all. A hook ends every case that runs code from data, "
+        "calls out, or writes elsewhere: none did."
+    )
+    for defect in record["defects"]:
+        text += (
+            f"\n- {defect['entrance']} {defect['seed']}: {defect['end']}, `{defect['text'][:80]}`"
+        )
+    if "mended" in record:
+        text += f"\n\n{record['mended']}"
+    return text
+
+
+def processes(record: Record) -> str:
+    """Return how several processes compare with one."""
+    rows: list[tuple[object, ...]] = [
+        (name, f"{value:.1e}") for name, value in record["curves"].items()
+    ]
+    killed, again = record["killed"], record["restarted_by_torchrun"]
+    same = {True: "the weights of an undisturbed run", False: "other weights"}
+    return (
+        f"{record['iterations']} steps with the same global batch; the largest relative "
+        f"difference of any logged term from one process:\n\n"
+        f"{table(('run', 'difference'), rows)}\n\n"
+        f"A killed worker: exit code {killed['exit_code']}, `{killed['told']}`; resumed from step "
+        f"{killed['resumed_from_step']} it ended with "
+        f"{same[killed['same_weights_as_undisturbed']]}. With `torchrun "
+        "--max-restarts` it went on by itself and ended with "
+        f"{same[again['same_weights_as_undisturbed']]}."
+    )
+
+
+def long_videos(record: Record) -> str:
+    """Return how exact the Kalman code is."""
+    rows: list[tuple[object, ...]] = [
+        (name, *(f"{case['errors'][key]:.0e}" for key in case["errors"]))
+        for name, case in record["cases"].items()
+    ]
+    head = ("3,000 frames", "means, in sds", "sds, relative", "log-likelihood, relative")
+    return (
+        f"{record['what']}; the largest error of any frame:\n\n{table(head, rows)}\n\nAn error "
+        "of 1 in the sds is a variance at or below zero: with almost no noise and a wide start, "
+        "rounding takes that of the first velocity. Means and likelihood stay right."
+    )
+
+
+def curves(record: Record) -> str:
+    """Return how cost grows, as powers: 1 is linear."""
+    rows: list[tuple[object, ...]] = []
+    for axis, curve in {**record["curves"], "clips, streamed": record["streamed"]}.items():
+        for family in ("paper", "structured"):
+            if family in curve:
+                values = {
+                    field: [max(point[field], 1e-3) for point in curve[family]]
+                    for field in ("seconds", "peak_mib")
+                }
+                powers = (f"{growth(curve['at'], part):.2f}" for part in values.values())
+                last = curve[family][-1]
+                sizes = f"{last['seconds']:.3g} s, {last['peak_mib']:.0f} MiB"
+                rows.append(
+                    (axis, family, f"{curve['at'][0]} to {curve['at'][-1]}", *powers, sizes)
+                )
+    head = ("axis", "family", "range", "power of seconds", "power of memory", "at the end")
+    return (
+        f"{table(head, rows)}\n\nPowers over the last tenfold: 1 is linear, 0 is flat. "
+        f"Everything else stays at {record['crossing']}.\n\n"
+        "![Seconds and memory over every axis](images/scale.png)"
+    )
+
+
+SECTIONS = {
+    "Faults in training": (
+        "faults",
+        faults,
+        "python tools/try_faults.py --out results/faults.json",
+    ),
+    "Wrong input": ("fuzz", inputs, "python tools/fuzz.py --cases 10500 --out results/fuzz.json"),
+    "Several processes and hosts": (
+        *("processes", processes),
+        "python tools/try_processes.py --out results/processes.json",
+    ),
+    "Long videos": (
+        *("kalman_long", long_videos),
+        "python tools/try_kalman.py --out results/kalman_long.json",
+    ),
+    "Growth": (
+        *("scale", curves),
+        "motes bench scale --out results/scale.json --picture docs/images/scale.png",
+    ),
+}
+
+
+def page(folder: Path = ROOT / "results") -> str:
+    """Return the whole page."""
+    parts = [OPENING]
+    for title, (name, write, command) in SECTIONS.items():
+        path = folder / f"{name}.json"
+        text = MISSING.format(command=command)
+        if path.is_file():
+            record = json.loads(path.read_text("utf-8"))
+            commit = (record["environment"]["motes_commit"] or "unknown").partition("+")
+            place = f"commit {commit[0][:10]}{commit[1]}{commit[2]}"
+            text = f"{write(record)}\n\n`{command}`, {place}."
+        parts.append(f"\n## {title}\n\n{text}\n")
+    return "".join(parts) + (
+        "\n## Load on the playground\n\nIn [playground.md](playground.md).\n\n"
+        "## Several machines, and what they need\n\nIn [scaling.md](scaling.md); what the package "
+        "is built on, in [dependencies.md](dependencies.md).\n"
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(ROOT)}")
