@@ -1,4 +1,4 @@
-# make demo    see it work: sets up .venv, then leaves one HTML report in demo/
+# make demo    see it learn and work: sets up .venv, then leaves one HTML report and a model in demo/
 # make test    sets up .venv, then runs every test
 # make check   format, lint, types, import contracts, sizes, equation tags
 # make docs    writes the generated pages again: docs/cli.md and the tables of results

@@ -44,6 +44,7 @@ SCORES = {
     },
 }  # fmt: skip
 SHORT = ("tracked", "noisy_rmse", "forecast_rmse", "interpolation_rmse", "forecast_loss")
+STRUCTURED = (*SHORT, "infer_coverage90", "forecast_coverage90")
 WORLD_SCORES = (
     ("tracked", "{:.3f}"),
     ("noisy_rmse", "{:.2f}"),
@@ -248,6 +249,26 @@ def scores_of(model: str, records: dict[str, Record], names: Sequence[str]) -> s
     return score_table(records[model], names, limit)
 
 
+ABLATION = ("tracked", "noisy_rmse", "forecast_rmse", "forecast_loss", "infer_coverage90")
+
+
+def ablation_table(records: Mapping[str, Record]) -> str:
+    """Return what is left of the structured family with one part taken away."""
+    record = records.get("ablation_structured")
+    if record is None:
+        return "No record of ablations is stored yet."
+    rows = [
+        f"| N = 1 / 2 / 3 | {' | '.join(HEADS[name] for name in ABLATION)} | held-out bound |",
+        "|---" * (2 + len(ABLATION)) + "|",
+    ]
+    for name, run in record["ablations"].items():
+        cells = " | ".join(triple(run, score) for score in ABLATION)
+        rows.append(f"| {name} | {cells} | {run['held_out_bound']:.1f} |")
+    last = list(record["ablations"].values())[-1]
+    clips = sum(column["clips"] for column in last["by_count"].values())
+    return "\n".join(rows) + f"\n\nOne seed each, {clips} clips. {origin(last)}"
+
+
 def worlds_table(record: Record) -> str:
     """Return every world's scores beside its oracle's, for each number of objects."""
     lines = [
@@ -350,8 +371,12 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
     records = read_records(root / "results")
     contents = {
         "docs/results.md": long_form(records),
-        "docs/structured.md": scores_of(
-            "cannonballs-structured", records, (*SHORT, "infer_coverage90", "forecast_coverage90")
+        "docs/structured.md": "\n\n".join(
+            [
+                scores_of("cannonballs-structured", records, STRUCTURED),
+                "### With one part taken away",
+                ablation_table(records),
+            ]
         ),
         "docs/worlds.md": worlds_page(records),
         "docs/playground.md": server_page(records),

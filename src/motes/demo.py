@@ -1,9 +1,9 @@
-"""The demo: unseen clips, all four questions, scores and pictures, one report."""
+"""The demo: a model meets unseen clips; all questions, scores and pictures, one report."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,66 +11,106 @@ import torch
 from motes import pictures, report
 from motes.alignment import find_pixel_map
 from motes.answer import Answer
-from motes.checkpoint import load_with_config, write_text
+from motes.checkpoint import load_with_config, save_model, write_text
 from motes.config import RunConfig
 from motes.data import Clips, World, draw_clips
 from motes.errors import InputError
 from motes.evaluate import NUM_CONTEXT, Asked, compare_physics, evaluate
 from motes.examples import gap_mask, latent_grid
+from motes.learning import Lesson
 from motes.model import Model
 from motes.pictures import Style, View
 from motes.queries import forecast, infer, interpolate, sample
-from motes.report_words import CAPTIONS
+from motes.report_words import ANSWERS, LAW
 from motes.run_folder import environment
 from motes.shapes import Tensor
 from motes.starts import Starts, first_points_and_steps, learned_starts, true_starts
 
 REPORT = "report.html"
-NUM_PICTURES = len(CAPTIONS)
+MODEL = "model"  # the folder of a model that was learned just now
+NUM_PICTURES = len(ANSWERS) + len(LAW)
 MAX_COUNTS = 3  # rows of examples, and columns of scores
+FEWEST_CLIPS = 3  # of three balls two come from the same side, which has a spread then
 NUM_TIMES = 8  # columns of the strip
 NUM_SAMPLES = 4
 
 Examples = list[list[View]]  # for each example clip: truth, inferred, forecast, interpolated
 
 
+class Subject(NamedTuple):
+    """Whom the questions go to."""
+
+    name: str
+    model: Model
+    config: RunConfig
+    lesson: Lesson | None = None  # where it was learned just now
+
+
+def known(name_or_folder: str) -> Subject:
+    """A model that is there already."""
+    model, config = load_with_config(name_or_folder)
+    # A path says where its owner keeps things; the report may travel.
+    return Subject(Path(name_or_folder).name, model, config)
+
+
+def learned(lesson: Lesson) -> Subject:
+    """The model of a lesson."""
+    return Subject("learned just now", lesson.model, lesson.config, lesson)
+
+
+def unseen_clips(config: RunConfig, num_clips: int, seed: int) -> Clips:
+    """Clips like those that a run learns from, and none of them.
+
+    Raises:
+        InputError: the seed is the run's own, or there are too few clips to tell starts apart.
+    """
+    if num_clips < FEWEST_CLIPS:
+        raise InputError(f"num_clips is {num_clips}; give {FEWEST_CLIPS} or more")
+    if seed == config.data.seed:
+        raise InputError(f"seed {seed} made the training clips of this model; give another")
+    counts = sorted(set(config.data.num_objects))[:MAX_COUNTS]
+    return draw_clips(demo_world(config), num_clips, counts, seed)
+
+
+def work(num_clips: int) -> int:
+    """How much `run` has done at its end: clips scored, clips counted, pictures drawn."""
+    return 2 * num_clips + NUM_PICTURES
+
+
 def run(
-    name_or_folder: str,
+    subject: Subject,
+    clips: Clips,
     out: Path,
     *,
     seed: int,
-    num_clips: int,
     progress: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
     """Writes the report into a folder; returns its path, the scores and the seconds it took.
 
     Args:
-        name_or_folder: Of the model; clips follow its frame size, length and numbers of objects.
-        out: Folder of the report; made if it is not there.
-        seed: Of the clips; must not be the one that training used.
-        num_clips: How many clips are scored.
-        progress: Told what is done, out of `num_clips` scored and NUM_PICTURES drawn.
-
-    Raises:
-        InputError: before anything is written.
+        subject: The model; one that was learned just now is left in the folder too.
+        clips: With truth, unseen by the model.
+        out: Folder of the report; must be there.
+        seed: Of the clips, and of those that the model imagines.
+        progress: Told what is done, out of `work(len(clips))`.
     """
-    began = time.monotonic()
-    model, config = load_with_config(name_or_folder)
-    if seed == config.data.seed:
-        raise InputError(f"seed {seed} made the training clips of {name_or_folder}; give another")
-    world = demo_world(config)
-    counts = sorted(set(config.data.num_objects))[:MAX_COUNTS]
-    clips = draw_clips(world, num_clips, counts, seed)
-    make_folder(out)
+    began, model, lesson = time.monotonic(), subject.model, subject.lesson
+    world = demo_world(subject.config)
     scores = evaluate(Asked(model), clips, progress=progress) | compare_physics(model, clips)
-    drawn = {}
+    done = len(clips)
+    for count, right in count_objects(model, clips):
+        column = scores["by_count"][count]
+        column["count_right"] = right
+        done += column["clips"]
+        progress(done)
+    drawn = {} if lesson is None else {"learning": _draw_learning(lesson)}
     for name, picture in draw_pictures(model, clips, seed):
         drawn[name] = picture
-        progress(num_clips + len(drawn))
+        done += 1
+        progress(done)
     found, true = learned_starts(model), true_starts(clips)
     findings = report.Findings(
-        # A path says where its owner keeps things; the report may travel.
-        model=Path(name_or_folder).name,
+        model=subject.name,
         seed=seed,
         frame_size=model.image_size,
         num_frames=world.num_frames,
@@ -87,9 +127,37 @@ def run(
         pictures=drawn,
         environment=portable_environment(),
         seconds=time.monotonic() - began,
+        learned=None if lesson is None else told_of(lesson),
     )
     write_text(out / REPORT, report.page(findings))
-    return {"report": str(out / REPORT), "seconds": findings.seconds, **scores}
+    record = {"report": str(out / REPORT), "seconds": findings.seconds, **scores}
+    if lesson is not None:
+        make_folder(out / MODEL)
+        save_model(out / MODEL, model, subject.config)
+        record |= {"model": str(out / MODEL), "learned_in_seconds": lesson.seconds}
+    return record
+
+
+def told_of(lesson: Lesson) -> report.Learned:
+    """What the report tells of a lesson."""
+    data = lesson.config.data
+    return report.Learned(
+        num_clips=data.num_clips,
+        num_steps=lesson.config.schedule.iterations,
+        seconds=lesson.seconds,
+        first_bound=lesson.snapshots[0].bound,
+        held_out_bound=lesson.held_out_bound,
+    )
+
+
+def count_objects(model: Model, clips: Clips) -> Iterator[tuple[str, float]]:
+    """For each number of objects the share of clips in which a model that is not told finds it."""
+    counts = clips.num_objects
+    assert counts is not None
+    for count in sorted(set(counts.tolist())):
+        own = clips[(counts == count).nonzero()[:, 0]]
+        found = infer(model, own.frames.float()).num_objects
+        yield str(count), float((found == count).double().mean())
 
 
 def demo_world(config: RunConfig) -> World:
@@ -192,6 +260,17 @@ def rows_of_starts(names: Sequence[str], found: Starts) -> list[report.Start]:
         report.Start(name, share, tuple(place), tuple(step))
         for name, share, place, step in zip(names, *rows, strict=True)
     ]
+
+
+def _draw_learning(lesson: Lesson) -> bytes:
+    way = [snapshot for snapshot in lesson.snapshots if snapshot.step > 0]
+    return pictures.png(
+        pictures.learning(
+            np.array([snapshot.step for snapshot in way]),
+            np.array([snapshot.bound for snapshot in way]),
+            np.stack([snapshot.glyph for snapshot in way]),
+        )
+    )
 
 
 def _draw_starts(model: Model, clips: Clips) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from motes.shapes import Bool, Float
+from motes.shapes import Bool, Float, Int
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -21,6 +21,7 @@ LEVEL = 0.9  # probability inside an ellipse
 DPI = 120
 MARGIN = 6  # pixels around the panels of an animation
 TITLE = 22  # pixels above them
+SNAPSHOTS = 8  # pictures of a glyph on its way
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,34 @@ def overlays(
         for axis, (title, frames) in zip(row, clips, strict=True):
             show_frame(axis, overlaid(frames))
             axis.set_title(title, fontsize=9)
+    return figure
+
+
+def learning(
+    steps: Int[np.ndarray, " S"],
+    bounds: Float[np.ndarray, " S"],
+    glyphs: Float[np.ndarray, "S cells cells"],
+) -> "matplotlib.figure.Figure":
+    """A run from its first report to its last: how an object was drawn, and the bound below.
+
+    The pictures are spread evenly over the way up of the bound, where most happens early.
+    """
+    from matplotlib.figure import Figure
+
+    ranks = np.linspace(0, 1, min(SNAPSHOTS, len(steps)))
+    shown = np.unique(np.round((len(steps) - 1) * ranks**2).astype(int))
+    figure = Figure(figsize=(1.25 * SNAPSHOTS, 3.6), dpi=DPI, layout="constrained")
+    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.0, 1.5))[:, 0]
+    for axis, index in zip(above.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        axis.imshow(glyphs[index], cmap="gray", vmin=0, vmax=1)
+        axis.set(xticks=[], yticks=[])
+        axis.set_title(f"step {steps[index]}", fontsize=9)
+    curve = below.subplots()
+    curve.plot(steps, bounds, color=INFERRED.colour, lw=2)
+    curve.plot(steps[shown], bounds[shown], "o", color=INFERRED.colour, ms=5)
+    curve.set_xlabel("step", fontsize=8)
+    curve.set_ylabel("bound, nats a clip", fontsize=8)
+    curve.tick_params(labelsize=7)
     return figure
 
 

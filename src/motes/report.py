@@ -32,6 +32,17 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Learned:
+    """How a model came to be, where that was part of the demo; bounds in nats a clip."""
+
+    num_clips: int
+    num_steps: int
+    seconds: float
+    first_bound: float  # of the first rough start
+    held_out_bound: float  # in the end, of clips that it was not learned from
+
+
+@dataclass(frozen=True)
 class Findings:
     """Everything that a report tells."""
 
@@ -47,6 +58,7 @@ class Findings:
     pictures: Mapping[str, bytes]  # PNG or GIF files under the names of `CAPTIONS`
     environment: Mapping[str, Any]
     seconds: float
+    learned: Learned | None = None  # None: the model was there before
 
 
 def page(findings: Findings) -> str:
@@ -56,10 +68,13 @@ def page(findings: Findings) -> str:
     (test_a_report_refers_to_nothing_outside, test_hostile_names_stay_text).
     """
     title = f"motes: what {findings.model} has learned"
+    if findings.learned is not None:
+        title = f"motes: learned from scratch in {findings.learned.seconds:.0f} seconds"
     body = [
         f"<h1>{escape(title)}</h1>",
         _what_was_asked(findings),
         _headline(findings),
+        *_learning_section(findings),
         *section("See it", [_captioned(name, findings.pictures[name]) for name in ANSWERS]),
         *section("Figures of merit", [_score_section(findings)]),
         *section("The law it found", [_law_section(findings)]),
@@ -94,16 +109,25 @@ def _what_was_asked(findings: Findings) -> str:
     height, width = findings.frame_size
     context, total = findings.num_context, findings.num_frames
     clips = sum(column["clips"] for column in findings.scores["by_count"].values())
+    watched = came = ""
+    if (learned := findings.learned) is not None:
+        watched = f"{learned.num_clips:,} "
+        came = (
+            f"<b>It was learned on this machine a moment ago, from nothing, in "
+            f"{learned.num_steps} steps and {learned.seconds:.0f} seconds.</b> "
+        )
     return (
-        f"<p>The model has watched clips of flying balls, {width}x{height} black-and-white pixels "
-        "each, and was told how many balls each clip has, but no positions and no labels. Here it "
-        f"meets {clips} clips it has never seen (seed {findings.seed}) and is asked four "
-        "questions, without any retraining:</p><ul>"
+        f"<p>The model has watched {watched}clips of flying balls, {width}x{height} black-and-"
+        "white pixels each, and was told how many balls each clip has, but no positions and no "
+        f"labels. {came}Here it meets {clips} clips it has never seen (seed {findings.seed}) and "
+        "is asked these questions, without any retraining:</p><ul>"
         f"<li><b>Infer</b>: all {total} frames are shown. Where is each ball?</li>"
         f"<li><b>Forecast</b>: frames 1 to {context} are shown. What comes next?</li>"
         f"<li><b>Interpolate</b>: the first {context} and the last {context} frames are shown. "
         f"What happened in the {total - 2 * context} frames between?</li>"
-        "<li><b>Sample</b>: nothing is shown. What else could happen?</li></ul>"
+        "<li><b>Sample</b>: nothing is shown. What else could happen?</li>"
+        "<li><b>Count</b>: all frames are shown, and nobody says how many balls there are. How "
+        "many?</li></ul>"
         '<p class="soft">The clips in the pictures are the first ones with each number of balls, '
         "not the most beautiful. The truth is used for scoring and drawing only.</p>"
     )
@@ -123,6 +147,20 @@ def _headline(findings: Findings) -> str:
         )
     balls = "ball" if count == "1" else "balls"
     return f'<h2>With {count} {balls} in a clip</h2><div class="cards">{"".join(cards)}</div>'
+
+
+def _learning_section(findings: Findings) -> list[str]:
+    """How the model came to be, where that was just now."""
+    learned = findings.learned
+    if learned is None:
+        return []
+    words = (
+        f"<p>The bound, in nats a clip, was {learned.first_bound:.0f} for the first rough guess at "
+        f"how large things are; in the end it is {learned.held_out_bound:.0f} on clips that were "
+        "kept from learning.</p>"
+    )
+    picture = _captioned("learning", findings.pictures["learning"])
+    return section("It learned just now", [words, picture])
 
 
 def _score_section(findings: Findings) -> str:
@@ -193,10 +231,21 @@ def _origin_section(findings: Findings) -> str:
     rows = [
         ["model", escape(findings.model)],
         ["seed of the clips", str(findings.seed)],
-        ["seconds", f"{findings.seconds:.0f}"],
+        ["seconds of questions and pictures", f"{findings.seconds:.0f}"],
+        *_learned_rows(findings.learned),
         *([escape(name), escape(str(value))] for name, value in findings.environment.items()),
     ]
     return table(["", ""], rows)
+
+
+def _learned_rows(learned: Learned | None) -> list[list[str]]:
+    if learned is None:
+        return []
+    return [
+        ["seconds of learning", f"{learned.seconds:.0f}"],
+        ["clips learned from", f"{learned.num_clips:,}"],
+        ["steps", str(learned.num_steps)],
+    ]
 
 
 def section(title: str, parts: Iterable[str]) -> list[str]:

@@ -42,6 +42,9 @@ SCORES: dict[str, tuple[str, str, str, str]] = {
         "The same, one best guess", "nats a pixel",
         "surprise when only the most likely picture is drawn, as the paper does", ".4f",
     ),
+    "count_right": (
+        "Counted", "share of clips", "the number of balls found, without being told it", ".3f",
+    ),
     "infer_coverage90": ("Error bars, seen", "share", "true balls inside the 90 % ellipse", ".2f"),
     "path_coverage90": ("Error bars, track", "share", "true paths inside it", ".2f"),
     "forecast_coverage90": ("Error bars, forecast", "share", "true balls to come inside it", ".2f"),
@@ -50,6 +53,13 @@ SCORES: dict[str, tuple[str, str, str, str]] = {
 
 # name of a picture: its title, and what to look for
 CAPTIONS: dict[str, tuple[str, str]] = {
+    "learning": (
+        "A picture that sharpens",
+        "Above: how the model would draw one ball, from the first steps to the last; nobody told "
+        "it what a ball looks like. Below: the bound, a lower limit to how likely it finds the "
+        "clips it learns from. Look for: a blur that becomes a disk, and a curve that rises and "
+        "levels off.",
+    ),
     "animation": (
         "One clip, told three times",
         "Left: what really happened. Middle: only the first 5 frames were shown, the rest is a "

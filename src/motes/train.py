@@ -46,6 +46,7 @@ from motes.teaching import find_teacher, give_lessons
 from motes.trainer import Trainer
 from motes.training_data import Dataset, fit_to_data, make_dataset
 
+# Told each line of the log with the folder, the number of steps to come and the model itself.
 Report = Callable[[dict[str, Any]], None]
 SLOWER = 0.5  # the learning rates after a roll-back, as a multiple of those before
 
@@ -200,7 +201,8 @@ class Run:
         else:
             self.trainer = Trainer(config, dataset.training, device)
             if config.model.family == "structured":
-                self.trainer.model.load_state_dict(best_start(config, dataset.training, device))
+                weights = best_start(config, dataset.training, device, self._tell_start)
+                self.trainer.model.load_state_dict(weights)
             if teacher is not None:
                 self.trainer.model.dynamics.load_state_dict(teacher.dynamics.state_dict())
         if processes.leads():
@@ -354,7 +356,16 @@ class Run:
         if processes.leads():
             with (self.folder / "log.jsonl").open("a", encoding="utf-8") as log:
                 log.write(json.dumps(line) + "\n")
-            self.report({"folder": str(self.folder), "of": self.config.schedule.iterations, **line})
+            self._report(line, self.trainer.model)
+
+    def _tell_start(self, bound: float, model: Model) -> None:
+        """Reports one of the starts that are tried before the first step."""
+        self._report({"step": 0, "start_bound": bound}, model)
+
+    def _report(self, line: dict[str, Any], model: Model) -> None:
+        """Tells whoever watches, and lets them see the model as it stands; it goes on changing."""
+        place = {"folder": str(self.folder), "of": self.config.schedule.iterations, "model": model}
+        self.report(place | line)
 
 
 def require_finite(trainer: Trainer) -> None:

@@ -1,16 +1,19 @@
-"""The demo, end to end through the command line, with a tiny untrained model."""
+"""The demo, end to end through the command line: with a tiny untrained model, and learning one."""
 
+import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from motes import demo
-from motes.checkpoint import load_with_config, save_model
+from motes import demo, learning
+from motes.checkpoint import load, load_with_config, save_model
 from motes.cli import main
+from motes.learning import learn
 from motes.mixture import draw_prior
 from motes.model import build
-from motes.presets import PRESETS
+from motes.presets import PRESETS, preset
 from motes.report_words import CAPTIONS, SCORES
 from motes.starts import learned_starts
 
@@ -30,23 +33,103 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def outcome(model, tmp_path_factory):
     """One demo: its folder, and the global random state before and after."""
-    out = tmp_path_factory.mktemp("demo") / "deep" / "folder"
+    out = tmp_path_factory.mktemp("demo")
     before = torch.get_rng_state()
-    record = demo.run(str(model), out, seed=77, num_clips=NUM_CLIPS)
+    subject = demo.known(str(model))
+    clips = demo.unseen_clips(subject.config, NUM_CLIPS, seed=77)
+    done = []
+    record = demo.run(subject, clips, out, seed=77, progress=done.append)
+    assert done == sorted(set(done))
+    assert done[-1] == demo.work(NUM_CLIPS)
     return record, out, before, torch.get_rng_state()
 
 
-def test_the_demo_leaves_one_file(outcome):
+@pytest.fixture(scope="module")
+def lesson():
+    """A run of a few steps, and what was shown of it."""
+    shown = []
+    before = torch.get_rng_state()
+    taken = learn(preset("structured", "smoke"), shown.append)
+    assert torch.equal(before, torch.get_rng_state())
+    return taken, shown
+
+
+@pytest.fixture(scope="module")
+def learned(lesson, tmp_path_factory):
+    """The demo that learns first."""
+    out = tmp_path_factory.mktemp("learned")
+    clips = demo.unseen_clips(lesson[0].config, 4, seed=77)
+    return demo.run(demo.learned(lesson[0]), clips, out, seed=77), out
+
+
+def test_a_known_model_leaves_one_file(outcome):
     record, out, *_ = outcome
     assert [path.name for path in out.iterdir()] == [demo.REPORT]
     assert record["report"] == str(out / demo.REPORT)
 
 
-def test_the_report_of_the_demo_is_complete(outcome):
+def test_the_report_of_a_known_model_has_every_picture_but_that_of_learning(outcome):
     record, out, *_ = outcome
     page = (out / demo.REPORT).read_text(encoding="utf-8")
-    assert page.count("base64,") == len(CAPTIONS) == demo.NUM_PICTURES
+    assert page.count("base64,") == len(CAPTIONS) - 1 == demo.NUM_PICTURES
+    assert 'id="learning"' not in page
     assert sum(column["clips"] for column in record["by_count"].values()) == NUM_CLIPS
+
+
+def test_a_lesson_is_shown_from_the_rough_starts_to_the_last_step(lesson):
+    taken, shown = lesson
+    assert taken.snapshots == shown
+    steps = [snapshot.step for snapshot in shown]
+    assert steps == [0, 0, 0, 0, 4, 8]
+    assert all(snapshot.of == taken.config.schedule.iterations for snapshot in shown)
+    assert [snapshot.rate > 0 for snapshot in shown] == [step > 0 for step in steps]
+
+
+def test_every_snapshot_keeps_the_glyph_of_its_own_moment(lesson):
+    taken, shown = lesson
+    for earlier, later in itertools.pairwise(shown):
+        assert (earlier.glyph != later.glyph).any()
+    assert (shown[-1].glyph == learning.picture_of_glyph(taken.model)).all()
+    assert all(0 <= snapshot.glyph.min() <= snapshot.glyph.max() <= 1 for snapshot in shown)
+
+
+def test_the_demo_that_learns_leaves_its_report_and_its_model(learned, lesson):
+    record, out = learned
+    assert {path.name for path in out.iterdir()} == {demo.REPORT, demo.MODEL}
+    kept, taken = load(record["model"]).state_dict(), lesson[0].model.state_dict()
+    assert all(torch.equal(kept[name], taken[name]) for name in taken)
+
+
+def test_the_report_of_a_lesson_says_so_and_has_every_picture(learned, lesson):
+    page = (learned[1] / demo.REPORT).read_text(encoding="utf-8")
+    assert page.count("base64,") == len(CAPTIONS)
+    assert "learned on this machine a moment ago" in page
+    assert f"{lesson[0].held_out_bound:.0f} on clips that were kept from learning" in page
+
+
+def test_a_lesson_that_is_stopped_is_an_interruption(monkeypatch):
+    stopped = SimpleNamespace(finished=False)
+    monkeypatch.setattr(learning, "train", lambda config, out, report: stopped)
+    with pytest.raises(KeyboardInterrupt):
+        learn(preset("structured", "smoke"))
+
+
+def test_the_command_without_a_model_learns_one_and_tells_it_in_lines(learned, monkeypatch, capsys):
+    out = learned[1]  # where there is a model already
+    monkeypatch.setattr(learning, "short_run", lambda: preset("structured", "smoke"))
+    assert main(["demo", "--out", str(out), "--num-clips", "3"]) == 0
+    told = capsys.readouterr()
+    assert "learned in" in told.out
+    assert str(out / demo.MODEL) in told.out
+    assert "step 8/8: bound" in told.err
+    assert not any("\x1b" in line for line in told.err.splitlines())
+
+
+def test_the_short_run_is_the_preset_with_less_of_it():
+    full, short = preset("structured", "robust"), learning.short_run()
+    assert short.model == full.model
+    assert short.schedule.iterations < full.schedule.iterations
+    assert max(short.schedule.seed_mixture) < short.schedule.iterations
 
 
 def test_every_score_that_the_report_tells_is_there(outcome):
@@ -77,7 +160,7 @@ def test_the_command_prints_one_json_line(model, tmp_path, capsys):
     [
         ({"--model": "no-such-model"}, "no-such-model"),
         ({"--seed": str(PRESETS["smoke"].data.seed)}, "training clips"),
-        ({"--num-clips": "0"}, "num_clips"),
+        ({"--num-clips": "2"}, "num_clips"),
     ],
     ids=["model", "seed", "clips"],
 )

@@ -88,6 +88,11 @@ def figures():
         "strip": pictures.strip([view(pictures.TRUTH, T), one], [0, 4, 8]),
         "trajectories": pictures.trajectories([[view(pictures.TRUTH, T), one, one]] * 2),
         "overlays": pictures.overlays([[("a", one.frames), ("b", one.frames)]]),
+        "learning": pictures.learning(
+            np.arange(6, 174, 6),
+            np.linspace(-500.0, -180.0, 28),
+            np.linspace(np.zeros((44, 44)), np.eye(44), 28),
+        ),
         "latent_grid": pictures.latent_grid(tiles, 3 * grid(), 3 * grid(), points),
         "starts": pictures.starts(
             (SIDE, SIDE), points, points / 9, points, np.stack([np.eye(2)] * 2), points / 9
@@ -95,7 +100,9 @@ def figures():
     }
 
 
-@pytest.mark.parametrize("name", ["strip", "trajectories", "overlays", "latent_grid", "starts"])
+@pytest.mark.parametrize(
+    "name", ["strip", "trajectories", "overlays", "learning", "latent_grid", "starts"]
+)
 def test_figures_become_png_files_of_their_own_size(name):
     figure = figures()[name]
     picture = opened(pictures.png(figure))
@@ -103,6 +110,18 @@ def test_figures_become_png_files_of_their_own_size(name):
     # Pixels are whole: the size in inches is cut to them.
     assert picture.size == pytest.approx(figure.get_size_inches() * pictures.DPI, abs=1)
     assert len(picture.convert("RGB").getcolors(1 << 20)) > 10  # something is drawn
+
+
+@pytest.mark.parametrize("num_reports", [1, 2, 5, 28, 100])
+def test_a_picture_of_learning_shows_the_first_and_the_last_glyph(num_reports):
+    steps = 6 * np.arange(1, num_reports + 1)
+    glyphs = steps[:, None, None] / steps[-1] * np.ones((44, 44))
+    figure = pictures.learning(steps, -100.0 / steps, glyphs)
+    tiles = figure.subfigs[0].axes
+    assert len(tiles) <= pictures.SNAPSHOTS
+    for tile, shown in ((tiles[0], 0), (tiles[-1], -1)):
+        assert tile.get_title() == f"step {steps[shown]}"
+        assert (tile.images[0].get_array() == glyphs[shown]).all()
 
 
 def test_a_png_is_the_same_each_time_and_names_no_place_on_the_web():

@@ -82,11 +82,27 @@ def test_every_picture_stands_in_the_page_byte_for_byte():
             assert kind == f"data:image/{'gif' if name == 'animation' else 'png'};base64"
             assert attributes["alt"]
             found[name] = base64.b64decode(data, validate=True)
-    assert found == dict(told.pictures)
+    assert found == {name: data for name, data in told.pictures.items() if name != "learning"}
+
+
+LEARNED = report.Learned(
+    num_clips=1_234, num_steps=168, seconds=71.4, first_bound=-987.6, held_out_bound=-182.3
+)
+
+
+def test_a_model_that_was_learned_just_now_is_told_so_in_figures():
+    page = report.page(findings(learned=LEARNED))
+    words = text(page)
+    for told in ("1,234", "168", "71 seconds", "-988", "-182", "a moment ago", "from nothing"):
+        assert told in words
+        assert told not in text(report.page(findings()))
+    ids = [attributes.get("id") for tag, attributes in Reader(page).elements if tag == "figure"]
+    assert sorted(ids) == sorted(CAPTIONS)
 
 
 def test_elements_nest_and_all_are_closed():
     assert Reader(report.page(findings())).open == []
+    assert Reader(report.page(findings(learned=LEARNED))).open == []
 
 
 @pytest.mark.parametrize(

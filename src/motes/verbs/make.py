@@ -7,6 +7,7 @@ from tyro.conf import arg
 
 from motes.data import save_clips, worlds, write_gif
 from motes.verbs import tell
+from motes.verbs.panel import learning_panel
 from motes.verbs.progress import bar
 
 
@@ -48,30 +49,44 @@ def data(
 
 def demo(
     out: Path = Path("demo"),
-    model: str = "cannonballs-48",
+    model: str | None = None,
     num_clips: int = 90,
     seed: int = 2_000_000,
     as_json: Annotated[bool, arg(name="json")] = False,
 ) -> None:
-    """Shows what a model can do on unseen clips: one HTML report with pictures and scores.
+    """Learns from scratch before your eyes, then asks about unseen clips: one HTML report.
 
+    Example: motes demo
     Example: motes demo --model runs/small --out demo-small
 
     Args:
-        out: folder for report.html; made if it is not there.
-        model: a shipped model's name or a run folder.
-        num_clips: how many clips are scored.
-        seed: of the clips; training uses other seeds.
+        out: folder for report.html and, where one is learned, the model; made if it is not there.
+        model: ask this one instead of learning: a shipped model's name or a run folder.
+        num_clips: how many unseen clips are scored.
+        seed: of the unseen clips; training uses other seeds.
         as_json: print one JSON line instead of a sentence.
     """
-    from motes.demo import NUM_PICTURES, run
+    from motes import demo as asking
+    from motes.learning import learn, short_run
 
-    with bar("demo", num_clips + NUM_PICTURES) as progress:
-        record = run(model, out, seed=seed, num_clips=num_clips, progress=progress)
+    subject = None if model is None else asking.known(model)
+    config = short_run() if subject is None else subject.config
+    clips = asking.unseen_clips(config, num_clips, seed)
+    asking.make_folder(out)
+    if subject is None:
+        title = f"learning from {config.data.num_clips:,} clips, from scratch"
+        with learning_panel(title) as show:
+            subject = asking.learned(learn(config, show))
+    with bar("asking about unseen clips", asking.work(num_clips)) as progress:
+        record = asking.run(subject, clips, out, seed=seed, progress=progress)
+    taken = f"asked and drew in {record['seconds']:.0f} s"
+    if subject.lesson is not None:
+        taken = f"learned in {subject.lesson.seconds:.0f} s, {taken}"
     tell(
         {"verb": "demo", **record},
         as_json,
-        f"done in {record['seconds']:.0f} s; open this in a browser: {record['report']}\n"
+        f"{taken}; open this in a browser: {record['report']}\n"
         "then try: motes data --out clips.npz\n"
-        f"          motes forecast clips.npz --model {model} --seen 5 --gif forecast.gif",
+        f"          motes forecast clips.npz --model {model or record['model']} "
+        "--seen 5 --gif forecast.gif",
     )

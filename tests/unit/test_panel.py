@@ -1,0 +1,84 @@
+"""What learning looks like in a terminal."""
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from motes.learning import Snapshot
+from motes.verbs.panel import (
+    BARS,
+    draws_pictures,
+    half_blocks,
+    learning_panel,
+    pace,
+    panel,
+    plain_line,
+    resized,
+    sparkline,
+)
+
+
+def snapshot(step=42, side=44):
+    glyph = np.linspace(0, 1, side * side).reshape(side, side)
+    return Snapshot(step=step, of=168, rate=2.0 * (step > 0), bound=-181.27, glyph=glyph)
+
+
+def test_a_sparkline_goes_from_the_lowest_bar_to_the_highest():
+    line = sparkline([-300.0, -200.0, -150.0, -160.0], 40)
+    assert line[0] == BARS[0]
+    assert line[2] == BARS[-1]
+    assert [BARS.index(bar) for bar in line] == [0, 5, 7, 7]  # 7 * (2/3, 1, 14/15), rounded
+    assert sparkline([], 40) == ""
+    assert sparkline([1.0, 1.0], 40) == 2 * BARS[0]
+    assert len(sparkline(list(range(100)), 40)) == 40
+
+
+def test_a_resized_picture_averages_what_it_stands_for():
+    picture = np.arange(16.0).reshape(4, 4)
+    expected = [[2.5, 4.5], [10.5, 12.5]]
+    np.testing.assert_allclose(resized(picture, 2), expected, rtol=1e-12)
+    assert resized(picture, 22).shape == (4, 4)
+
+
+def test_half_blocks_hold_two_rows_in_a_line():
+    text = half_blocks(np.array([[0.0, 1.0], [0.5, 0.25], [1.0, 1.0]]))
+    assert text.plain == "▀▀\n▀▀"
+    styles = [str(span.style) for span in text.spans if span.end - span.start == 1]
+    assert styles[:4] == [
+        "#000000 on #808080", "#ffffff on #404040", "#ffffff on #000000", "#ffffff on #000000",
+    ]  # fmt: skip
+
+
+def test_pace_is_steps_by_seconds_and_what_is_left():
+    assert pace(snapshot()) == "2.0 steps/s, 63 s left"
+    assert plain_line(snapshot()) == "step 42/168: bound -181.3, 2.0 steps/s, 63 s left"
+    assert "rough start" in plain_line(snapshot(step=0))
+
+
+@pytest.mark.parametrize("step", [0, 42])
+def test_a_panel_tells_step_bound_and_picture_within_a_small_window(step):
+    console = Console(
+        file=io.StringIO(), width=80, height=24, force_terminal=True, color_system="256"
+    )
+    with console.capture() as capture:
+        console.print(panel("learning", snapshot(step), [-200.0, -181.27]))
+    told = capture.get()
+    assert "-181.3" in told
+    assert ("42/168" in told) == (step == 42)
+    assert told.count("▀") == 22 * 11
+    assert len(told.splitlines()) <= 23
+
+
+def test_where_no_panel_can_be_drawn_there_are_lines(capsys):
+    for terminal, colours, encoding in ((False, "truecolor", "utf-8"), (True, "standard", "utf-8")):
+        assert not draws_pictures(terminal, colours, encoding)
+    assert not draws_pictures(True, "256", "latin-1")
+    assert draws_pictures(True, "256", "utf-8")
+    with learning_panel("learning") as show:
+        show(snapshot(0))
+        show(snapshot())
+    assert capsys.readouterr().err.splitlines() == [
+        "learning", plain_line(snapshot(0)), plain_line(snapshot())
+    ]  # fmt: skip
