@@ -17,7 +17,7 @@ from motes.data import Clips, World, draw_clips
 from motes.errors import InputError
 from motes.evaluate import NUM_CONTEXT, Asked, compare_physics, evaluate
 from motes.examples import gap_mask, latent_grid
-from motes.learning import Lesson
+from motes.learning import Lesson, way_taken
 from motes.model import Model
 from motes.pictures import Style, View
 from motes.queries import forecast, infer, interpolate, sample
@@ -263,7 +263,7 @@ def rows_of_starts(names: Sequence[str], found: Starts) -> list[report.Start]:
 
 
 def _draw_learning(lesson: Lesson) -> bytes:
-    way = [snapshot for snapshot in lesson.snapshots if snapshot.step > 0]
+    way = way_taken(lesson.snapshots)
     return pictures.png(
         pictures.learning(
             np.array([snapshot.step for snapshot in way]),

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from motes.beginnings import STEPS
 from motes.checkpoint import load_with_config
 from motes.config import RunConfig
 from motes.model import Model
@@ -22,7 +23,8 @@ from motes.train import train
 class Snapshot(NamedTuple):
     """A run at one moment."""
 
-    step: int  # 0: one of the rough starts, of which the best will be taken
+    start: int  # the number of a rough start, of which the best will be taken; 0: the run itself
+    step: int
     of: int
     rate: float  # steps a second; 0 before the first step
     bound: float  # nats a clip, of the batches since the last snapshot
@@ -45,9 +47,9 @@ def short_run() -> RunConfig:
     return dataclasses.replace(
         full,
         data=dataclasses.replace(full.data, num_clips=1_000, num_held_out=48),
-        schedule=full.schedule.stretched(168),
+        schedule=full.schedule.stretched(264),
         log_every=6,
-        checkpoint_every=168,
+        checkpoint_every=264,
     )
 
 
@@ -60,11 +62,8 @@ def learn(config: RunConfig, show: Callable[[Snapshot], None] = lambda snapshot:
     began, snapshots = time.monotonic(), []
 
     def report(line: dict[str, Any]) -> None:
-        bound = line.get("start_bound", line.get("bound"))
-        if bound is not None:
-            rate = line.get("iterations_per_second", 0.0)
-            glyph = picture_of_glyph(line["model"])
-            snapshots.append(Snapshot(line["step"], line["of"], rate, bound, glyph))
+        if "start" in line or "bound" in line:
+            snapshots.append(take(line))
             show(snapshots[-1])
 
     with tempfile.TemporaryDirectory() as folder:
@@ -74,6 +73,24 @@ def learn(config: RunConfig, show: Callable[[Snapshot], None] = lambda snapshot:
         model, _ = load_with_config(folder)
     seconds = time.monotonic() - began
     return Lesson(model, config, snapshots, outcome.held_out_bound, seconds)
+
+
+def take(line: dict[str, Any]) -> Snapshot:
+    """The snapshot of a report of training."""
+    glyph = picture_of_glyph(line["model"])
+    if "start" in line:
+        return Snapshot(line["start"], line["start_step"], STEPS, 0.0, line["start_bound"], glyph)
+    rate = line["iterations_per_second"]
+    return Snapshot(0, line["step"], line["of"], rate, line["bound"], glyph)
+
+
+def way_taken(snapshots: list[Snapshot]) -> list[Snapshot]:
+    """The snapshots of the start that was taken and of the run from there, steps counted on."""
+    trials = [snapshot for snapshot in snapshots if snapshot.start > 0]
+    best = max((s for s in trials if s.step == STEPS), key=lambda snapshot: snapshot.bound)
+    before = [snapshot for snapshot in trials if snapshot.start == best.start]
+    after = [s._replace(step=STEPS + s.step) for s in snapshots if s.start == 0]
+    return [*before, *after]
 
 
 @torch.no_grad()

@@ -164,7 +164,7 @@ def learning(
 ) -> "matplotlib.figure.Figure":
     """A run from its first report to its last: how an object was drawn, and the bound below.
 
-    The pictures are spread evenly over the way up of the bound, where most happens early.
+    Most happens early, so the pictures stand closer there.
     """
     from matplotlib.figure import Figure
 

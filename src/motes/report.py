@@ -155,9 +155,9 @@ def _learning_section(findings: Findings) -> list[str]:
     if learned is None:
         return []
     words = (
-        f"<p>The bound, in nats a clip, was {learned.first_bound:.0f} for the first rough guess at "
-        f"how large things are; in the end it is {learned.held_out_bound:.0f} on clips that were "
-        "kept from learning.</p>"
+        f"<p>Four rough guesses at how large things are were tried first, and the best was gone on "
+        f"with. The bound, in nats a clip, was {learned.first_bound:.0f} after the first few steps; "
+        f"in the end it is {learned.held_out_bound:.0f} on clips that were kept from learning.</p>"
     )
     picture = _captioned("learning", findings.pictures["learning"])
     return section("It learned just now", [words, picture])

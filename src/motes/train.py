@@ -17,7 +17,7 @@ from motes import processes
 from motes.alignment import align
 from motes.atomic import atomic_path
 from motes.batches import TrainingData
-from motes.beginnings import best_start
+from motes.beginnings import Trial, best_start
 from motes.checkpoint import (
     read_config,
     read_tensors,
@@ -358,9 +358,10 @@ class Run:
                 log.write(json.dumps(line) + "\n")
             self._report(line, self.trainer.model)
 
-    def _tell_start(self, bound: float, model: Model) -> None:
+    def _tell_start(self, trial: Trial) -> None:
         """Reports one of the starts that are tried before the first step."""
-        self._report({"step": 0, "start_bound": bound}, model)
+        line = {"step": 0, "start": trial.start, "start_step": trial.step}
+        self._report({**line, "start_bound": trial.bound}, trial.model)
 
     def _report(self, line: dict[str, Any], model: Model) -> None:
         """Tells whoever watches, and lets them see the model as it stands; it goes on changing."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from motes import demo, learning
+from motes.beginnings import STEPS
 from motes.checkpoint import load, load_with_config, save_model
 from motes.cli import main
 from motes.learning import learn
@@ -79,10 +80,10 @@ def test_the_report_of_a_known_model_has_every_picture_but_that_of_learning(outc
 def test_a_lesson_is_shown_from_the_rough_starts_to_the_last_step(lesson):
     taken, shown = lesson
     assert taken.snapshots == shown
-    steps = [snapshot.step for snapshot in shown]
-    assert steps == [0, 0, 0, 0, 4, 8]
-    assert all(snapshot.of == taken.config.schedule.iterations for snapshot in shown)
-    assert [snapshot.rate > 0 for snapshot in shown] == [step > 0 for step in steps]
+    trials = [(start, step, STEPS) for start in (1, 2, 3, 4) for step in range(4, STEPS + 1, 4)]
+    places = [(snapshot.start, snapshot.step, snapshot.of) for snapshot in shown]
+    assert places == [*trials, (0, 4, 8), (0, 8, 8)]
+    assert [snapshot.rate > 0 for snapshot in shown] == [False] * len(trials) + [True] * 2
 
 
 def test_every_snapshot_keeps_the_glyph_of_its_own_moment(lesson):
@@ -91,6 +92,16 @@ def test_every_snapshot_keeps_the_glyph_of_its_own_moment(lesson):
         assert (earlier.glyph != later.glyph).any()
     assert (shown[-1].glyph == learning.picture_of_glyph(taken.model)).all()
     assert all(0 <= snapshot.glyph.min() <= snapshot.glyph.max() <= 1 for snapshot in shown)
+
+
+def test_the_way_that_is_drawn_leads_from_the_start_that_was_taken_to_the_end(lesson):
+    shown = lesson[1]
+    ends = [snapshot for snapshot in shown if snapshot.start and snapshot.step == STEPS]
+    best = max(ends, key=lambda snapshot: snapshot.bound)
+    way = learning.way_taken(shown)
+    assert [s.step for s in way] == [*range(4, STEPS + 1, 4), STEPS + 4, STEPS + 8]
+    assert {s.start for s in way} == {0, best.start}
+    assert way[-1].glyph is shown[-1].glyph
 
 
 def test_the_demo_that_learns_leaves_its_report_and_its_model(learned, lesson):
@@ -121,7 +132,8 @@ def test_the_command_without_a_model_learns_one_and_tells_it_in_lines(learned, m
     told = capsys.readouterr()
     assert "learned in" in told.out
     assert str(out / demo.MODEL) in told.out
-    assert "step 8/8: bound" in told.err
+    assert "rough start 4/4, step 24/24" in told.err
+    assert "step 8/8" in told.err
     assert not any("\x1b" in line for line in told.err.splitlines())
 
 

@@ -37,12 +37,14 @@ def with_scales(width, noise):
 
 
 def start_again(config):
-    """The number of the start that is taken, the bounds of all, and its weights."""
+    """The place of the start that should be taken, the ends of all, and the weights taken."""
     told = []
     data = make_dataset(config, CPU).training
-    weights = best_start(config, data, CPU, lambda bound, model: told.append((bound, model)))
-    bounds = [bound for bound, _ in told]
-    return bounds.index(max(bounds)), bounds, told, weights
+    weights = best_start(config, data, CPU, told.append)
+    ends = [trial for trial in told if trial.step == beginnings.STEPS]
+    assert [trial.start for trial in ends] == [1, 2, 3, 4]
+    bounds = [trial.bound for trial in ends]
+    return bounds.index(max(bounds)), ends, weights
 
 
 def test_the_start_with_the_highest_bound_is_taken(monkeypatch):
@@ -56,14 +58,15 @@ def test_the_start_with_the_highest_bound_is_taken(monkeypatch):
     monkeypatch.setattr(beginnings, "Trainer", Noted)
     monkeypatch.setattr(beginnings, "STEPS", 4)
     config = with_scales(2.0, 0.5)
-    taken, bounds, told, weights = start_again(config)
+    taken, ends, weights = start_again(config)
     # Every start is a multiple of the run's own scales, and they lead to different places.
     width, noise = config.model.glyph_width, config.model.position_noise
     assert seen == [(w * width, v * noise) for w, v in STARTS]
-    assert len(set(bounds)) == len(bounds) == len(STARTS)
-    for number, (_, model) in enumerate(told):
-        same = all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
-        assert same == (number == taken)
+    assert len({trial.bound for trial in ends}) == len(STARTS)
+    for place, trial in enumerate(ends):
+        own = trial.model.state_dict()
+        same = all(torch.equal(weights[name], value) for name, value in own.items())
+        assert same == (place == taken)
 
 
 @pytest.mark.slow

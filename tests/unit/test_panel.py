@@ -12,17 +12,18 @@ from motes.verbs.panel import (
     draws_pictures,
     half_blocks,
     learning_panel,
-    pace,
     panel,
     plain_line,
     resized,
     sparkline,
+    where,
 )
 
 
-def snapshot(step=42, side=44):
+def snapshot(start=0, side=44):
     glyph = np.linspace(0, 1, side * side).reshape(side, side)
-    return Snapshot(step=step, of=168, rate=2.0 * (step > 0), bound=-181.27, glyph=glyph)
+    step, of, rate = (8, 24, 0.0) if start else (42, 168, 2.0)
+    return Snapshot(start=start, step=step, of=of, rate=rate, bound=-181.27, glyph=glyph)
 
 
 def test_a_sparkline_goes_from_the_lowest_bar_to_the_highest():
@@ -52,21 +53,21 @@ def test_half_blocks_hold_two_rows_in_a_line():
 
 
 def test_pace_is_steps_by_seconds_and_what_is_left():
-    assert pace(snapshot()) == "2.0 steps/s, 63 s left"
-    assert plain_line(snapshot()) == "step 42/168: bound -181.3, 2.0 steps/s, 63 s left"
-    assert "rough start" in plain_line(snapshot(step=0))
+    assert where(snapshot()) == "step 42/168, 2.0 steps/s, 63 s left"
+    assert where(snapshot(start=3)) == "rough start 3/4, step 8/24"
+    assert plain_line(snapshot()) == f"{where(snapshot())}, bound -181.3 nats a clip"
 
 
-@pytest.mark.parametrize("step", [0, 42])
-def test_a_panel_tells_step_bound_and_picture_within_a_small_window(step):
+@pytest.mark.parametrize("start", [0, 3])
+def test_a_panel_tells_step_bound_and_picture_within_a_small_window(start):
     console = Console(
         file=io.StringIO(), width=80, height=24, force_terminal=True, color_system="256"
     )
     with console.capture() as capture:
-        console.print(panel("learning", snapshot(step), [-200.0, -181.27]))
+        console.print(panel("learning", snapshot(start), [-200.0, -181.27]))
     told = capture.get()
     assert "-181.3" in told
-    assert ("42/168" in told) == (step == 42)
+    assert where(snapshot(start)) in told
     assert told.count("▀") == 22 * 11
     assert len(told.splitlines()) <= 23
 
@@ -77,8 +78,8 @@ def test_where_no_panel_can_be_drawn_there_are_lines(capsys):
     assert not draws_pictures(True, "256", "latin-1")
     assert draws_pictures(True, "256", "utf-8")
     with learning_panel("learning") as show:
-        show(snapshot(0))
+        show(snapshot(3))
         show(snapshot())
     assert capsys.readouterr().err.splitlines() == [
-        "learning", plain_line(snapshot(0)), plain_line(snapshot())
+        "learning", plain_line(snapshot(3)), plain_line(snapshot())
     ]  # fmt: skip

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from motes.beginnings import STARTS
 from motes.learning import Snapshot
 from motes.shapes import Float
 
@@ -36,7 +37,7 @@ def learning_panel(title: str) -> Iterator[Callable[[Snapshot], None]]:
     with Live(waiting, console=console, refresh_per_second=4) as live:
 
         def show(snapshot: Snapshot) -> None:
-            if snapshot.step > 0:
+            if not snapshot.start:
                 bounds.append(snapshot.bound)
             live.update(panel(title, snapshot, bounds), refresh=True)
 
@@ -50,15 +51,16 @@ def draws_pictures(is_terminal: bool, colours: str | None, encoding: str) -> boo
 
 def plain_line(snapshot: Snapshot) -> str:
     """A snapshot in words."""
-    if snapshot.step == 0:
-        return f"tried a rough start: bound {snapshot.bound:.1f} nats a clip"
-    return f"step {snapshot.step}/{snapshot.of}: bound {snapshot.bound:.1f}, {pace(snapshot)}"
+    return f"{where(snapshot)}, bound {snapshot.bound:.1f} nats a clip"
 
 
-def pace(snapshot: Snapshot) -> str:
-    """Steps a second, and the time that the steps to come would take at that pace."""
+def where(snapshot: Snapshot) -> str:
+    """Which step of what; in the run itself steps a second, and the time left at that pace."""
+    if snapshot.start:
+        return f"rough start {snapshot.start}/{len(STARTS)}, step {snapshot.step}/{snapshot.of}"
     left = (snapshot.of - snapshot.step) / snapshot.rate
-    return f"{snapshot.rate:.1f} steps/s, {left:.0f} s left"
+    place = f"step {snapshot.step}/{snapshot.of}"
+    return f"{place}, {snapshot.rate:.1f} steps/s, {left:.0f} s left"
 
 
 def panel(title: str, snapshot: Snapshot, bounds: Sequence[float]) -> "RenderableType":
@@ -71,11 +73,7 @@ def panel(title: str, snapshot: Snapshot, bounds: Sequence[float]) -> "Renderabl
     words, sides = Table.grid(), Table.grid(padding=(0, 3))
     for line in (
         ProgressBar(total=snapshot.of, completed=snapshot.step, width=SPARKS),
-        Text(
-            f"step {snapshot.step}/{snapshot.of}, {pace(snapshot)}"
-            if snapshot.step
-            else "trying rough starts"
-        ),
+        Text(where(snapshot)),
         Text(),
         Text.assemble("bound ", (f"{snapshot.bound:.1f}", "bold"), " nats a clip"),
         Text(sparkline(bounds, SPARKS), style="cyan"),

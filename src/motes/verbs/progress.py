@@ -60,8 +60,9 @@ def training_bar(events: Path | None) -> Iterator[Callable[[dict[str, Any]], Non
                 progress.update(
                     tasks[folder], completed=line["step"], terms=text, rate=rate, refresh=True
                 )
-            if "start_bound" in line:
+            if "start" in line:
                 progress.update(tasks[folder], terms=text, refresh=True)
+                return
             if not sys.stderr.isatty():
                 console.print(f"{folder} {line['step']}/{line['of']} {text}", soft_wrap=True)
             if writer is not None:
@@ -78,8 +79,8 @@ def describe(line: dict[str, Any]) -> str:
     """One report of training in words."""
     if "rolled_back" in line:
         return f"{line['why']}: went back to step {line['step']}, with half the learning rates"
-    if "start_bound" in line:
-        return f"tried a start: bound {line['start_bound']:.1f}"
+    if "start" in line:
+        return f"rough start {line['start']}: bound {line['start_bound']:.1f}"
     if "held_out_bound" in line:
         return (
             f"held-out bound {line['held_out_bound']:.1f}, "
