@@ -155,8 +155,8 @@ def _learning_section(findings: Findings) -> list[str]:
     if learned is None:
         return []
     words = (
-        f"<p>Four rough guesses at how large things are were tried first, and the best was gone on "
-        f"with. The bound, in nats a clip, was {learned.first_bound:.0f} after the first few steps; "
+        "<p>Some rough guesses at how large things are were tried first, and the best was taken. "
+        f"The bound, in nats a clip, was {learned.first_bound:.0f} after the first few steps; "
         f"in the end it is {learned.held_out_bound:.0f} on clips that were kept from learning.</p>"
     )
     picture = _captioned("learning", findings.pictures["learning"])

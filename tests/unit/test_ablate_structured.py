@@ -38,6 +38,7 @@ def test_two_runs_make_a_record_that_becomes_a_table(tmp_path, monkeypatch):
     out = tmp_path / "ablation_structured.json"
     runs = ["everything", "no second look"]
     words = ["--preset", "smoke", "--test-clips", "4", "--out", str(out), "--only", *runs]
+    monkeypatch.setattr("motes.beginnings.STEPS", 4)
     monkeypatch.setattr(sys, "argv", ["ablate_structured.py", *words])
     ablate_structured.main()
     record = json.loads(out.read_text())
