@@ -47,9 +47,9 @@ def short_run() -> RunConfig:
     return dataclasses.replace(
         full,
         data=dataclasses.replace(full.data, num_clips=1_000, num_held_out=48),
-        schedule=full.schedule.stretched(264),
+        schedule=full.schedule.stretched(216),
         log_every=6,
-        checkpoint_every=264,
+        checkpoint_every=216,
     )
 
 
