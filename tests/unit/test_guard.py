@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
 from motes.server import guard
+from motes.server import worker as worker_module
 from motes.server.guard import Guard, host_name, is_address
 from motes.server.worker import BusyError, Worker
 
@@ -170,6 +171,25 @@ def test_a_full_queue_refuses_and_an_emptied_one_takes_again() -> None:
         release.set()
         assert await asyncio.gather(*jobs) == [True, True]
         assert await worker.run(lambda: "free") == "free"
+
+    asyncio.run(scenario())
+
+
+def test_a_job_whose_turn_does_not_come_is_told_so_and_one_that_runs_is_awaited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_module, "PATIENCE", 0.1)
+
+    async def scenario() -> None:
+        worker, release, ran = Worker(), threading.Event(), threading.Event()
+        running = asyncio.create_task(worker.run(lambda: release.wait(30)))
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError, match="no turn"):
+            await worker.run(ran.set)
+        release.set()
+        assert await running
+        assert worker.waiting == 0
+        assert not ran.is_set()
 
     asyncio.run(scenario())
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 
 MAX_WAITING = 24
+PATIENCE = 20.0  # seconds that a job waits for its turn
 Result = TypeVar("Result")
 
 
@@ -31,12 +32,17 @@ class Worker:
         """The job's result, when its turn has come.
 
         Raises:
-            BusyError: at once, if too many jobs wait already.
+            BusyError: at once, if too many jobs wait already; later, if its turn does not come.
         """
         if self.waiting >= self.max_waiting:
             raise BusyError(f"{self.waiting} questions are waiting already; try again in a moment")
         self.waiting += 1
+        turn = self.thread.submit(job)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self.thread, job)
+            answer = asyncio.wrap_future(turn)
+            await asyncio.wait([answer], timeout=PATIENCE)
+            if turn.cancel():  # which fails once the job runs
+                raise BusyError(f"no turn came in {PATIENCE:.0f} s; try again in a moment")
+            return await answer
         finally:
             self.waiting -= 1
