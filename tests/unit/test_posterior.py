@@ -213,22 +213,17 @@ def test_pixels_become_latent_units(generator: torch.Generator) -> None:
     assert q.cell == 0.25 / UNIT
 
 
-def test_replaced_clips_are_the_other_ones(generator: torch.Generator) -> None:
-    ours, theirs = (
-        PlacePosterior(
-            torch.randn(3, 2, 4, 2, generator=generator),
-            torch.randn(3, 2, 4, 16, generator=generator),
-            torch.zeros(16, 2),
-            0.25,
-            torch.rand(3, 2, 4, generator=generator) < 0.5,
-            torch.randn(3, 2, 4, 2, generator=generator),
-            torch.randn(3, 2, 4, 2, 2, generator=generator),
-        )
-        for _ in range(2)
+def test_taken_clips_are_those_of_the_indices(generator: torch.Generator) -> None:
+    q = PlacePosterior(
+        torch.randn(3, 2, 4, 2, generator=generator),
+        torch.randn(3, 2, 4, 16, generator=generator),
+        torch.zeros(16, 2),
+        0.25,
+        torch.rand(3, 2, 4, generator=generator) < 0.5,
+        torch.randn(3, 2, 4, 2, generator=generator),
+        torch.randn(3, 2, 4, 2, 2, generator=generator),
     )
-    flags = torch.tensor([True, False, True])
-    mixed = ours.replaced(flags, theirs)
+    some = q.taken(torch.tensor([2, 0]))
     for name in ("origin", "log_weights", "seen", "expected_means", "expected_covariances"):
-        for b, flag in enumerate(flags):
-            source = theirs if flag else ours
-            assert torch.equal(getattr(mixed, name)[b], getattr(source, name)[b]), name
+        for place, clip in enumerate((2, 0)):
+            assert torch.equal(getattr(some, name)[place], getattr(q, name)[clip]), name

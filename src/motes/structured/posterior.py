@@ -118,19 +118,10 @@ class PlacePosterior(NamedTuple):
         """The nearest thing in the paper's family: independent coordinates."""
         return Encoding(self.means, self.covariances().diagonal(dim1=-2, dim2=-1).sqrt())
 
-    def replaced(self, clips: Bool[Tensor, " B"], other: "PlacePosterior") -> "PlacePosterior":
-        """This one, but the other for the chosen clips."""
-
-        def choose(ours: Tensor, theirs: Tensor) -> Tensor:
-            return torch.where(clips.view(-1, *[1] * (ours.ndim - 1)), theirs, ours)
-
-        return self._replace(
-            origin=choose(self.origin, other.origin),
-            log_weights=choose(self.log_weights, other.log_weights),
-            seen=choose(self.seen, other.seen),
-            expected_means=choose(self.expected_means, other.expected_means),
-            expected_covariances=choose(self.expected_covariances, other.expected_covariances),
-        )
+    def taken(self, clips: Int[Tensor, " b"]) -> "PlacePosterior":
+        """The posterior of some of the clips."""
+        of_clips = ("origin", "log_weights", "seen", "expected_means", "expected_covariances")
+        return self._replace(**{name: getattr(self, name)[clips] for name in of_clips})
 
 
 def _points_of_a_cell() -> Float[Tensor, "points 2"]:

@@ -37,6 +37,15 @@ class Scene(NamedTuple):
     dynamics: Dynamics
     renderer: GlyphRenderer
 
+    def repeated(self, times: int) -> "Scene":
+        """All clips, again and again."""
+        return self._replace(
+            frames=torch.cat([self.frames] * times),
+            observed=torch.cat([self.observed] * times),
+            num_objects=torch.cat([self.num_objects] * times),
+            present=torch.cat([self.present] * times),
+        )
+
 
 class Sightings(NamedTuple):
     """Where each object is in each frame, in pixels, and whether it was seen there.

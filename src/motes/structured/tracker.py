@@ -74,19 +74,18 @@ class Tracker(nn.Module):
             observed = torch.ones(frames.shape[:2], dtype=torch.bool, device=frames.device)
         present = self._present(num_objects)
         scene = Scene(frames, observed, num_objects, present, dynamics, renderer)
-        best = self._search(scene, observed, explore)
         if hypotheses == 1 or int(num_objects.max()) == 1:
-            return best
-        score, time = _bound(scene, best), torch.arange(frames.shape[1], device=frames.device)
+            return self._search(scene, observed, explore)
+        # At once: a search of one clip is many small steps, and three of them cost little more.
+        time = torch.arange(frames.shape[1], device=frames.device)
+        trusted = [observed]
         for number in range(1, hypotheses):
             late = observed & (time >= number * LATER_START * len(time))
-            other = self._search(
-                scene, torch.where(late.any(1, keepdim=True), late, observed), explore
-            )
-            its_score = _bound(scene, other)
-            best = best.replaced(its_score > score, other)
-            score = score.maximum(its_score)
-        return best
+            trusted.append(torch.where(late.any(1, keepdim=True), late, observed))
+        many = scene.repeated(hypotheses)
+        found = self._search(many, torch.cat(trusted), explore)
+        best = _bound(many, found).unflatten(0, (hypotheses, -1)).argmax(0)
+        return found.taken(best * len(frames) + torch.arange(len(frames), device=frames.device))
 
     def _present(self, num_objects: Int[Tensor, " B"]) -> Bool[Tensor, "B N"]:
         slots = max(self.max_objects, int(num_objects.max()))
