@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from score_seeds import spread_table
+
 from motes.standings import CONTENDERS, HEADS, TABLE, contenders
 
 ROOT = Path(__file__).parent.parent
@@ -374,6 +376,8 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
         "docs/structured.md": "\n\n".join(
             [
                 scores_of("cannonballs-structured", records, STRUCTURED),
+                "### From seed to seed",
+                spread_table(records["structured_seeds"]),
                 "### With one part taken away",
                 ablation_table(records),
             ]

@@ -63,6 +63,44 @@ def score(config: RunConfig, folder: Path, num_clips: int, start: str) -> dict[s
     }
 
 
+SPREAD = {
+    "tracked": ("clips tracked throughout", "{:.3f}"),
+    "noisy_rmse": ("inferred position, RMSE in px", "{:.2f}"),
+    "path_rmse": ("smoothed path, RMSE in px", "{:.2f}"),
+    "forecast_rmse": ("forecast, RMSE in px", "{:.2f}"),
+    "interpolation_rmse": ("gap, RMSE in px", "{:.2f}"),
+    "forecast_loss": ("forecast pictures, nats a pixel", "{:.4f}"),
+    "infer_coverage90": ("truth inside 90 % region: inferred", "{:.2f}"),
+    "path_coverage90": ("truth inside 90 % region: path", "{:.2f}"),
+    "forecast_coverage90": ("truth inside 90 % region: forecast", "{:.2f}"),
+    "interpolation_coverage90": ("truth inside 90 % region: gap", "{:.2f}"),
+}
+
+
+def spread_table(record: dict[str, Any]) -> str:
+    """Return, for each kind of clips, the least and the largest score of all seeds."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for run in record["runs"]:
+        if run["start"] == "as it is":
+            name = f"{run['size']}x{run['size']}, T = {run['num_frames']}"
+            kinds.setdefault(name, []).append(run)
+    heads = [f"{name} ({len(runs)} seeds)" for name, runs in kinds.items()]
+    lines = [f"| N = 1 / 2 / 3, least to largest | {' | '.join(heads)} |"]
+    lines.append("|---" * (1 + len(kinds)) + "|")
+    for score_name, (title, form) in SPREAD.items():
+        cells = []
+        for runs in kinds.values():
+            values = [[run["by_count"][n][score_name] for run in runs] for n in ("1", "2", "3")]
+            ranges = ((form.format(min(column)), form.format(max(column))) for column in values)
+            cells.append(
+                " / ".join(low if low == high else f"{low}-{high}" for low, high in ranges)
+            )
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    first = record["runs"][0]["environment"]
+    told = f"All seeds that were run: {record['note']}. Commit {first['motes_commit'][:10]}"
+    return "\n".join([*lines, "", f"{told}, {first['processor']}."])
+
+
 def main() -> None:
     """Score one run, or merge the records of many."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -73,12 +111,14 @@ def main() -> None:
     parser.add_argument("--clips", type=int, default=300)
     parser.add_argument("--runs", type=Path, default=Path("runs/seeds"))
     parser.add_argument("--merge", type=Path)
+    parser.add_argument("--note", default="one after the other", help="how they were run")
     parser.add_argument("--out", type=Path, default=Path("results/structured_seeds.json"))
     given = parser.parse_args()
     if given.merge is not None:
         records = [json.loads(path.read_text("utf-8")) for path in given.merge.glob("*.json")]
         keys = ("size", "num_frames", "start", "seed")
-        write_json(given.out, {"runs": sorted(records, key=lambda r: [r[key] for key in keys])})
+        runs = sorted(records, key=lambda record: [record[key] for key in keys])
+        write_json(given.out, {"note": given.note, "runs": runs})
         return
     name = f"{given.size}x{given.frames}-{given.start.replace(' ', '_').replace('/', 'over')}"
     name = f"{name}-{given.seed}"
