@@ -60,7 +60,8 @@ def learn(task: Task, seed: int, folder: Path, num_clips: int) -> None:
         save_clips(path, worlds.make(task.learns, num_clips, (1, 2, 3), 30, seed=TRAINING_SEED))
     config = preset("structured", "robust")
     data = dataclasses.replace(config.data, path=str(path))
-    config = dataclasses.replace(config, data=data, seed=seed)
+    model = dataclasses.replace(config.model, law=task.law)
+    config = dataclasses.replace(config, data=data, model=model, seed=seed)
     wall, cpu = time.monotonic(), time.process_time()
 
     def report(line: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -37,6 +37,7 @@ class Task(NamedTuple):
     num_clips: int = 200  # for each count
     num_frames: int | None = None  # of test clips; None: the world's own
     context: int = CONTEXT
+    law: Literal["newton", "linear"] = "newton"  # of motion, that is learned
 
 
 TASKS: dict[str, Task] = {
@@ -49,9 +50,9 @@ TASKS: dict[str, Task] = {
     "colour": Task("colour", "colour", (1, 2, 3)),
     "weightless": Task("weightless", "weightless", (1, 2, 3)),
     "wind": Task("wind", "wind", (1, 2, 3)),
-    "drag": Task("drag", "drag", (1, 2, 3)),
+    "drag": Task("drag", "drag", (1, 2, 3), law="linear"),
     "bounce": Task("bounce", "bounce", (1, 2, 3)),
-    "long": Task("long", "long", (1, 2, 3), num_clips=4, num_frames=3000),
+    "long": Task("long", "long", (1, 2, 3), num_clips=4, num_frames=3000, law="linear"),
 }
 COUNTED = (1, 2, 3, 4, 5)  # objects in the clips whose number is not told
 
