@@ -1,5 +1,6 @@
 """The demo: a model meets unseen clips; all questions, scores and pictures, one report."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -56,6 +57,21 @@ def known(name_or_folder: str) -> Subject:
 def learned(lesson: Lesson) -> Subject:
     """The model of a lesson."""
     return Subject("learned just now", lesson.model, lesson.config, lesson)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Computes with one thread, and as before afterwards.
+
+    The structured family's operations are small: on a busy machine two threads wait for one
+    another far longer than they compute.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def unseen_clips(config: RunConfig, num_clips: int, seed: int) -> Clips:

@@ -73,12 +73,13 @@ def demo(
     config = short_run() if subject is None else subject.config
     clips = asking.unseen_clips(config, num_clips, seed)
     asking.make_folder(out)
-    if subject is None:
-        title = f"learning from {config.data.num_clips:,} clips, from scratch"
-        with learning_panel(title) as show:
-            subject = asking.learned(learn(config, show))
-    with bar("asking about unseen clips", asking.work(num_clips)) as progress:
-        record = asking.run(subject, clips, out, seed=seed, progress=progress)
+    with asking.one_thread():
+        if subject is None:
+            title = f"learning from {config.data.num_clips:,} clips, from scratch"
+            with learning_panel(title) as show:
+                subject = asking.learned(learn(config, show))
+        with bar("asking about unseen clips", asking.work(num_clips)) as progress:
+            record = asking.run(subject, clips, out, seed=seed, progress=progress)
     taken = f"asked and drew in {record['seconds']:.0f} s"
     if subject.lesson is not None:
         taken = f"learned in {subject.lesson.seconds:.0f} s, {taken}"
