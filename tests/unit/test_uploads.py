@@ -89,10 +89,12 @@ def test_the_beginning_of_a_video_is_prepared_for_the_model(tmp_path: Path) -> N
     (clip,) = found.clips
     assert (clip.title, found.note) == ("walk", "the first 150 of 170 frames")
     assert levels(clip).shape == (wire.MAX_FRAMES, *SIZE)
-    # The square is 2 of 12 rows and 2 of 10 columns; at frame 120 it has walked 40 of 80 pixels.
+    # The square has the ink of a disk of radius 9. A frame's pixel is 8 of the video, and objects
+    # shall have a radius of 1.6 of them: 4 more on each side make it 24, 3 pixels of the frame.
+    # At frame 120 it has walked 40 of 80 pixels.
     there = levels(clip)[120]
     assert there[5:7, 5:7].mean() > 0.5
-    assert there.sum() == pytest.approx(4, abs=2)
+    assert there.sum() == pytest.approx(9, abs=2)
 
 
 def test_what_is_left_out_of_a_large_file_is_said() -> None:
