@@ -3,7 +3,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from glyphs import disk_renderer, frame_with, odd_renderer
 from motes.structured.glyph import BACKGROUND_UNIT
@@ -72,12 +71,13 @@ def naive_look(
     centre: np.ndarray,
     window: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Places of one object, their weights before and after, place by place, pixel by pixel."""
+    """Places of one object, how each explains the frame, its weight: place by place and pixel."""
     depth, shows = glyph.depth.numpy(), glyph.visibility.numpy()
     typical = glyph.background.median().item()
     gain = np.log((1 - np.exp(-depth - typical)) / (1 - np.exp(-typical)))
     cells, near = range(glyph.phases), range(-window, window + 1)
-    places, scores, priors = [], [], []
+    missed = np.median(1 - shows)
+    places, gains, scores = [], [], []
     for row, column, dy, dx in itertools.product(cells, cells, near, near):
         score, phase = 0.0, row * glyph.phases + column
         for i, j in itertools.product(range(2 * REACH + 1), repeat=2):
@@ -90,10 +90,11 @@ def naive_look(
                 score -= shows[y, x] * depth[phase, i, j]
         within = (np.array([column, row]) + 0.5) / glyph.phases - 0.5
         places.append(centre + np.array([dx, dy]) + within)
-        priors.append(-0.5 * distance(places[-1] - prior.mean.numpy(), prior.covariance.numpy()))
-        scores.append(score + priors[-1])
-    before, after = (np.exp(np.array(those) - max(those)) for those in (priors, scores))
-    return np.array(places), before / before.sum(), after / after.sum()
+        gains.append(np.log(np.exp(score) + missed))
+        away = distance(places[-1] - prior.mean.numpy(), prior.covariance.numpy())
+        scores.append(gains[-1] - 0.5 * away)
+    after = np.exp(np.array(scores) - max(scores))
+    return np.array(places), np.array(gains), after / after.sum()
 
 
 @pytest.mark.parametrize(("phases", "window"), [(1, 3), (4, 1)])
@@ -110,13 +111,13 @@ def test_looking_equals_the_naive_loop(
         share = naive_shares(glyph, Place(*(part[b] for part in guess)), present[b].tolist(), n)
         centre = np.clip(np.rint(guess.mean[b, n].numpy()), 0, [WIDTH - 1, HEIGHT - 1]).astype(int)
         its_prior = Place(*(part[b, n] for part in prior))
-        places, before, weights = naive_look(
+        places, gains, weights = naive_look(
             glyph, frames[b].numpy(), share, its_prior, centre, window
         )
         np.testing.assert_allclose(found.centre[b, n] + found.offsets, places, atol=1e-12)
         # The width of the ink is kept in float32: an error of 6e-8, in scores of order ten.
         np.testing.assert_allclose(found.log_weights[b, n].exp(), weights, rtol=1e-6, atol=1e-12)
-        np.testing.assert_allclose(found.told[b, n], stats.entropy(weights, before), rtol=1e-5)
+        np.testing.assert_allclose(found.told[b, n], weights @ gains, rtol=1e-5)
         mean = weights @ places
         covariance = (weights[:, None] * (places - mean)).T @ (places - mean)
         covariance += np.eye(2) / phases**2 / 12  # anywhere in its cell

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import conv2d
+from torch.nn.functional import conv2d, logsigmoid
 
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.glyph import GlyphRenderer, log_white
@@ -27,6 +27,7 @@ class Glyph(NamedTuple):
     lit_gain: Float[Tensor, "phases*phases taps taps"]  # of log p(white), object against none
     background: Float[Tensor, "height width"]  # depth
     visibility: Float[Tensor, "height width"]
+    missed: Float[Tensor, ""]  # log probability that an object does not show in a frame
     phases: int
 
     @staticmethod
@@ -46,7 +47,8 @@ class Glyph(NamedTuple):
         typical = renderer.background().median()
         gain = log_white(depth + typical) - log_white(typical)
         background, visibility = renderer.background(), renderer.visibility()
-        return Glyph(depth, gain, background, visibility, phases)
+        missed = logsigmoid(-renderer.visibility_logit).median()
+        return Glyph(depth, gain, background, visibility, missed, phases)
 
     @property
     def reach(self) -> int:
@@ -68,7 +70,7 @@ class Look(NamedTuple):
     log_weights: Float[Tensor, "*batch places"]
     offsets: Float[Tensor, "places 2"]  # from the middle of the centre to those of the cells
     cell: float  # the side of a cell in pixels
-    told: Float[Tensor, "*batch"]  # nats that the frame told: posterior against prior
+    told: Float[Tensor, "*batch"]  # nats by which the object explains the frame, on average
 
     def blended(self, share: float) -> "Look":
         """With this share of the weight of each pixel spread evenly over its cells."""
@@ -167,11 +169,13 @@ def look(
     pictures = torch.stack([seen * shown * share, (1 - seen) * shown], 2).flatten(0, 1)
     kernels = torch.stack([glyph.lit_gain, -glyph.depth], 1)  # phases*phases 2 taps taps
     score = conv2d(pictures, kernels).flatten(1).unflatten(0, window.centre.shape[:2])
+    # However much a dark frame speaks against an object, it may be there and not show.
+    score = score.logaddexp(glyph.missed)
     offsets = _offsets(glyph.phases, window.x.shape[-1] // 2 - glyph.reach).to(frame)
     away = window.centre[:, :, None] + offsets - prior.mean[:, :, None]
     before = (-0.5 * mahalanobis(away, prior.covariance)).log_softmax(-1)
     after = (score + before).log_softmax(-1)
-    told = (after.exp() * (after - before)).sum(-1)
+    told = (after.exp() * score).sum(-1)  # where an object is not tells nothing of where it is
     return Look(window.centre.to(frame), after, offsets, 1 / glyph.phases, told)
 
 

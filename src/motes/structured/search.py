@@ -24,7 +24,7 @@ from motes.structured.places import (
 LOOKS = 2  # at each frame: the second shares lit pixels out by what the first one found
 # Nats that a frame must tell of an object's place, or the object was not seen: it is behind
 # something, or lost, and what came out is the prior.
-TOLD = 0.25
+TOLD = 1.0
 
 
 class Scene(NamedTuple):
