@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.functional import pad
 
 from motes import kalman, mixture
 from motes.answer import Answer, blank
@@ -121,15 +122,19 @@ def _ask(
     """The one question behind infer, forecast and interpolate."""
     check_whole("seed", seed, 0, 2**63 - 1)
     probabilities = None
+    # What comes after the last seen frame says nothing, and there may be much of it.
+    looked_at = observed[:, : int(observed.any(0).nonzero().max()) + 1]
+    shown = frames[:, : looked_at.shape[1]]
     if num_objects is None:
-        evidence = count_log_evidence(model, frames, observed)
+        evidence = count_log_evidence(model, shown, looked_at)
         probabilities = evidence.softmax(1)
         counts = evidence.argmax(1) + 1
     else:
         counts = check_counts(model, num_objects, len(frames))
-    q = encode(model, frames, observed, counts)
-    log_weights, states = smooth_components(model, q, observed)
-    tracks = most_likely_tracks(model, q, observed, log_weights, states)
+    q = encode(model, shown, looked_at, counts)
+    seen = sightings(q, looked_at, observed.shape[1])
+    log_weights, states = smooth_components(model, seen)
+    tracks = most_likely_tracks(model, seen, log_weights, states)
 
     def draw_frames() -> Float[Tensor, "B T height width"]:
         generator = torch.Generator().manual_seed(seed)
@@ -138,31 +143,48 @@ def _ask(
     return _answer(model, tracks, draw_frames, observed, counts, probabilities)
 
 
+class Sightings(NamedTuple):
+    """What q says where objects were seen; elsewhere nothing of meaning."""
+
+    positions: Float[Tensor, "B N T 2"]
+    covariances: Float[Tensor, "B N T 2 2"]
+    found: Bool[Tensor, "B N T"]
+
+
+def sightings(q: Posterior, observed: Bool[Tensor, "B T_q"], num_frames: int) -> Sightings:
+    """The sightings of the frames that q knows, and none in those after them."""
+    seen = where_seen(q, observed)
+    found = (observed[:, None] if seen is None else seen).expand(q.means.shape[:3])
+    after = num_frames - found.shape[2]
+    return Sightings(
+        positions=pad(q.means, (0, 0, 0, after)),
+        covariances=pad(q.covariances(), (0, 0, 0, 0, 0, after)),
+        found=pad(found, (0, after)),
+    )
+
+
 def smooth_components(
-    model: Model, q: Posterior, observed: Bool[Tensor, "B T"]
+    model: Model, seen: Sightings
 ) -> tuple[Float[Tensor, "B N K"], kalman.Smoothed]:
     """The log of p(z = k | seen positions), and the smoothed states under each, [B N K T ...].
 
     The seen positions are q's means, as in the paper; q's variances widen the states. [Choice 9]
     """
-    seen = where_seen(q, observed)
-    seen = observed[:, None] if seen is None else seen
-    shared = bool((seen == seen[0, 0]).all())
-    mask = seen[0, 0] if shared else seen  # a shared mask shares its covariances
-    log_weights = mixture.component_log_posterior(model.dynamics, q.means, mask)
+    shared = bool((seen.found == seen.found[0, 0]).all())
+    mask = seen.found[0, 0] if shared else seen.found  # a shared mask shares its covariances
+    log_weights = mixture.component_log_posterior(model.dynamics, seen.positions, mask)
     states = kalman.smooth(
         model.dynamics.components(),
-        q.means[:, :, None],
+        seen.positions[:, :, None],
         mask if shared else mask[:, :, None],
-        q.covariances().diagonal(dim1=-2, dim2=-1)[:, :, None].double(),
+        seen.covariances.diagonal(dim1=-2, dim2=-1)[:, :, None].double(),
     )
     return log_weights, states
 
 
 def most_likely_tracks(
     model: Model,
-    q: Posterior,
-    observed: Bool[Tensor, "B T"],
+    seen: Sightings,
     log_weights: Float[Tensor, "B N K"],
     states: kalman.Smoothed,
 ) -> Tracks:
@@ -172,16 +194,14 @@ def most_likely_tracks(
     covariances = states.covariances.take_along_dim(component[..., None, None, None, None], 2)
     chosen = kalman.Smoothed(means, covariances[:, :, 0])
     hidden = emitted(model, chosen)
-    seen = where_seen(q, observed)
-    found = (observed[:, None] if seen is None else seen).expand(q.means.shape[:3])
-    seen = found[..., None]
+    found = seen.found[..., None]
     return Tracks(
         component=component,
         component_probabilities=log_weights.exp(),
-        positions=torch.where(seen, q.means.double(), hidden.means),
-        covariances=torch.where(seen[..., None], q.covariances().double(), hidden.covariances),
+        positions=torch.where(found, seen.positions.double(), hidden.means),
+        covariances=torch.where(found[..., None], seen.covariances.double(), hidden.covariances),
         states=chosen,
-        found=found,
+        found=seen.found,
     )
 
 
@@ -210,17 +230,18 @@ def marginal_frames(
     exact = model.expected_frames(q, num_objects, log_weights.exp(), hidden)
     if exact is not None:
         return exact
+    known = q.means.shape[2]  # frames; none was seen after them
     factors = square_root(hidden.covariances)
     borders = log_weights.exp().cumsum(-1)[..., :-1]
     total = torch.zeros(*observed.shape, *model.image_size, device=model.device)
     for _ in range(NUM_DRAWS):
-        noise = torch.randn(q.means.shape, generator=generator).to(model.device)
+        noise = torch.randn(hidden.means[:, :, 0].shape, generator=generator).to(model.device)
         uniform = torch.rand(noise.shape[:3], generator=generator).to(model.device)
         component = (uniform[..., None] >= borders[:, :, None]).sum(-1)[:, :, None, :, None]
         mean = hidden.means.take_along_dim(component, 2)[:, :, 0]
         factor = factors.take_along_dim(component[..., None], 2)[:, :, 0]
         imagined = mean + map_vector(factor, noise.double())
-        seen = q.draw(noise)
+        seen = pad(q.draw(noise[:, :, :known]), (0, 0, 0, noise.shape[2] - known))
         positions = torch.where(observed[:, None, :, None], seen.double(), imagined)
         total += _render(model, positions, num_objects)
     return total / NUM_DRAWS

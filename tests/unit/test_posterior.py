@@ -213,7 +213,7 @@ def test_pixels_become_latent_units(generator: torch.Generator) -> None:
     assert q.cell == 0.25 / UNIT
 
 
-def test_taken_clips_are_those_of_the_indices(generator: torch.Generator) -> None:
+def test_stretches_of_frames_are_joined_in_their_order(generator: torch.Generator) -> None:
     q = PlacePosterior(
         torch.randn(3, 2, 4, 2, generator=generator),
         torch.randn(3, 2, 4, 16, generator=generator),
@@ -223,7 +223,22 @@ def test_taken_clips_are_those_of_the_indices(generator: torch.Generator) -> Non
         torch.randn(3, 2, 4, 2, generator=generator),
         torch.randn(3, 2, 4, 2, 2, generator=generator),
     )
-    some = q.taken(torch.tensor([2, 0]))
-    for name in ("origin", "log_weights", "seen", "expected_means", "expected_covariances"):
-        for place, clip in enumerate((2, 0)):
-            assert torch.equal(getattr(some, name)[place], getattr(q, name)[clip]), name
+    names = ("origin", "log_weights", "seen", "expected_means", "expected_covariances")
+    parts = [
+        q._replace(**{name: getattr(q, name)[:, :, time] for name in names})
+        for time in (slice(0, 1), slice(1, 3), slice(3, 4))
+    ]
+    for ours, whole in zip(PlacePosterior.joined(parts), q, strict=True):
+        assert ours is whole or torch.equal(ours, whole)
+
+
+def test_ellipses_are_the_same_in_pieces(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = posterior_of(random_weights(generator))
+    weights = torch.randn(2, 1, 4, len(one.offsets), generator=generator).double().log_softmax(-1)
+    seen = torch.tensor([True, True, False, True]).expand(2, 1, 4)
+    q = one._replace(log_weights=weights, seen=seen)
+    whole = q.covariances()
+    monkeypatch.setattr("motes.structured.posterior.AT_ONCE", 3)
+    assert torch.equal(q.covariances(), whole)

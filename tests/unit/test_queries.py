@@ -80,6 +80,26 @@ def test_a_forecast_is_an_interpolation_with_the_future_hidden(
     assert_same(motes.interpolate(model, longer, observed, 2), ahead)
 
 
+def test_frames_after_the_last_seen_one_are_not_looked_at(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[int] = []
+
+    def counted(model: Model, frames: torch.Tensor, *rest: torch.Tensor) -> Posterior:
+        looked_at.append(frames.shape[1])
+        return encode(model, frames, *rest)
+
+    monkeypatch.setattr("motes.queries.encode", counted)
+    monkeypatch.setattr("motes.counting.encode", counted)
+    far = motes.forecast(model, tiny_frames(2, 4), horizon=200)
+    assert set(looked_at) == {4}
+    assert far.pixels.shape[2] == far.frames.shape[1] == 204
+    near = motes.forecast(model, tiny_frames(2, 4), horizon=5)
+    assert torch.equal(far.count_probabilities, near.count_probabilities)
+    # Short and long videos go through the smoother in two ways, both in float64.
+    torch.testing.assert_close(far.pixels[:, :, :9], near.pixels, equal_nan=True)
+
+
 def test_infer_is_an_interpolation_with_everything_seen(model: Model) -> None:
     frames = tiny_frames(2, T)
     everything = torch.ones(2, T, dtype=torch.bool)

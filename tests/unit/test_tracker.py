@@ -217,6 +217,24 @@ def test_each_clip_has_its_own_best_hypothesis() -> None:
         assert errors_of(pixels(q)[b], places[b]).max() < 0.5
 
 
+@pytest.mark.parametrize("frames_at_once", [1, 5])
+def test_a_long_clip_is_looked_at_as_a_short_one_is(
+    frames_at_once: int, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    parting, _ = parting_disks()
+    frames = torch.cat([parting, parting.flip(1)])
+    observed = torch.rand(2, 18, generator=generator) < 0.8
+    whole = track(frames, 2, observed, hypotheses=3, max_objects=2)
+    pixels_of_a_frame = 3 * 2 * 2 * SIZE**2  # in three searches of two clips of two objects
+    monkeypatch.setattr("motes.structured.search.AT_ONCE", frames_at_once * pixels_of_a_frame)
+    pieces = track(frames, 2, observed, hypotheses=3, max_objects=2)
+    assert torch.equal(pieces.seen, whole.seen)
+    # The same numbers; a convolution of fewer frames may add them in another order.
+    torch.testing.assert_close(pieces.means, whole.means)
+    torch.testing.assert_close(pieces.log_weights.exp(), whole.log_weights.exp())
+    torch.testing.assert_close(pieces.covariances(), whole.covariances())
+
+
 def test_a_clip_may_be_said_to_hold_more_objects_than_usual() -> None:
     starts = torch.tensor([[8, 10], [24, 30], [38, 12]])
     places = [(starts + torch.tensor([[1, 1], [0, -1], [-1, 1]]) * t) for t in range(6)]

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from torch.nn.functional import conv_transpose2d
+from torch.nn.functional import conv_transpose2d, pad
 
 from motes.shapes import Bool, Float, Tensor
 from motes.structured.glyph import CELLS, GlyphRenderer
@@ -30,18 +30,20 @@ def expected_frames(
 
     Args:
         renderer: Draws the objects.
-        q: Where they are, where they were seen.
+        q: Where they are, where they were seen; it may end before the frames do.
         present: Which objects a clip has.
         weights: Of the components of each object.
         predicted: Under each component, [B N K T], latent units.
 
     Law: the average picture of many draws (test_expected_frames_are_the_average_of_draws).
     """
-    B, N, T = q.seen.shape
+    B, N, _ = q.seen.shape
+    T = predicted.mean.shape[3]
+    was_seen = pad(q.seen, (0, T - q.seen.shape[2]))
     log_dark = q.log_weights.new_zeros(B, T, *renderer.image_size)  # by the objects alone
     for n in range(N):
         for seen in (True, False):
-            chosen = (present[:, n, None] & (q.seen[:, n] == seen)).nonzero()
+            chosen = (present[:, n, None] & (was_seen[:, n] == seen)).nonzero()
             for clip, frame in (part.unbind(1) for part in chosen.split(CHUNK)):
                 if seen:
                     lit = _lit_by_cells(renderer, q, clip, n, frame)

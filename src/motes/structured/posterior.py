@@ -1,7 +1,7 @@
 """What the search says of a position: a distribution over cells, which is q(a | v) as it is."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,6 +13,7 @@ from motes.structured.places import Look, Place, mahalanobis, moments
 
 REGION = 0.9  # the probability whose region an answer's ellipse shall hold
 FINE_CELLS = 16  # the likeliest cells, a pixel of them: if q is narrow, its region cuts them
+AT_ONCE = 1024  # positions whose ellipses are found side by side, which bounds memory
 
 
 class PlacePosterior(NamedTuple):
@@ -100,28 +101,40 @@ class PlacePosterior(NamedTuple):
         Law: the ellipse holds 90 % of the draws
         (test_the_ellipse_of_an_answer_holds_its_share_of_the_draws).
         """
-        weights = self.log_weights.exp()
-        place = moments(weights, self.offsets, self.cell)
-        top = weights.topk(min(FINE_CELLS, len(self.offsets)))
-        within = self.cell * _points_of_a_cell().to(self.offsets)
-        points = (self.offsets[top.indices][..., None, :] + within).flatten(-3, -2)
-        points = torch.cat([points, self.offsets.expand(*weights.shape, 2)], -2)
-        rest = weights.scatter(-1, top.indices, 0.0)
-        mass = torch.cat([top.values.repeat_interleave(len(within), -1) / len(within), rest], -1)
-        distance, order = mahalanobis(points - place.mean[..., None, :], place.covariance).sort(-1)
-        inside = (mass.gather(-1, order).cumsum(-1) < REGION).sum(-1, keepdim=True)
-        border = distance.gather(-1, inside.clamp(max=mass.shape[-1] - 1))
-        found = place.covariance * (border[..., None] / (-2 * math.log(1 - REGION)))
+        rows = self.log_weights.flatten(0, 2).split(AT_ONCE)
+        found = torch.cat([_ellipse(row.exp(), self.offsets, self.cell) for row in rows])
+        found = found.view(*self.seen.shape, 2, 2)
         return torch.where(self.seen[..., None, None], found, self.expected_covariances)
 
     def gaussian(self) -> Encoding:
         """The nearest thing in the paper's family: independent coordinates."""
         return Encoding(self.means, self.covariances().diagonal(dim1=-2, dim2=-1).sqrt())
 
-    def taken(self, clips: Int[Tensor, " b"]) -> "PlacePosterior":
-        """The posterior of some of the clips."""
-        of_clips = ("origin", "log_weights", "seen", "expected_means", "expected_covariances")
-        return self._replace(**{name: getattr(self, name)[clips] for name in of_clips})
+    @staticmethod
+    def joined(parts: list["PlacePosterior"]) -> "PlacePosterior":
+        """The posterior of one stretch of frames after the other."""
+        of_frames = ("origin", "log_weights", "seen", "expected_means", "expected_covariances")
+        joined: dict[str, Any] = {
+            name: torch.cat([getattr(part, name) for part in parts], 2) for name in of_frames
+        }
+        return parts[0]._replace(**joined)
+
+
+def _ellipse(
+    weights: Float[Tensor, "M places"], offsets: Float[Tensor, "places 2"], cell: float
+) -> Float[Tensor, "M 2 2"]:
+    """The covariance over cells, scaled so that its ellipse holds REGION of the weight."""
+    place = moments(weights, offsets, cell)
+    top = weights.topk(min(FINE_CELLS, len(offsets)))
+    within = cell * _points_of_a_cell().to(offsets)
+    points = (offsets[top.indices][..., None, :] + within).flatten(-3, -2)
+    points = torch.cat([points, offsets.expand(*weights.shape, 2)], -2)
+    rest = weights.scatter(-1, top.indices, 0.0)
+    mass = torch.cat([top.values.repeat_interleave(len(within), -1) / len(within), rest], -1)
+    distance, order = mahalanobis(points - place.mean[..., None, :], place.covariance).sort(-1)
+    inside = (mass.gather(-1, order).cumsum(-1) < REGION).sum(-1, keepdim=True)
+    border = distance.gather(-1, inside.clamp(max=mass.shape[-1] - 1))
+    return place.covariance * (border[..., None] / (-2 * math.log(1 - REGION)))
 
 
 def _points_of_a_cell() -> Float[Tensor, "points 2"]:

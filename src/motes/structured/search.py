@@ -1,5 +1,6 @@
 """The steps of the search for objects: follow them forwards, expect them, look again."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -25,12 +26,17 @@ LOOKS = 2  # at each frame: the second shares lit pixels out by what the first o
 # Nats that a frame must tell of an object's place, or the object was not seen: it is behind
 # something, or lost, and what came out is the prior.
 TOLD = 1.0
+AT_ONCE = 2**22  # pixels of frames, for each object, that are held side by side: bounds memory
 
 
 class Scene(NamedTuple):
-    """What a search knows: the frames, and the model so far."""
+    """What a search knows: the frames, and the model so far.
 
-    frames: Float[Tensor, "B T height width"]
+    Searches of the same clips stand one after the other in all fields but the frames, which are
+    kept once: a long video is the largest thing that there is.
+    """
+
+    frames: Float[Tensor, "clips T height width"]
     observed: Bool[Tensor, "B T"]
     num_objects: Int[Tensor, " B"]
     present: Bool[Tensor, "B N"]
@@ -40,11 +46,21 @@ class Scene(NamedTuple):
     def repeated(self, times: int) -> "Scene":
         """All clips, again and again."""
         return self._replace(
-            frames=torch.cat([self.frames] * times),
             observed=torch.cat([self.observed] * times),
             num_objects=torch.cat([self.num_objects] * times),
             present=torch.cat([self.present] * times),
         )
+
+    def frame(self, time: Int[Tensor, " B"] | int) -> Float[Tensor, "B height width"]:
+        """One frame for each search."""
+        clip = torch.arange(len(self.observed), device=self.frames.device) % len(self.frames)
+        return self.frames[clip, time]
+
+    def during(self, time: slice) -> "Scene":
+        """Some of the frames, for each search."""
+        searches = len(self.observed) // len(self.frames)
+        frames = torch.cat([self.frames[:, time]] * searches)
+        return self._replace(frames=frames, observed=self.observed[:, time])
 
 
 class Sightings(NamedTuple):
@@ -56,20 +72,27 @@ class Sightings(NamedTuple):
     place: Place  # B N T
     seen: Bool[Tensor, "B N T"]
 
+    @staticmethod
+    def joined(parts: list["Sightings"]) -> "Sightings":
+        """Those of one stretch of frames after the other."""
+        means, covariances = zip(*(part.place for part in parts), strict=True)
+        place = Place(torch.cat(means, 2), torch.cat(covariances, 2))
+        return Sightings(place, torch.cat([part.seen for part in parts], 2))
+
 
 def follow(scene: Scene, glyph: Glyph, trusted: Bool[Tensor, "B T"], window: int) -> Sightings:
     """Finds the objects in the first trusted frame and follows them forwards from there."""
-    frames, renderer, present = scene.frames, scene.renderer, scene.present
-    B, N = present.shape
+    renderer, present = scene.renderer, scene.present
+    (B, N), device = present.shape, present.device
     components = scene.dynamics.components()
     belief = kalman.Belief(components.initial_mean, components.initial_covariance)
     log_weights = scene.dynamics.log_weights().expand(B, N, -1)
     first = trusted.int().argmax(1)
-    begun = frames[torch.arange(B, device=frames.device), first]
-    start = detect(glyph, begun, scene.num_objects, N)
-    wide = (2 * glyph.ink()[1] * torch.eye(2, device=frames.device)).expand(B, N, 2, 2)
+    start = detect(glyph, scene.frame(first), scene.num_objects, N)
+    wide = (2 * glyph.ink()[1] * torch.eye(2, device=device)).expand(B, N, 2, 2)
     found = []
-    for t in range(frames.shape[1]):
+    for t in range(trusted.shape[1]):
+        frame = scene.frame(t)
         prediction = predict_place(components, belief, log_weights, renderer)
         new = (first == t)[:, None].expand(B, N)
         place = guess = chosen(new, Place(start, wide), prediction)
@@ -78,7 +101,7 @@ def follow(scene: Scene, glyph: Glyph, trusted: Bool[Tensor, "B T"], window: int
         for _ in range(LOOKS):
             near = Window.around(place.mean, window + glyph.reach, renderer.image_size)
             share = responsibility(glyph, near, place, present)
-            looked = look(glyph, frames[:, t], near, share, prior)
+            looked = look(glyph, frame, near, share, prior)
             place = looked.place()
         seen = trusted[:, t, None] & (looked.told > TOLD)
         place = chosen(seen, place, guess)
@@ -135,6 +158,20 @@ def expect(scene: Scene, found: Sightings) -> Place:
     mean = map_vector(covariance, told_by_others)
     noisy: Tensor = (covariance + components.position_noise) * renderer.pixels_per_unit**2
     return Place(renderer.to_pixels(mean).float(), noisy.float())
+
+
+def look_again(
+    scene: Scene, glyph: Glyph, guess: Place, expected: Place, window: int
+) -> Iterator[tuple[slice, Look, Sightings]]:
+    """`revisit`, a stretch of frames at a time, so that memory does not grow with the clip.
+
+    Law: equals looking at all frames at once (test_a_long_clip_is_looked_at_as_a_short_one_is).
+    """
+    T = scene.observed.shape[1]
+    step = max(AT_ONCE // (scene.present.numel() * scene.frames[0, 0].numel()), 1)
+    for time in (slice(t, t + step) for t in range(0, T, step)):
+        here, there = (Place(*(part[:, :, time] for part in all)) for all in (guess, expected))
+        yield time, *revisit(scene.during(time), glyph, here, there, window)
 
 
 def revisit(

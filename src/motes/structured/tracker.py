@@ -1,5 +1,7 @@
 """Frames to positions: look where the dynamics predict, and tell the dynamics what was seen."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 
@@ -7,13 +9,14 @@ from motes import mixture
 from motes.lgssm import Dynamics
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.glyph import GlyphRenderer
-from motes.structured.places import Glyph, chosen
+from motes.structured.places import Glyph, Place, chosen
 from motes.structured.posterior import PlacePosterior
-from motes.structured.search import Scene, expect, follow, revisit
+from motes.structured.search import Scene, Sightings, expect, follow, look_again
 
 FINE_WINDOW = 2  # pixels around the place found in which cells are told apart
 REVISITS = 2  # rounds in which one object after the other is looked for with the others held
-LATER_START = 1 / 6  # of the clip: where the second hypothesis begins; the third at twice that
+# Of the frames up to the last seen one: where the second hypothesis begins; twice that, the third.
+LATER_START = 1 / 6
 
 
 class Tracker(nn.Module):
@@ -75,39 +78,65 @@ class Tracker(nn.Module):
         present = self._present(num_objects)
         scene = Scene(frames, observed, num_objects, present, dynamics, renderer)
         if hypotheses == 1 or int(num_objects.max()) == 1:
-            return self._search(scene, observed, explore)
+            return _posterior(scene, *self._search(scene, observed), explore)
         # At once: a search of one clip is many small steps, and three of them cost little more.
         time = torch.arange(frames.shape[1], device=frames.device)
+        length = (observed * (time + 1)).amax(1, keepdim=True)  # what is hidden at the end is none
         trusted = [observed]
         for number in range(1, hypotheses):
-            late = observed & (time >= number * LATER_START * len(time))
+            late = observed & (time >= number * LATER_START * length)
             trusted.append(torch.where(late.any(1, keepdim=True), late, observed))
         many = scene.repeated(hypotheses)
-        found = self._search(many, torch.cat(trusted), explore)
-        best = _bound(many, found).unflatten(0, (hypotheses, -1)).argmax(0)
-        return found.taken(best * len(frames) + torch.arange(len(frames), device=frames.device))
+        found, expected = self._search(many, torch.cat(trusted))
+        best = _bound(many, found, expected).unflatten(0, (hypotheses, -1)).argmax(0)
+        best = best * len(frames) + torch.arange(len(frames), device=frames.device)
+        place, expected = (Place(*(part[best] for part in all)) for all in (found.place, expected))
+        return _posterior(scene, Sightings(place, found.seen[best]), expected, explore)
 
     def _present(self, num_objects: Int[Tensor, " B"]) -> Bool[Tensor, "B N"]:
         slots = max(self.max_objects, int(num_objects.max()))
         return torch.arange(slots, device=num_objects.device) < num_objects[:, None]
 
-    def _search(self, scene: Scene, trusted: Bool[Tensor, "B T"], explore: float) -> PlacePosterior:
-        """One hypothesis: follow the objects through the trusted frames, then look everywhere."""
-        coarse, fine = Glyph.coarse(scene.renderer), Glyph.fine(scene.renderer)
+    def _search(self, scene: Scene, trusted: Bool[Tensor, "B T"]) -> tuple[Sightings, Place]:
+        """Follow the objects through the trusted frames, then look everywhere.
+
+        What comes out is where they are, and where the other frames say that they are.
+        """
+        coarse = Glyph.coarse(scene.renderer)
         found = follow(scene, coarse, trusted, self.window)
         expected = expect(scene, found)
         place = chosen(trusted[:, None].expand_as(found.seen), found.place, expected)
         for _ in range(REVISITS):
-            _, found = revisit(scene, coarse, place, expected, self.window)
+            looks = look_again(scene, coarse, place, expected, self.window)
+            found = Sightings.joined([part for *_, part in looks])
             place, expected = found.place, expect(scene, found)
-        cells, _ = revisit(scene, fine, found.place, expected, FINE_WINDOW)
-        return PlacePosterior.of(cells.blended(explore), found.seen, expected, scene.renderer)
+        return found, expected
 
 
-def _bound(scene: Scene, q: PlacePosterior) -> Float[Tensor, " B"]:
+def _posterior(scene: Scene, found: Sightings, expected: Place, explore: float) -> PlacePosterior:
+    """q: the weights of cells around the places found."""
+    return PlacePosterior.joined([q for _, q in _stretches(scene, found, expected, explore)])
+
+
+def _stretches(
+    scene: Scene, found: Sightings, expected: Place, explore: float = 0.0
+) -> Iterator[tuple[slice, PlacePosterior]]:
+    """q, a stretch of frames at a time: its cells are many."""
+    fine = Glyph.fine(scene.renderer)
+    for time, cells, _ in look_again(scene, fine, found.place, expected, FINE_WINDOW):
+        there = Place(*(part[:, :, time] for part in expected))
+        seen = found.seen[:, :, time]
+        yield time, PlacePosterior.of(cells.blended(explore), seen, there, scene.renderer)
+
+
+def _bound(scene: Scene, found: Sightings, expected: Place) -> Float[Tensor, " B"]:
     """The bound at the means of q, which is enough to compare one search with another."""
-    frames, observed, _, present, dynamics, renderer = scene
-    nats = renderer.log_likelihood(q.means, present, frames)
-    explained = torch.where(observed, nats, 0.0).sum(1)
-    prior = mixture.log_prior(dynamics, q.means, q.seen).float()
-    return explained + torch.where(present, q.entropy().sum(-1) + prior, 0.0).sum(1)
+    total, means = torch.zeros(len(scene.present), device=scene.present.device), []
+    for time, q in _stretches(scene, found, expected):
+        part = scene.during(time)
+        means.append(q.means)
+        nats = scene.renderer.log_likelihood(means[-1], scene.present, part.frames)
+        total += torch.where(part.observed, nats, 0.0).sum(1)
+        total += torch.where(scene.present, q.entropy().sum(-1), 0.0).sum(1)
+    prior = mixture.log_prior(scene.dynamics, torch.cat(means, 2), found.seen).float()
+    return total + torch.where(scene.present, prior, 0.0).sum(1)
