@@ -23,6 +23,7 @@ from motes.teaching import lesson_terms
 TERMS = (*BoundTerms._fields, "gradient")
 NEVER = 2**62  # the step at which what has not happened happened
 EXPLORE = 0.2  # of the structured family's q, see `Tracker.track`
+SETTLED = 12  # batches whose tracks the kinds of start are fitted to in the end
 
 
 class Watch:
@@ -80,6 +81,8 @@ class Trainer:
         inputs = inputs._replace(indices=inputs.indices[mine], noise=inputs.noise[mine])
         self._compute(StepInputs(*(value.to(self.device) for value in inputs)))
         self.count_step()
+        if self.step == self.config.schedule.iterations and self.config.schedule.seed_mixture:
+            self._settle()
 
     def count_step(self) -> None:
         """Moves on in the schedule, when a step has been taken."""
@@ -166,8 +169,24 @@ class Trainer:
             self._found = model.track(frames, num_objects, observed, explore=EXPLORE)
             model.let_hide(self.step >= schedule.frozen_visibility)
             if self._found is not None and self.step in schedule.seed_mixture:
-                seed_mixture(
-                    model.dynamics, self._found.means, model.present(num_objects), self._found.seen
-                )
-                processes.follow(model.dynamics)  # each has seen its share of the batch alone
+                self._seed(*self._found.tracks(model.present(num_objects)))
         return bound_terms(model, frames, num_objects, inputs.noise, self._found, observed)
+
+    def _settle(self) -> None:
+        """Fits the kinds of start to many clips: one batch has too few tracks to tell them well."""
+        tracks = []
+        for later in range(SETTLED):
+            inputs = step_inputs(self.config, len(self.data.num_objects), self.step + later)
+            indices = inputs.indices[processes.rank() :: processes.world()].to(self.device)
+            num_objects = self.data.num_objects[indices]
+            found = self.model.track(
+                self.data.frames(indices), num_objects, self.data.seen(indices)
+            )
+            if found is not None:
+                tracks.append(found.tracks(self.model.present(num_objects)))
+        positions, seen = zip(*tracks, strict=True)
+        self._seed(torch.cat(positions), torch.cat(seen))
+
+    def _seed(self, positions: Float[Tensor, "M T 2"], seen: Bool[Tensor, "M T"]) -> None:
+        seed_mixture(self.model.dynamics, positions, seen)
+        processes.follow(self.model.dynamics)  # each has seen its share of the clips alone

@@ -1,10 +1,18 @@
+import itertools
 import math
 
 import torch
 
 from motes.lgssm import Dynamics
 from motes.mixture import draw_prior, log_prior
-from motes.structured.seeding import fit_mixture, seed_mixture
+from motes.structured.seeding import (
+    Mixture,
+    Told,
+    first_states,
+    fit_mixture,
+    seed_mixture,
+    told_of_first_states,
+)
 
 
 def test_fit_mixture_recovers_clusters(generator: torch.Generator) -> None:
@@ -12,7 +20,12 @@ def test_fit_mixture_recovers_clusters(generator: torch.Generator) -> None:
     factor = torch.tensor([[1.0, 0.0], [0.6, 0.5]], dtype=torch.float64)
     noise = torch.randn(sum(counts), 2, generator=generator, dtype=torch.float64)
     truth = centres.double().repeat_interleave(torch.tensor(counts), dim=0)
-    weights, means, covariances = fit_mixture(truth + noise @ factor.T, 3)
+    # Points that are known up to a deviation of a millionth.
+    precision = (1e12 * torch.eye(2, dtype=torch.float64)).expand(sum(counts), 2, 2)
+    told = Told(precision, 1e12 * (truth + noise @ factor.T))
+    eye = torch.eye(2, dtype=torch.float64).expand(3, 2, 2)
+    start = Mixture(torch.full((3,), 1 / 3), torch.zeros(3, 2).double(), 100 * eye)
+    weights, means, covariances = fit_mixture(told, start)
     order = [int((means - centre).norm(dim=1).argmin()) for centre in centres]
     assert sorted(order) == [0, 1, 2]
     # Clusters more than ten deviations apart share no points: the weights are the proportions.
@@ -46,21 +59,21 @@ def test_a_seeded_mixture_is_valid_and_knows_where_tracks_start(
         source.logits.copy_(torch.tensor([0.75, 0.25]).log())
     kind, path = draw_prior(source, (40, 3), 8, generator)
     present = torch.arange(3) < torch.tensor([[1], [2], [3], [3]]).repeat(10, 1)
-    positions = path.positions.masked_fill(~present[..., None, None], torch.nan)
     dynamics = dynamics_with_starts([[0.5, 0.0, 0.0, 0.0], [0.0, 0.5, 0.0, 0.0]])
     with torch.no_grad():
         dynamics.initial_factor.diagonal(dim1=1, dim2=2).fill_(math.log(5.0))
     before = {name: value.clone() for name, value in dynamics.state_dict().items()}
     unlikely = log_prior(dynamics, path.positions[present]).mean()
-    seed_mixture(dynamics, positions, present, torch.ones(positions.shape[:3], dtype=torch.bool))
+    seen = torch.ones(path.positions[present].shape[:2], dtype=torch.bool)
+    seed_mixture(dynamics, path.positions[present], seen)
     components = dynamics.components()
     torch.linalg.cholesky(components.initial_covariance)  # raises unless positive definite
     order = components.initial_mean[:, 0].argsort()
     share = (kind[present] == 0).double().mean()
     expected = torch.stack([share, 1 - share])
     torch.testing.assert_close(dynamics.log_weights().exp()[order], expected, rtol=0, atol=1e-6)
-    # At least 20 tracks of each kind, spread 0.2: five standard errors of a mean are 0.23; a
-    # variance of 0.04, known to a third, gains at most that of a seen position, 0.01.
+    # At least 20 tracks of each kind, spread 0.2: five standard errors of a mean are 0.23, and
+    # a variance of 0.04 is known to a third.
     assert (components.initial_mean[order] - torch.tensor(starts)).abs().max() < 0.23
     variance = components.initial_covariance.diagonal(dim1=1, dim2=2)
     assert ((variance > 0.015) & (variance < 0.09)).all()
@@ -68,3 +81,45 @@ def test_a_seeded_mixture_is_valid_and_knows_where_tracks_start(
     for name, value in dynamics.state_dict().items():
         starts_alone = name in ("logits", "initial_mean", "initial_factor")
         assert torch.equal(value, before[name]) != starts_alone, name
+
+
+def two_kinds(generator: torch.Generator) -> tuple[Dynamics, torch.Tensor, torch.Tensor]:
+    """Dynamics with two kinds of start, tracks of others, and which of their frames were seen."""
+    source = dynamics_with_starts([[-4.0, 0.0, 0.5, 0.3], [4.0, 1.0, -0.5, 0.3]])
+    positions = draw_prior(source, (60,), 8, generator)[1].positions
+    seen = torch.rand(60, 8, generator=generator) < 0.6
+    seen[0] = False  # nothing is told of this one
+    return dynamics_with_starts([[-2.0, 0.0, 0.0, 0.0], [3.0, 0.5, 0.0, 0.0]]), positions, seen
+
+
+def test_evidence_differs_from_the_filters_by_a_constant(generator: torch.Generator) -> None:
+    dynamics, positions, seen = two_kinds(generator)
+    told = told_of_first_states(dynamics, positions, seen)
+
+    def constant() -> torch.Tensor:
+        components = dynamics.components()
+        mixture = Mixture(
+            dynamics.log_weights().exp(), components.initial_mean, components.initial_covariance
+        )
+        evidence = first_states(told, mixture)[0].logsumexp(1)
+        return log_prior(dynamics, positions, seen) - evidence
+
+    before = constant()
+    with torch.no_grad():
+        dynamics.logits.copy_(torch.tensor([0.2, 0.8]).log())
+        dynamics.initial_mean.add_(torch.tensor([0.3, -0.2, 0.1, 0.4]))
+        dynamics.initial_factor.diagonal(dim1=1, dim2=2).add_(0.4)
+    # Sums of terms of the size of the precision, 1e2, times squared positions, 1e2, each rounded.
+    tolerance = 1e4 * 8 * 16 * torch.finfo(torch.float64).eps
+    torch.testing.assert_close(constant(), before, rtol=0, atol=tolerance)
+
+
+def test_seeding_again_makes_tracks_no_less_likely(generator: torch.Generator) -> None:
+    dynamics, positions, seen = two_kinds(generator)
+    likely = [log_prior(dynamics, positions, seen).mean()]
+    for _ in range(3):
+        seed_mixture(dynamics, positions, seen)
+        likely.append(log_prior(dynamics, positions, seen).mean())
+    assert likely[1] > likely[0] + 1
+    # What is added to covariances, a ten-thousandth of the spread of all, may cost as much.
+    assert min(late - early for early, late in itertools.pairwise(likely[1:])) > -1e-3

@@ -106,6 +106,12 @@ class PlacePosterior(NamedTuple):
         found = found.view(*self.seen.shape, 2, 2)
         return torch.where(self.seen[..., None, None], found, self.expected_covariances)
 
+    def tracks(
+        self, present: Bool[Tensor, "B N"]
+    ) -> tuple[Float[Tensor, "M T 2"], Bool[Tensor, "M T"]]:
+        """The means of all objects that are there, and in which frames they were seen."""
+        return self.means[present], self.seen[present]
+
     def gaussian(self) -> Encoding:
         """The nearest thing in the paper's family: independent coordinates."""
         return Encoding(self.means, self.covariances().diagonal(dim1=-2, dim2=-1).sqrt())
