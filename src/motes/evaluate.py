@@ -69,6 +69,7 @@ def evaluate(
     done = 0
     record: dict[str, Any] = {"by_count": {}, "standard_errors": {}, "curves": {}}
     worst: list[tuple[float, int]] = []
+    losses = torch.full((len(clips),), torch.nan, dtype=torch.float64)
     for count in sorted(set(counts.tolist())):
         own = (counts == count).nonzero()[:, 0]
         parts = []
@@ -76,10 +77,14 @@ def evaluate(
             found = _ask_all(contender, clips[indices], count, affine)
             if (furthest := found.pop(FURTHEST, None)) is not None:
                 worst += zip(furthest.totals.tolist(), indices.tolist(), strict=True)
+            if (loss := found.get("forecast_loss")) is not None:
+                losses[indices] = loss.totals / loss.counts
             parts.append(found)
             done += len(indices)
             progress(done)
         _write(record, count, len(own), _join(parts))
+    if not bool(losses.isnan().any()):  # so that two records can be compared clip by clip
+        record["forecast_loss_of_clips"] = [round(loss, 6) for loss in losses.tolist()]
     record["worst_clips"] = [clip for _, clip in sorted(worst, reverse=True)[:NUM_WORST]]
     return record
 

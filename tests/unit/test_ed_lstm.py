@@ -80,3 +80,14 @@ def test_weights_start_with_the_papers_variance_and_biases_at_zero():
 def test_frames_that_cannot_be_halved_thrice_are_refused():
     with pytest.raises(InputError, match="multiples of 8"):
         EDLSTM((10, 16), 6, "convolutional", torch.Generator())
+
+
+@pytest.mark.parametrize("layers", KINDS)
+def test_it_can_begin_with_a_share_of_white_pixels(layers: Layers):
+    net = network(layers)
+    net.begin_with(0.01)
+    with torch.no_grad():
+        for weights in net.decode.parameters():
+            if weights.ndim > 1:
+                weights.zero_()
+    torch.testing.assert_close(net(frames()).sigmoid(), torch.full((3, 6, 8, 16), 0.01))

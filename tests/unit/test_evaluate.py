@@ -55,6 +55,9 @@ def test_scores_are_those_of_the_questions_asked_at_once(
         clean = clips.clean[own, :count]
         given = scores["by_count"][str(count)]
         assert given["clips"] == len(own)
+        # Each is rounded to six digits.
+        each = torch.tensor(scores["forecast_loss_of_clips"])[own]
+        assert given["forecast_loss"] == pytest.approx(each.mean().item(), abs=1e-6)
 
         seen = motes.infer(model, frames, count)
         order = metrics.best_order(seen.pixels, noisy)

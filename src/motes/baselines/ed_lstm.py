@@ -52,6 +52,16 @@ class EDLSTM(nn.Module):
                     rows, columns = weights.flatten(1).shape
                     weights.copy_(paper_init((rows, columns), generator).view_as(weights))
 
+    def begin_with(self, white: float) -> None:
+        """Lets the untrained network expect so great a share of white pixels.
+
+        From even odds on, all weights are first pushed to darken the picture, and the states of
+        the convolutional variant end up where no gradient is left.
+        """
+        last = list(self.decode.parameters())[-1]
+        with torch.no_grad():
+            last.fill_(math.log(white / (1 - white)))
+
     def forward(
         self, frames: Float[Tensor, "B T height width"]
     ) -> Float[Tensor, "B T height width"]:
