@@ -97,6 +97,7 @@ def read_config(folder: Path) -> RunConfig:
 def restore(model: Model, tensors: dict[str, Tensor], origin: Path) -> None:
     """Copies tensors into the model, after checking names, shapes and values."""
     expected = model.state_dict()
+    tensors = {"temper": expected["temper"], **tensors}  # a model that was never tempered has none
     if set(tensors) != set(expected):
         missing, extra = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
         told = f"missing {missing[:3]!s:.200}, unknown {extra[:3]!s:.200}"
@@ -127,6 +128,7 @@ def is_usable(model: Model) -> bool:
     except (IndexError, ValueError, RuntimeError):  # what a number that is not finite may end in
         return False
     moderate = all(bool((part.abs() <= LARGEST**2).all()) for part in law)
+    moderate &= bool((model.temper > 0).all())
     return moderate and all(bool(part.isfinite().all()) for part in (picture, places))
 
 

@@ -32,10 +32,13 @@ class Model(nn.Module):
         inference:           q(a|v): s_t^n from (s_{t-1}^n, s_t^{n-1}, v_t), then a Gaussian
 
     `pixel_matrix` and `pixel_offset` map latent positions to pixels; see `motes.alignment`.
+    `temper` is what answers multiply q's covariances by, for each number of objects; see
+    `motes.tempering`.
     """
 
     pixel_matrix: Float[Tensor, "2 2"]
     pixel_offset: Float[Tensor, " 2"]
+    temper: Float[Tensor, " Nmax"]
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class Model(nn.Module):
         self.colour_axis = colour_axis
         self.register_buffer("pixel_matrix", torch.eye(2))
         self.register_buffer("pixel_offset", torch.zeros(2))
+        self.register_buffer("temper", torch.ones(max_objects))
 
     @property
     def device(self) -> torch.device:

@@ -132,7 +132,7 @@ def _ask(
     else:
         counts = check_counts(model, num_objects, len(frames))
     q = encode(model, shown, looked_at, counts)
-    seen = sightings(q, looked_at, observed.shape[1])
+    seen = sightings(model, q, looked_at, counts, observed.shape[1])
     log_weights, states = smooth_components(model, seen)
     tracks = most_likely_tracks(model, seen, log_weights, states)
 
@@ -151,14 +151,22 @@ class Sightings(NamedTuple):
     found: Bool[Tensor, "B N T"]
 
 
-def sightings(q: Posterior, observed: Bool[Tensor, "B T_q"], num_frames: int) -> Sightings:
-    """The sightings of the frames that q knows, and none in those after them."""
+def sightings(
+    model: Model,
+    q: Posterior,
+    observed: Bool[Tensor, "B T_q"],
+    num_objects: Int[Tensor, " B"],
+    num_frames: int,
+) -> Sightings:
+    """The sightings of the frames that q knows, tempered, and none in those after them."""
+    temper = model.temper[(num_objects - 1).clamp(max=model.max_objects - 1)]
+    covariances = temper[:, None, None, None, None] * q.covariances()
     seen = where_seen(q, observed)
     found = (observed[:, None] if seen is None else seen).expand(q.means.shape[:3])
     after = num_frames - found.shape[2]
     return Sightings(
         positions=pad(q.means, (0, 0, 0, after)),
-        covariances=pad(q.covariances(), (0, 0, 0, 0, 0, after)),
+        covariances=pad(covariances, (0, 0, 0, 0, 0, after)),
         found=pad(found, (0, after)),
     )
 

@@ -108,6 +108,11 @@ def changed_tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callabl
     return apply
 
 
+def test_a_model_that_was_never_tempered_needs_no_temper(folder: Path) -> None:
+    changed_tensors(lambda tensors: tensors.pop("temper"))(folder / "model.safetensors")
+    assert load(folder).temper.tolist() == [1.0, 1.0, 1.0]
+
+
 def poison(value: float) -> Callable[[dict[str, torch.Tensor]], Any]:
     return lambda tensors: tensors["renderer.to_image"].view(-1)[3].fill_(value)
 
@@ -123,6 +128,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "model.safetensors"),
     "of another program": (lambda path: save_file({"a": torch.ones(1)}, path), "not written by"),
     "missing tensor": (changed_tensors(lambda t: t.pop("pixel_matrix")), "pixel_matrix"),
+    "temper of nothing": (
+        changed_tensors(lambda t: t.update(temper=torch.tensor([1.0, 0.0, 1.0]))),
+        "beyond all bounds",
+    ),
     "extra tensor": (changed_tensors(lambda t: t.update(extra=torch.ones(2))), "extra"),
     "wrong shape": (
         changed_tensors(lambda t: t.update(pixel_offset=torch.ones(3))),

@@ -1,0 +1,56 @@
+"""Error bars that are widened until they are honest."""
+
+import pytest
+import torch
+
+import motes
+from motes.model import Model
+from motes.networks.inference import Encoding
+from motes.tempering import temper
+from tiny import tiny_frames, tiny_model, tiny_structured_model
+
+
+def test_a_q_that_is_too_narrow_is_widened_by_as_much(monkeypatch: pytest.MonkeyPatch):
+    model, reference = tiny_model(), tiny_model()
+    generator, num_clips, num_frames = torch.Generator().manual_seed(3), 400, 60
+    # Far apart, so that no draw is nearer to another object.
+    means = 1000 * torch.randn(num_clips, 3, num_frames, 2, generator=generator)
+    scales = 0.5 + torch.rand(means.shape, generator=generator)
+    narrow = {1: 0.5, 3: 0.8}
+
+    def encode(
+        asked: Model, frames: torch.Tensor, observed: torch.Tensor, num_objects: torch.Tensor
+    ) -> Encoding:
+        own = narrow[int(num_objects[0])] if asked is model else 1.0
+        return Encoding(means[: len(frames)], own * scales[: len(frames)])
+
+    monkeypatch.setattr("motes.tempering.encode", encode)
+    counts = torch.tensor([1, 3]).repeat_interleave(num_clips)
+    found = temper(model, reference, tiny_frames(2 * num_clips, num_frames), counts)
+    # The 0.9 quantile q = 4.605 of M draws whose density there is f = 0.05 has a standard error of
+    # sqrt(0.09 / M) / f: 0.85 % of q for the 24000 draws of one object. Batches draw the same
+    # noise, of 50 clips: 3000 draws, 2.4 %; five of these.
+    torch.testing.assert_close(found, torch.tensor([4.0, 1.0, 1 / 0.64]), rtol=0.12, atol=0)
+    assert found is model.temper
+
+
+def test_an_answer_is_as_wide_as_the_temper_of_its_count_says():
+    model, frames, counts = tiny_model(), tiny_frames(3, 7), torch.tensor([1, 2, 3])
+    before = motes.infer(model, frames, counts)
+    model.temper.copy_(torch.tensor([4.0, 1.0, 0.25]))
+    after = motes.infer(model, frames, counts)
+    assert torch.equal(after.positions.nan_to_num(), before.positions.nan_to_num())
+    for clip, factor in enumerate((4.0, 1.0, 0.25)):
+        here = clip, slice(clip + 1)
+        torch.testing.assert_close(after.covariances[here], factor * before.covariances[here])
+    # What is smoothed from wider sightings is wider, but by less than they are.
+    wider = after.path_pixel_covariances[0, 0].det() / before.path_pixel_covariances[0, 0].det()
+    assert bool(((wider > 1) & (wider < 16)).all())
+
+
+def test_more_objects_than_were_trained_with_have_the_last_temper():
+    model = tiny_structured_model()
+    frames = tiny_frames(1, 5)
+    before = motes.infer(model, frames, 4).covariances
+    model.temper[-1] = 9.0
+    torch.testing.assert_close(motes.infer(model, frames, 4).covariances[:, :1], 9 * before[:, :1])
