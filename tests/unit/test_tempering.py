@@ -6,8 +6,9 @@ import torch
 import motes
 from motes.model import Model
 from motes.networks.inference import Encoding
+from motes.queries import sightings
 from motes.tempering import temper
-from tiny import tiny_frames, tiny_model, tiny_structured_model
+from tiny import tiny_frames, tiny_model
 
 
 def test_a_q_that_is_too_narrow_is_widened_by_as_much(monkeypatch: pytest.MonkeyPatch):
@@ -49,8 +50,8 @@ def test_an_answer_is_as_wide_as_the_temper_of_its_count_says():
 
 
 def test_more_objects_than_were_trained_with_have_the_last_temper():
-    model = tiny_structured_model()
-    frames = tiny_frames(1, 5)
-    before = motes.infer(model, frames, 4).covariances
+    model, ones = tiny_model(), torch.ones(1, 4, 5, 2)
     model.temper[-1] = 9.0
-    torch.testing.assert_close(motes.infer(model, frames, 4).covariances[:, :1], 9 * before[:, :1])
+    seen = torch.ones(1, 5, dtype=torch.bool)
+    told = sightings(model, Encoding(ones, ones), seen, torch.tensor([4]), 5)
+    assert torch.equal(told.covariances, 9 * torch.eye(2).expand(1, 4, 5, 2, 2))
