@@ -4,7 +4,8 @@ Every case runs in a process of its own with a limit on memory and time, under a
 if anything loaded tries to run code, to reach the network or to write elsewhere.
 
 Usage: python tools/fuzz.py --cases 12000 --out results/fuzz.json
-       python tools/fuzz.py --entrance clips --seed 17 --cases 1     (one case again)
+       python tools/fuzz.py --entrances clips --seed 17 --cases 1     (one case again)
+       python tools/fuzz.py --join a.json b.json --out results/fuzz.json
 """
 
 import argparse
@@ -90,14 +91,16 @@ def verdict(ended: Ended, folder: Path) -> str | None:
     return None
 
 
-def try_cases(num_cases: int, first_seed: int, only: str | None) -> dict[str, Any]:
-    """All cases; a record of how they ended, defects with what repeats them."""
+def try_cases(num_cases: int, first_seed: int, only: list[str]) -> dict[str, Any]:
+    """All cases; a record of how they ended, defects with what repeats them.
+
+    The entrances share the cases; where only some are tried, each has as many as it would have.
+    """
     ends: dict[str, Counter[str]] = defaultdict(Counter)
     defects, slowest, largest, started = [], 0.0, 0.0, time.monotonic()
     own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    for entrance, (_, share) in ENTRANCES.items():
-        count = 0 if only not in (None, entrance) else num_cases
-        count = count if only else round(share * num_cases)
+    for entrance in only:
+        count = max(round(ENTRANCES[entrance][1] * num_cases), 1)
         for seed in range(first_seed, first_seed + count):
             folder = Path(tempfile.mkdtemp())
             (folder / "out").mkdir()
@@ -128,19 +131,41 @@ def try_cases(num_cases: int, first_seed: int, only: str | None) -> dict[str, An
     }
 
 
+def joined(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """One record of several, made side by side on the same commit."""
+    ends: dict[str, Counter[str]] = {name: Counter() for name in ENTRANCES}
+    for record in records:
+        for name, counts in record["ends"].items():
+            ends[name].update(counts)
+    return {
+        "environment": records[0]["environment"],
+        "cases": sum(record["cases"] for record in records),
+        "ends": {name: dict(counter) for name, counter in ends.items() if counter},
+        "defects": [defect for record in records for defect in record["defects"]],
+        "limits": records[0]["limits"],
+        "slowest_seconds": max(record["slowest_seconds"] for record in records),
+        "largest_mib": max(record["largest_mib"] for record in records),
+        "minutes": round(sum(record["minutes"] for record in records), 1),
+    }
+
+
 def main() -> None:
     """Tries all cases and writes the record; exit code 1 if one of them ended badly."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first case of each entrance")
-    parser.add_argument("--entrance", choices=list(ENTRANCES))
+    parser.add_argument("--entrances", nargs="+", choices=ENTRANCES, default=list(ENTRANCES))
+    parser.add_argument("--join", nargs="+", type=Path, help="records to join instead")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     given = parser.parse_args()
+    if given.join:
+        write_json(given.out, joined([json.loads(path.read_text("utf-8")) for path in given.join]))
+        return
     torch.set_num_threads(1)  # a fork must not inherit a pool of threads that did not follow it
     warm_up()
     client()
     place = environment(torch.device("cpu"))
-    record = {"environment": place, **try_cases(given.cases, given.seed, given.entrance)}
+    record = {"environment": place, **try_cases(given.cases, given.seed, given.entrances)}
     if given.out is not None:
         write_json(given.out, record)
     print(json.dumps(record))

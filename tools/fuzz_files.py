@@ -237,6 +237,19 @@ def video(chance: Random, folder: Path) -> object:
     return read_frames(path)
 
 
+def any_file(chance: Random, folder: Path) -> tuple[bytes, str]:
+    """The bytes of a file that holds pictures, whole, damaged or hostile, and its suffix."""
+    form = chance.choice(("npz", "npy", "gif", "tiff", "mp4", "bits", "zip", "bomb"))
+    match form:
+        case "zip":
+            return hostile_zip(chance, folder), "npz"
+        case "bomb":
+            return bomb_bytes(), "npz"
+    content = {"mp4": video_bytes, "bits": bits_bytes}.get(form, lambda: clip_bytes(form))()
+    content = content if chance.random() < 0.5 else mutate(chance, content)
+    return content, {"bits": "npz"}.get(form, form)
+
+
 def spoil_json(chance: Random, record: Any) -> Any:
     """A JSON value with one part changed."""
     if isinstance(record, dict) and record and chance.random() < 0.8:
@@ -328,10 +341,10 @@ def warm_up() -> None:
 
 
 FILES: dict[str, tuple[Callable[[Random, Path], object], float]] = {
-    "clips": (clips_file, 0.2),
+    "clips": (clips_file, 0.15),
     "pictures": (pictures, 0.1),
     "video": (video, 0.08),
-    "config": (config_text, 0.2),
+    "config": (config_text, 0.15),
     "config and model": (config, 0.06),
     "model file": (model_file, 0.12),
 }

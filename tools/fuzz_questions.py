@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from fuzz_files import (
     CONFIGS,
     NUMBERS,
     ODD,
+    any_file,
     any_number,
     clip_bytes,
     model,
@@ -120,7 +122,7 @@ def client() -> Any:
     return TestClient(create_app(playground), base_url="http://localhost")
 
 
-def http(chance: Random, folder: Path) -> object:
+def http(chance: Random, folder: Path) -> int:
     """Requests to the playground, each of which must be answered with 200 or a clear 4xx."""
     from motes.server.wire import encode_frames
 
@@ -142,14 +144,64 @@ def http(chance: Random, folder: Path) -> object:
     headers = {"content-type": chance.choice(("application/json", "text/plain", "x"))}
     if chance.random() < 0.2:
         headers["host"] = chance.choice(("evil.example", "localhost:1", ""))
-    reply = client().post(path, content=content, headers=headers)
-    if not (reply.status_code == 200 or 400 <= reply.status_code < 500):
-        raise RuntimeError(f"{path} answered {reply.status_code}: {reply.text[:300]}")
-    return reply
+    return said(client().post(path, content=content, headers=headers))
+
+
+def said(reply: Any) -> int:
+    """The exit code of a reply: answered, or refused with a clear 4xx."""
+    if reply.status_code == 200:
+        return 0
+    if not 400 <= reply.status_code < 500:
+        raise RuntimeError(f"{reply.url} answered {reply.status_code}: {reply.text[:300]}")
+    print(f"motes: {reply.text}")
+    return 2
+
+
+@cache
+def upload_client() -> Any:
+    """The same, where uploads are read in this process: the case has limits of its own."""
+    from motes.server import uploads
+
+    uploads.limited = lambda job, *given: job(*given).model_dump_json().encode()  # type: ignore[assignment]
+    return client()
+
+
+def upload(chance: Random, folder: Path) -> int:
+    """Files sent to the playground, damaged or under another name; what raises is a defect."""
+    tempfile.tempdir = str(folder)  # where the server keeps a file while it reads it
+    content, suffix = any_file(chance, folder)
+    name = chance.choice(("x", "", "../x", "é" * 200, "a\0b", "x.npz")) + chance.choice(
+        (f".{suffix}", f".{suffix}", ".npz", ".mp4", ".GIF", ".exe", "")
+    )
+    return said(upload_client().post("/api/upload", params={"name": name}, content=content))
+
+
+PREPARE_FLAGS = (
+    *("--size", "--crop", "--start", "--end", "--fps", "--source-fps", "--frames", "--stride"),
+    *("--background", "--threshold", "--colour", "--grow", "--num-objects", "--sheet"),
+)
+PREPARE_WORDS = (
+    *("0", "1", "3", "6", "0.5", "-1", "nan", "1e9", "grey", "#ff8800", "#zz", "black", "../x.png"),
+    *("out.png", "", "16 12", "0 0 16 16", "4 4 2 2", "99999999999999999999"),
+)
+
+
+def prepare(chance: Random, folder: Path) -> int:
+    """`motes prepare` on files whole and damaged, with flags at random."""
+    content, suffix = any_file(chance, folder)
+    source = folder / f"in.{suffix}"
+    source.write_bytes(content)
+    os.chdir(folder / "out")
+    words = ["prepare", str(source), "--out", "clips.npz", "--size", "16", "--frames", "4"]
+    for _ in range(chance.choice((0, 1, 2, 3))):
+        words += [chance.choice(PREPARE_FLAGS), *chance.choice(PREPARE_WORDS).split()]
+    return cli.main(words)
 
 
 QUESTIONS: dict[str, tuple[Callable[[Random, Path], object], float]] = {
     "query": (query, 0.12),
     "command line": (command_line, 0.06),
     "http": (http, 0.06),
+    "upload": (upload, 0.05),
+    "prepare": (prepare, 0.05),
 }

@@ -5,11 +5,32 @@ import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from motes.errors import InputError
 
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}(\.\w+)?")
+_Written = list[tuple[Path, Path]]  # temporary paths, and those that they will replace
+_waiting: ContextVar[_Written | None] = ContextVar("waiting", default=None)
+
+
+@contextmanager
+def all_or_none() -> Iterator[None]:
+    """Files that `atomic_path` writes within the block take their names together at its end.
+
+    Law: if one of them fails, none appears (test_of_several_files_all_appear_or_none).
+    """
+    written: _Written = []
+    token = _waiting.set(written)
+    try:
+        yield
+        for temporary, path in written:
+            os.replace(temporary, path)
+    finally:
+        _waiting.reset(token)
+        for temporary, _ in written:
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -32,6 +53,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     if path.is_dir():
         raise InputError(f"got {path}, a folder; expected the name of a file; add a file name")
     temporary = path.with_name(f".{secrets.token_hex(8)}{path.suffix}")  # see `leftovers`
+    waiting, kept = _waiting.get(), False
     try:
         temporary.touch()  # the plain way to be given the permissions that the umask leaves
         permissions = temporary.stat().st_mode
@@ -39,7 +61,11 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         temporary.chmod(permissions)
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        if waiting is None:
+            os.replace(temporary, path)
+        else:
+            waiting.append((temporary, path))
+            kept = True
     except PermissionError as error:
         raise InputError(
             f"got {path}; expected a place that can be written ({error.strerror}); choose another"
@@ -49,7 +75,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        if not kept:
+            temporary.unlink(missing_ok=True)
 
 
 def leftovers(folder: Path) -> list[Path]:

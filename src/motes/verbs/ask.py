@@ -9,6 +9,7 @@ import torch
 from tyro.conf import Positional, arg
 
 from motes import queries
+from motes.atomic import all_or_none
 from motes.checkpoint import load
 from motes.data import Clips, pack, save_clips, write_gif
 from motes.errors import InputError
@@ -168,9 +169,10 @@ def sample(
     """
     answer = queries.sample(load(model), num_clips, num_objects, num_frames, seed=seed)
     white = answer.frames > 0.5
-    save_clips(out, Clips(pack(white), answer.num_objects, answer.pixels, answer.path_pixels))
-    if gif is not None:
-        write_gif(gif, answer.frames[0])
+    with all_or_none():
+        save_clips(out, Clips(pack(white), answer.num_objects, answer.pixels, answer.path_pixels))
+        if gif is not None:
+            write_gif(gif, answer.frames[0])
     record = {"verb": "sample", "clips": num_clips, "out": str(out), "gif": gif and str(gif)}
     tell(record, as_json, f"imagined {num_clips} clips of {num_objects} objects: {out}")
 

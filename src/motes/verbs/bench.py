@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from motes.atomic import atomic_path
+from motes.atomic import all_or_none, atomic_path
 from motes.checkpoint import write_json
 from motes.errors import InputError
 from motes.run_folder import environment
@@ -52,12 +52,13 @@ def bench(
     elif what == "scale":
         with bar("scale", num_points(smoke)) as progress:
             result = bench_scale(smoke=smoke, progress=progress)
-        if picture is not None:
-            with atomic_path(picture) as temporary:
-                draw_curves(result).savefig(temporary, dpi=120)
     else:
         result = (bench_train_gpu if device.startswith("cuda") else bench_train)(smoke=smoke)
     record = {"bench": what, "environment": environment(torch.device(device)), **result}
-    if out is not None:
-        write_json(out, record)
+    with all_or_none():
+        if out is not None:
+            write_json(out, record)
+        if picture is not None and what == "scale":
+            with atomic_path(picture) as temporary:
+                draw_curves(result).savefig(temporary, dpi=120)
     tell(record, as_json, json.dumps(result, indent=2))

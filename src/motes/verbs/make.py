@@ -5,6 +5,7 @@ from typing import Annotated
 
 from tyro.conf import arg
 
+from motes.atomic import all_or_none
 from motes.data import save_clips, worlds, write_gif
 from motes.verbs import tell
 from motes.verbs.panel import learning_panel
@@ -39,10 +40,11 @@ def data(
         as_json: print one JSON line instead of a sentence.
     """
     clips = worlds.make(world, num_clips, num_objects, num_frames, size, seed)
-    save_clips(out, clips)
-    if gif is not None:
-        first = clips.frames[0].float()
-        write_gif(gif, first.mean(-1) if first.ndim == 4 else first)
+    with all_or_none():
+        save_clips(out, clips)
+        if gif is not None:
+            first = clips.frames[0].float()
+            write_gif(gif, first.mean(-1) if first.ndim == 4 else first)
     record = {"verb": "data", "world": world, "clips": num_clips, "seed": seed, "out": str(out)}
     tell(record, as_json, f"made {num_clips} clips of {clips.video.shape[1]} frames: {out}")
 

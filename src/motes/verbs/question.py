@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from motes.answer import Answer
+from motes.atomic import all_or_none
 from motes.checkpoint import read_config, write_text
 from motes.data import load_clips, write_gif
 from motes.errors import InputError
@@ -115,15 +116,16 @@ class Files:
 def answer_question(
     verb: str, ask: Callable[..., Answer], question: Question, files: Files, as_json: bool
 ) -> None:
-    """Asks, writes the files, and says so; where a picture fails, no table is left."""
+    """Asks, writes the files, and says so; where one of them fails, none is left."""
     answer = ask(question.frames, num_objects=question.num_objects)
     written = [path for path in (files.gif, files.overlay, files.plot) if path is not None]
-    if files.gif is not None:
-        first = ask(question.frames[:1], num_objects=answer.num_objects[:1])  # pictures take long
-        write_gif(files.gif, first.frames[0], min(question.fps, 50.0))
-    if files.overlay is not None or files.plot is not None:
-        _draw(answer, question, files)
-    write_table(files.table, answer, question.where)
+    with all_or_none():
+        if files.gif is not None:
+            first = ask(question.frames[:1], num_objects=answer.num_objects[:1])  # long to draw all
+            write_gif(files.gif, first.frames[0], min(question.fps, 50.0))
+        if files.overlay is not None or files.plot is not None:
+            _draw(answer, question, files)
+        write_table(files.table, answer, question.where)
     counts = answer.num_objects.tolist()
     record = {
         "verb": verb,

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from motes.atomic import all_or_none
 from motes.errors import InputError
 from motes.verbs import tell
 from motes.verbs.progress import bar
@@ -69,7 +70,8 @@ def prepare(
         height, width, crop and box, fps, source_fps, background, threshold, colour, grow
     )
     total = None if source.num_frames is None else 2 * source.num_frames
-    with bar("reading", total) as progress:
+    sheet = sheet or out.with_suffix(".png")
+    with all_or_none(), bar("reading", total) as progress:
         first = source.num_frames or 0
         found = plan(source, asked, (start, end or float("inf")), progress)
         summary = cut_clips(
@@ -80,8 +82,7 @@ def prepare(
             num_objects,
             lambda done: progress(first + done),
         )
-    sheet = sheet or out.with_suffix(".png")
-    write_sheet(sheet, summary.shown)
+        write_sheet(sheet, summary.shown)
     record = {
         "verb": "prepare",
         "clips": len(summary.counts),
