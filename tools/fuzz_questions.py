@@ -162,7 +162,7 @@ def upload_client() -> Any:
     """The same, where uploads are read in this process: the case has limits of its own."""
     from motes.server import uploads
 
-    uploads.limited = lambda job, *given: job(*given).model_dump_json().encode()  # type: ignore[assignment]
+    uploads.limited = lambda job, *given: job(*given).model_dump_json().encode()
     return client()
 
 

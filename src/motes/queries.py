@@ -17,12 +17,17 @@ from motes.counting import count_log_evidence
 from motes.encoding import encode
 from motes.inputs import check_counts, check_frames, check_observed, check_whole
 from motes.lgssm import POSITION_DIM, map_vector, square_root
+from motes.memory import require_memory
 from motes.model import Model, Posterior
 from motes.objective import where_seen
 from motes.shapes import Bool, Float, Int, Tensor
 
 NUM_DRAWS = 64  # pictures that a marginal frame averages
 MAX_FRAMES = 10_000
+# Bytes held at the peak of a question, as measured; what cannot fit is refused before it begins.
+OF_A_POSITION, OF_A_LOOK, OF_A_DRAW, OF_A_PIXEL = 12_000, 6_000, 450, 22
+
+DrawFrames = Callable[[], Float[Tensor, "B T height width"]]
 
 
 def infer(model: Model, frames: Any, num_objects: Any = None, *, seed: int = 0) -> Answer:
@@ -49,10 +54,8 @@ def forecast(
     """
     check_whole("horizon", horizon, 1, MAX_FRAMES)
     seen = check_frames(model, frames)
-    future = seen.new_zeros(len(seen), horizon, *seen.shape[2:])
     observed = torch.arange(seen.shape[1] + horizon, device=model.device) < seen.shape[1]
-    everything = torch.cat([seen, future], 1)
-    return _ask(model, everything, observed.expand(len(seen), -1), num_objects, seed)
+    return _ask(model, seen, observed.expand(len(seen), -1), num_objects, seed)
 
 
 def interpolate(
@@ -85,6 +88,8 @@ def sample(
     counts = check_counts(model, num_objects, num_clips)
     generator = torch.Generator().manual_seed(seed)
     shape = tuple(model.present(counts).shape)
+    hidden = torch.zeros(1, 1, dtype=torch.bool, device=model.device).expand(num_clips, num_frames)
+    _require_room(model, hidden, OF_A_DRAW * shape[1] * num_frames, "imagining")
     component, path = mixture.draw_prior(model.dynamics, shape, num_frames, generator)
     none = path.states.new_zeros(*path.states.shape, 4)
     certain = torch.nn.functional.one_hot(component, len(model.dynamics.logits))
@@ -96,7 +101,6 @@ def sample(
         kalman.Smoothed(path.states, none),
         torch.zeros(path.positions.shape[:3], dtype=torch.bool, device=model.device),
     )
-    hidden = torch.zeros(num_clips, num_frames, dtype=torch.bool, device=model.device)
     return _answer(model, belief, lambda: _render(model, path.positions, counts), hidden, counts)
 
 
@@ -114,23 +118,25 @@ class Tracks(NamedTuple):
 @torch.no_grad()
 def _ask(
     model: Model,
-    frames: Float[Tensor, "B T height width"],
+    frames: Float[Tensor, "B T_seen height width"],
     observed: Bool[Tensor, "B T"],
     num_objects: Any,
     seed: int,
 ) -> Answer:
-    """The one question behind infer, forecast and interpolate."""
+    """The one question behind infer, forecast and interpolate; frames may end with the seen ones."""
     check_whole("seed", seed, 0, 2**63 - 1)
-    probabilities = None
+    counts = None if num_objects is None else check_counts(model, num_objects, len(frames))
+    N = model.max_objects if counts is None else model.present(counts).shape[1]
     # What comes after the last seen frame says nothing, and there may be much of it.
     looked_at = observed[:, : int(observed.any(0).nonzero().max()) + 1]
     shown = frames[:, : looked_at.shape[1]]
-    if num_objects is None:
+    of_a_clip = N * (OF_A_POSITION * observed.shape[1] + OF_A_LOOK * shown.shape[1])
+    _require_room(model, observed, of_a_clip, f"a question about {N} objects in")
+    probabilities = None
+    if counts is None:
         evidence = count_log_evidence(model, shown, looked_at)
         probabilities = evidence.softmax(1)
         counts = evidence.argmax(1) + 1
-    else:
-        counts = check_counts(model, num_objects, len(frames))
     q = encode(model, shown, looked_at, counts)
     seen = sightings(model, q, looked_at, counts, observed.shape[1])
     log_weights, states = smooth_components(model, seen)
@@ -265,10 +271,20 @@ def _render(
         return logits.sigmoid()
 
 
+def _require_room(
+    model: Model, clips: Bool[Tensor, "B T"], bytes_of_a_clip: int, what: str
+) -> None:
+    """Refuses what cannot fit; a GPU says so itself, at once."""
+    if model.device.type == "cpu":
+        num_clips, num_frames = clips.shape
+        what = f"{what} {num_clips} clips of {num_frames} frames"
+        require_memory(num_clips * bytes_of_a_clip, what)
+
+
 def _answer(
     model: Model,
     tracks: Tracks,
-    draw_frames: Callable[[], Float[Tensor, "B T height width"]],
+    draw_frames: DrawFrames,
     observed: Bool[Tensor, "B T"],
     num_objects: Int[Tensor, " B"],
     count_probabilities: Float[Tensor, "B Nmax"] | None = None,
@@ -283,6 +299,15 @@ def _answer(
 
     def shown(values: Tensor) -> Tensor:
         return blank(values[:, :N].float(), present)
+
+    def drawn(draw: DrawFrames) -> DrawFrames:
+        def draw_if_there_is_room() -> Float[Tensor, "B T height width"]:
+            height, width = model.image_size
+            of_a_clip = OF_A_PIXEL * observed.shape[1] * height * width
+            _require_room(model, observed, of_a_clip, "drawing")
+            return draw()
+
+        return draw_if_there_is_room
 
     return Answer(
         positions=shown(tracks.positions),
@@ -299,6 +324,6 @@ def _answer(
         found=tracks.found[:, :N] & present[..., None],
         num_objects=num_objects,
         count_probabilities=count_probabilities,
-        draw_frames=draw_frames,
-        draw_mean_frames=lambda: _render(model, tracks.positions, num_objects),
+        draw_frames=drawn(draw_frames),
+        draw_mean_frames=drawn(lambda: _render(model, tracks.positions, num_objects)),
     )

@@ -100,6 +100,20 @@ def test_questions_write_a_table_and_an_animation(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["seen.gif", "tracks.csv"]
 
 
+@pytest.mark.parametrize("verb", [*QUESTIONS, "sample", "data"])
+def test_where_one_file_cannot_be_written_none_is_left(
+    verb: str, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = [str(world / "clips.npz"), *QUESTIONS[verb]] if verb in QUESTIONS else []
+    model = [f"--model={world}/run"] if verb != "data" else []
+    for good, bad in (("gif", "out"), ("out", "gif")):
+        files = [f"--{good}={tmp_path}/good.{good}", f"--{bad}={tmp_path}/no/bad.{bad}"]
+        capsys.readouterr()
+        assert cli.main([verb, *source, *model, *files]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+        assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("verb", QUESTIONS)
 def test_a_table_holds_what_python_answers(verb: str, world: Path, tmp_path: Path) -> None:
     out = tmp_path / "tracks.csv"

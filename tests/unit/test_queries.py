@@ -431,3 +431,19 @@ def test_an_object_is_found_only_where_it_is_and_a_frame_was_seen():
     assert torch.equal(answer.found[1, 0], observed)
     assert not answer.found[0, 1].any()
     assert not motes.sample(model, 1, 1, 4).found.any()
+
+
+def test_a_question_that_does_not_fit_is_refused_before_it_begins(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motes.memory.free_bytes", lambda: 10_000_000)
+    frames = tiny_frames(2, 4)
+    small = motes.forecast(model, frames, 2, horizon=50)
+    with pytest.raises(motes.InputError, match=r"2 clips of 10004 frames would take .* fewer"):
+        motes.forecast(model, frames, 2, horizon=10_000)
+    with pytest.raises(motes.InputError, match="imagining 100000 clips of 10000 frames"):
+        motes.sample(model, 100_000, 2, 10_000)
+    monkeypatch.setattr("motes.memory.free_bytes", lambda: 1000)
+    for name in ("frames", "mean_frames"):
+        with pytest.raises(motes.InputError, match="drawing 2 clips of 54 frames"):
+            getattr(small, name)
