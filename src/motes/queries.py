@@ -123,7 +123,7 @@ def _ask(
     num_objects: Any,
     seed: int,
 ) -> Answer:
-    """The one question behind infer, forecast and interpolate; frames may end with the seen ones."""
+    """The question behind infer, forecast and interpolate; frames may end with the seen ones."""
     check_whole("seed", seed, 0, 2**63 - 1)
     counts = None if num_objects is None else check_counts(model, num_objects, len(frames))
     N = model.max_objects if counts is None else model.present(counts).shape[1]
