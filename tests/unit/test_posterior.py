@@ -242,3 +242,25 @@ def test_ellipses_are_the_same_in_pieces(
     whole = q.covariances()
     monkeypatch.setattr("motes.structured.posterior.AT_ONCE", 3)
     assert torch.equal(q.covariances(), whole)
+
+
+def test_slots_after_the_last_object_repeat_it(generator: torch.Generator) -> None:
+    parts = (torch.randn(2, 2, 3, *shape, generator=generator) for shape in ((2,), (4,)))
+    origin, log_weights = parts
+    seen = torch.rand(2, 2, 3, generator=generator) < 0.5
+    q = PlacePosterior(
+        origin,
+        log_weights,
+        torch.zeros(4, 2),
+        0.5,
+        seen,
+        origin + 1,
+        torch.rand(2, 2, 3, 2, 2, generator=generator),
+    )
+    wide = q.widened(4)
+    for ours, theirs in zip(wide, q, strict=True):
+        if isinstance(theirs, torch.Tensor) and theirs.ndim > 2:
+            assert isinstance(ours, torch.Tensor)
+            assert torch.equal(ours[:, :2], theirs)
+            assert torch.equal(ours[:, 2:], theirs[:, 1:].expand_as(ours[:, 2:]))
+    assert q.widened(2) is q

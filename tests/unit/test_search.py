@@ -139,16 +139,23 @@ def test_looking_again_is_a_loop_over_frames_and_objects_as_the_others_stand(
             place = alone.place() if seen else prior
             mean[n] = place.mean[0, 0]  # the objects after it see it there
             assert found.seen[b, n, t].item() == seen
-            for ours, theirs in (
-                (cells.centre, alone.centre),
-                (cells.log_weights, alone.log_weights),
-                (cells.told, alone.told),
+            pairs = [
                 (found.place.mean, place.mean),
                 (found.place.covariance, place.covariance),
-            ):
+            ]
+            if observed[b, t]:
+                pairs += [
+                    (cells.centre, alone.centre),
+                    (cells.log_weights, alone.log_weights),
+                    (cells.told, alone.told),
+                ]
+            for ours, theirs in pairs:
                 # Sums of float32 in another order.
                 torch.testing.assert_close(ours[b, n, t], theirs[0, 0], rtol=1e-4, atol=1e-4)
     assert found.seen.any()
+    # Nothing is looked at in a hidden frame: all cells are as likely, and nothing was told.
+    torch.testing.assert_close(cells.log_weights[0, :, 1].exp().sum(-1), torch.ones(N))
+    assert not cells.told[0, :, 1].any()
 
 
 def moving_disk(num_frames: int) -> torch.Tensor:

@@ -15,6 +15,9 @@ REGION = 0.9  # the probability whose region an answer's ellipse shall hold
 FINE_CELLS = 16  # the likeliest cells, a pixel of them: if q is narrow, its region cuts them
 AT_ONCE = 1024  # positions whose ellipses are found side by side, which bounds memory
 
+# the parts of a posterior with axes of objects and of frames
+OF_OBJECTS = ("origin", "log_weights", "seen", "expected_means", "expected_covariances")
+
 
 class PlacePosterior(NamedTuple):
     """q(a | v): for each object and frame weights of cells, uniform within each. Latent units.
@@ -116,12 +119,19 @@ class PlacePosterior(NamedTuple):
         """The nearest thing in the paper's family: independent coordinates."""
         return Encoding(self.means, self.covariances().diagonal(dim1=-2, dim2=-1).sqrt())
 
+    def widened(self, slots: int) -> "PlacePosterior":
+        """With slots for so many objects; those after the last repeat it and mean nothing."""
+        size, device = self.seen.shape[1], self.seen.device
+        if size == slots:
+            return self
+        objects = torch.arange(slots, device=device).clamp(max=size - 1)
+        return self._replace(**{name: getattr(self, name)[:, objects] for name in OF_OBJECTS})
+
     @staticmethod
     def joined(parts: list["PlacePosterior"]) -> "PlacePosterior":
         """The posterior of one stretch of frames after the other."""
-        of_frames = ("origin", "log_weights", "seen", "expected_means", "expected_covariances")
         joined: dict[str, Any] = {
-            name: torch.cat([getattr(part, name) for part in parts], 2) for name in of_frames
+            name: torch.cat([getattr(part, name) for part in parts], 2) for name in OF_OBJECTS
         }
         return parts[0]._replace(**joined)
 

@@ -1,5 +1,6 @@
 """The steps of the search for objects: follow them forwards, expect them, look again."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -98,12 +99,12 @@ def follow(scene: Scene, glyph: Glyph, trusted: Bool[Tensor, "B T"], window: int
         place = guess = chosen(new, Place(start, wide), prediction)
         # Of a first place nothing is known before.
         prior = chosen(new, Place(start, 1e6 * wide), prediction)
-        for _ in range(LOOKS):
+        seen = trusted[:, t, None].expand(B, N)
+        for _ in range(LOOKS if bool(seen.any()) else 0):
             near = Window.around(place.mean, window + glyph.reach, renderer.image_size)
             share = responsibility(glyph, near, place, present)
             looked = look(glyph, frame, near, share, prior)
-            place = looked.place()
-        seen = trusted[:, t, None] & (looked.told > TOLD)
+            place, seen = looked.place(), trusted[:, t, None] & (looked.told > TOLD)
         place = chosen(seen, place, guess)
         found.append(Sightings(place, seen))
         position = renderer.from_pixels(place.mean)[:, :, None]
@@ -180,19 +181,23 @@ def revisit(
     """Looks at all frames at once, near a guess, with what is expected there as the prior.
 
     One object after the other, each time as the others stand: what they light is explained.
+    Frames that were not seen are left out; there an object is where it is expected.
     """
     B, T = scene.observed.shape
     size, N = scene.renderer.image_size, scene.present.shape[1]
+    shown = scene.observed.flatten().nonzero()[:, 0]
 
     def by_frame(values: Tensor) -> Tensor:
-        return values.transpose(1, 2).flatten(0, 1)
+        return values.transpose(1, 2).flatten(0, 1)[shown]
 
-    def by_object(values: Tensor) -> Tensor:
-        grouped: Tensor = values.unflatten(0, (B, T))
+    def by_object(values: Tensor, where_hidden: float = 0.0) -> Tensor:
+        whole = values.new_full((B * T, *values.shape[1:]), where_hidden)
+        whole[shown] = values
+        grouped: Tensor = whole.unflatten(0, (B, T))
         return grouped.transpose(1, 2)
 
-    frames, observed = scene.frames.flatten(0, 1), scene.observed.flatten()[:, None]
-    present = scene.present.repeat_interleave(T, 0)
+    frames = scene.frames.flatten(0, 1)[shown]
+    present = scene.present.repeat_interleave(T, 0)[shown]
     means, prior = by_frame(guess.mean), Place(*map(by_frame, expected))
     dark = 1 - covers(glyph, means, present)
     looks, found = [], []
@@ -202,7 +207,7 @@ def revisit(
         near = Window.around(means[:, one], window + glyph.reach, size)
         others = torch.cat([dark[:, :n], dark[:, n + 1 :]], 1).prod(1)
         looked = look(glyph, frames, near, unexplained(glyph, near, 1 - others), its_prior)
-        seen = observed & (looked.told > TOLD)
+        seen = looked.told > TOLD
         place = chosen(seen, looked.place(), its_prior)
         dark[:, one] = 1 - covers(glyph, place.mean, present[:, one])
         looks.append(looked)
@@ -211,7 +216,12 @@ def revisit(
     seen = torch.cat([sighting.seen for sighting in found], 1)
     cells = looks[0]._replace(
         centre=by_object(torch.cat([looked.centre for looked in looks], 1)),
-        log_weights=by_object(torch.cat([looked.log_weights for looked in looks], 1)),
+        log_weights=by_object(
+            torch.cat([looked.log_weights for looked in looks], 1),
+            where_hidden=-math.log(len(looks[0].offsets)),
+        ),
         told=by_object(torch.cat([looked.told for looked in looks], 1)),
     )
-    return cells, Sightings(Place(*map(by_object, place)), by_object(seen))
+    flags = scene.observed[:, None].expand(B, N, T)
+    place = chosen(flags, Place(*map(by_object, place)), expected)
+    return cells, Sightings(place, by_object(seen))

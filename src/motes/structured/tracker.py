@@ -75,10 +75,13 @@ class Tracker(nn.Module):
         """
         if observed is None:
             observed = torch.ones(frames.shape[:2], dtype=torch.bool, device=frames.device)
-        present = self._present(num_objects)
+        # Only what may be there is looked for; the model's other slots follow at the end.
+        most = int(num_objects.max())
+        slots = max(self.max_objects, most)
+        present = torch.arange(most, device=frames.device) < num_objects[:, None]
         scene = Scene(frames, observed, num_objects, present, dynamics, renderer)
-        if hypotheses == 1 or int(num_objects.max()) == 1:
-            return _posterior(scene, *self._search(scene, observed), explore)
+        if hypotheses == 1 or most == 1:
+            return _posterior(scene, *self._search(scene, observed), explore).widened(slots)
         # At once: a search of one clip is many small steps, and three of them cost little more.
         time = torch.arange(frames.shape[1], device=frames.device)
         length = (observed * (time + 1)).amax(1, keepdim=True)  # what is hidden at the end is none
@@ -91,11 +94,8 @@ class Tracker(nn.Module):
         best = _bound(many, found, expected).unflatten(0, (hypotheses, -1)).argmax(0)
         best = best * len(frames) + torch.arange(len(frames), device=frames.device)
         place, expected = (Place(*(part[best] for part in all)) for all in (found.place, expected))
-        return _posterior(scene, Sightings(place, found.seen[best]), expected, explore)
-
-    def _present(self, num_objects: Int[Tensor, " B"]) -> Bool[Tensor, "B N"]:
-        slots = max(self.max_objects, int(num_objects.max()))
-        return torch.arange(slots, device=num_objects.device) < num_objects[:, None]
+        chosen_one = Sightings(place, found.seen[best])
+        return _posterior(scene, chosen_one, expected, explore).widened(slots)
 
     def _search(self, scene: Scene, trusted: Bool[Tensor, "B T"]) -> tuple[Sightings, Place]:
         """Follow the objects through the trusted frames, then look everywhere.
