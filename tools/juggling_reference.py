@@ -17,7 +17,7 @@ from motes.video import Plan
 GRAVITY = np.array([0.0, 2.9])  # video pixels a frame squared, fitted to free flights by eye
 SMALLEST = 20  # pixels of a blob
 FLIGHT, HAND = 10.0, 14.0  # deviations of a ball from what each rule expects, in pixels
-LOST = 55.0  # squared deviations beyond which a blob is another thing
+LOST = 16.0  # squared deviations beyond which a blob is another thing: four deviations
 
 
 def find_blobs(plan: Plan) -> list[Float[np.ndarray, "M 2"]]:

@@ -16,6 +16,7 @@ from motes.structured.places import (
     detect,
     look,
     responsibility,
+    spot,
     unexplained,
 )
 
@@ -220,13 +221,13 @@ def disk_glyph(size: int = 24) -> Glyph:
 
 def test_separated_disks_are_found_from_left_to_right() -> None:
     places = [(20, 5), (4, 18), (12, 11)]
-    found = detect(disk_glyph(), frame_with(places), torch.tensor([3]), slots=3)
+    found, _ = detect(disk_glyph(), frame_with(places), torch.tensor([3]), slots=3)
     assert found[0].tolist() == [[4, 18], [12, 11], [20, 5]]
 
 
 def test_touching_disks_and_disks_at_the_border_are_found() -> None:
     places = [(1, 10), (5, 11), (22, 23)]
-    found = detect(disk_glyph(), frame_with(places), torch.tensor([3]), slots=3)
+    found, _ = detect(disk_glyph(), frame_with(places), torch.tensor([3]), slots=3)
     assert found[0].tolist() == [[1, 10], [5, 11], [22, 23]]
 
 
@@ -234,18 +235,53 @@ def test_spare_slots_come_last() -> None:
     frame = frame_with([(20, 5), (4, 18)])
     frame[0, 18, 3:6] = 0  # a ball of which less is seen is found later
     for count, expected in ((2, [[4, 18], [20, 5]]), (1, [[20, 5], [4, 18]])):
-        found = detect(disk_glyph(), frame, torch.tensor([count]), slots=2)
+        found, _ = detect(disk_glyph(), frame, torch.tensor([count]), slots=2)
         assert found[0].tolist() == expected
+
+
+def test_a_slot_for_which_no_ink_is_left_explains_nothing() -> None:
+    _, told = detect(disk_glyph(), frame_with([(4, 18), (20, 5)]), torch.tensor([3]), slots=3)
+    # A disk has 13 pixels, each worth about the log of 1 over its background of 1e-4.
+    assert (told[0] > 100).sum() == 2
+    assert (told[0] < 1).sum() == 1
+
+
+def test_spotting_equals_the_naive_loop(generator: torch.Generator) -> None:
+    glyph = odd_glyph(4)
+    frames = (torch.rand(3, HEIGHT, WIDTH, generator=generator) < 0.3).double()
+    covered = torch.rand(3, HEIGHT * WIDTH, generator=generator, dtype=torch.float64)
+    prior = Place(*(part[:, 0] for part in random_place(generator, 3, 1)))
+    found, told = spot(glyph, frames, covered, prior)
+    depth, shows = glyph.depth.mean(0).numpy(), glyph.visibility.numpy()
+    gain = glyph.lit_gain.mean(0).numpy()
+    typical = 1 - np.exp(-glyph.background.median().item())
+    for b in range(3):
+        best = (-np.inf, np.zeros(2))
+        dark = (1 - covered[b].view(HEIGHT, WIDTH).numpy()) * np.exp(-glyph.background.numpy())
+        left = np.log(np.maximum(1 - dark, typical)) / np.log(typical)
+        scale = 2 * np.pi * np.sqrt(np.linalg.det(prior.covariance[b].numpy()))
+        for row, column in np.ndindex(HEIGHT, WIDTH):
+            away = np.array([column, row]) - prior.mean[b].numpy()
+            score = -0.5 * distance(away, prior.covariance[b].numpy()) - np.log(scale)
+            for i, j in itertools.product(range(2 * REACH + 1), repeat=2):
+                y, x = row + i - REACH, column + j - REACH
+                if not (0 <= y < HEIGHT and 0 <= x < WIDTH):
+                    continue
+                lit = frames[b, y, x].item()
+                score += shows[y, x] * (lit * left[y, x] * gain[i, j] - (1 - lit) * depth[i, j])
+            best = max(best, (score, np.array([column, row])), key=lambda pair: pair[0])
+        np.testing.assert_allclose(told[b], best[0], rtol=1e-9)
+        np.testing.assert_array_equal(found[b], best[1])
 
 
 def test_what_the_background_lights_is_no_object() -> None:
     renderer, frame = disk_renderer(24), frame_with([(6, 6)])
     frame[0, 14:20, 14:20] = 1  # a lamp, of which more is lit than of the ball
-    dazzled = detect(Glyph.coarse(renderer), frame, torch.tensor([1]), slots=1)
+    dazzled, _ = detect(Glyph.coarse(renderer), frame, torch.tensor([1]), slots=1)
     assert dazzled[0].min() >= 14
     with torch.no_grad():
         renderer.root_background[14:20, 14:20] = 2.0 / BACKGROUND_UNIT
-    found = detect(Glyph.coarse(renderer), frame, torch.tensor([1]), slots=1)
+    found, _ = detect(Glyph.coarse(renderer), frame, torch.tensor([1]), slots=1)
     assert found[0].tolist() == [[6, 6]]
 
 

@@ -208,3 +208,43 @@ def test_an_object_behind_a_cover_is_followed_without_being_seen() -> None:
     assert found.seen[0, 0, :3].all()
     assert not found.seen[0, 0, 3:].any()
     assert (torch.linalg.det(found.place.covariance[0, 0, 3:]).diff() > 0).all()
+
+
+def disks(places: list[list[tuple[int, int]]]) -> torch.Tensor:
+    """A clip with disks at these pixels (x, y), frame by frame."""
+    return torch.cat([frame_with(those, SIZE) for those in places])[None]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("state_noise", "found_again"), [(0.1, True), (1e-4, False)])
+def test_a_lost_object_is_found_where_its_dynamics_allow_it_however_wide_the_window(
+    state_noise: float, found_again: bool
+) -> None:
+    """Two frames without it, then it shows 25 pixels from where it should be."""
+    places = [[(8 + t, 25)] for t in range(4)] + [[], []] + [[(39, 25)], [(40, 25)]]
+    dynamics = dynamics_of(1)
+    with torch.no_grad():
+        dynamics.force.zero_()
+        dynamics.state_factor.copy_(torch.eye(4) * 0.5 * np.log(state_noise))
+    scene = scene_of(disks(places), 1, dynamics)
+    everything = torch.ones(1, 8, dtype=torch.bool)
+    found = follow(scene, Glyph.coarse(scene.renderer), everything, window=3)
+    assert found.seen[0, 0].tolist() == [True] * 4 + [False] * 2 + [found_again] * 2
+    if found_again:
+        torch.testing.assert_close(found.place.mean[0, 0, 6], torch.tensor([39.0, 25.0]))
+
+
+@torch.no_grad()
+def test_an_object_that_does_not_show_at_first_is_found_when_it_does() -> None:
+    still, late = (10, 10), (38, 30)
+    scene = scene_of(disks([[still]] * 3 + [[still, late]] * 3), 2, dynamics_of(1))
+    with torch.no_grad():
+        scene.dynamics.force.zero_()
+        scene.dynamics.initial_factor[:, range(4), range(4)] = np.log(4.0)
+    everything = torch.ones(1, 6, dtype=torch.bool)
+    found = follow(scene, Glyph.coarse(scene.renderer), everything, window=5)
+    seen = found.seen[0]
+    order = [0, 1] if seen[0, 0] else [1, 0]
+    assert seen[order].tolist() == [[True] * 6, [False] * 3 + [True] * 3]
+    ends = found.place.mean[0, order, 5]
+    torch.testing.assert_close(ends, torch.tensor([still, late]).float())

@@ -97,12 +97,13 @@ def moments(
 
 def detect(
     glyph: Glyph, frame: Float[Tensor, "B height width"], num_objects: Int[Tensor, " B"], slots: int
-) -> Float[Tensor, "B N 2"]:
-    """Places of objects in a frame about which nothing is known, from left to right.
+) -> tuple[Float[Tensor, "B N 2"], Float[Tensor, "B N"]]:
+    """Places of objects in a frame of which nothing is known, and how much each explains, in nats.
 
     The best place is taken first; what an object there would light is then no longer free to be
-    explained by the next one. Slots beyond the number of objects come last and mean nothing. From
-    left to right, so that the order of objects can be read off the frame. [Choice 18]
+    explained by the next one, and where fewer show than there are the last ones explain nothing.
+    Slots beyond the number of objects come last and mean nothing. From left to right, so that the
+    order of objects can be read off the frame. [Choice 18]
 
     Law: separated disks are found (test_separated_disks_are_found_from_left_to_right).
     """
@@ -112,10 +113,11 @@ def detect(
     stays = (-2 * depth).exp()
     clips, taps = torch.arange(B).to(frame.device), torch.arange(2 * reach + 1).to(frame.device)
     shown = glyph.visibility * depth.max()
-    free, found = frame * shown / (shown + glyph.background), []
+    free, found, nats = frame * shown / (shown + glyph.background), [], []
     for _ in range(slots):
         score = conv2d(free[:, None], gain[None, None], padding=reach) - dark
-        best = score.flatten(1).argmax(1)
+        told, best = score.flatten(1).max(1)
+        nats.append(told)
         x, y = best % width, best // width
         found.append(torch.stack([x, y], -1))
         canvas = frame.new_ones(B, height + 2 * reach, width + 2 * reach)
@@ -125,7 +127,33 @@ def detect(
     places = torch.stack(found, 1).to(frame.dtype)
     spare = torch.arange(slots, device=frame.device) >= num_objects[:, None]
     order = (places[..., 0] + spare * 2.0 * width).argsort(1)
-    return places.take_along_dim(order[..., None], 1)
+    told = torch.stack(nats, 1).take_along_dim(order, 1)
+    return places.take_along_dim(order[..., None], 1), told
+
+
+def spot(
+    glyph: Glyph,
+    frame: Float[Tensor, "B height width"],
+    covered: Float[Tensor, "B pixels"],
+    prior: Place,
+) -> tuple[Float[Tensor, "B 2"], Float[Tensor, " B"]]:
+    """The likeliest pixel of one object in the whole frame, and the log of its joint density.
+
+    Its ink is what the others leave unexplained; the prior says how likely each pixel was.
+
+    Law: equals a loop over pixels (test_spotting_equals_the_naive_loop).
+    """
+    height, width = frame.shape[1:]
+    lit = frame * glyph.visibility * left_over(glyph, covered).view_as(frame)
+    dark = (1 - frame) * glyph.visibility
+    kernel = torch.stack([glyph.lit_gain.mean(0), -glyph.depth.mean(0)])[None]
+    score = conv2d(torch.stack([lit, dark], 1), kernel, padding=glyph.reach).flatten(1)
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    pixels = torch.stack([x, y], -1).flatten(0, 1).to(frame)
+    away = mahalanobis(pixels - prior.mean[:, None], prior.covariance)
+    log_area = (2 * torch.pi * determinant(prior.covariance).sqrt()).log()
+    told, best = (score - 0.5 * away - log_area[:, None]).max(1)
+    return pixels[best], told
 
 
 class Window(NamedTuple):
@@ -227,10 +255,14 @@ def unexplained(
     p the probability of white by the others and the background, the object that lights the pixel
     for sure gains -log p of the gain -log b that it has before the bare background.
     """
+    return left_over(glyph, covered).gather(1, window.flat.flatten(1)).view(window.flat.shape)
+
+
+def left_over(glyph: Glyph, covered: Float[Tensor, "B pixels"]) -> Float[Tensor, "B pixels"]:
+    """What `unexplained` says, of all pixels of a frame."""
     dark = (1 - covered) * (-glyph.background.flatten()).exp()
     least = -torch.expm1(-glyph.background.median())
-    share = (1 - dark).clamp(min=least).log() / least.log()
-    return share.gather(1, window.flat.flatten(1)).view(window.flat.shape)
+    return (1 - dark).clamp(min=least).log() / least.log()
 
 
 def covers(

@@ -20,6 +20,7 @@ from motes.structured.places import (
     detect,
     look,
     responsibility,
+    spot,
     unexplained,
 )
 
@@ -65,13 +66,13 @@ class Scene(NamedTuple):
 
 
 class Sightings(NamedTuple):
-    """Where each object is in each frame, in pixels, and whether it was seen there.
+    """Where each object is, in each frame or in one, in pixels, and whether it was seen there.
 
     Where it was not, the place is what the dynamics say.
     """
 
-    place: Place  # B N T
-    seen: Bool[Tensor, "B N T"]
+    place: Place  # B N T, or B N
+    seen: Bool[Tensor, "B N *T"]
 
     @staticmethod
     def joined(parts: list["Sightings"]) -> "Sightings":
@@ -82,20 +83,24 @@ class Sightings(NamedTuple):
 
 
 def follow(scene: Scene, glyph: Glyph, trusted: Bool[Tensor, "B T"], window: int) -> Sightings:
-    """Finds the objects in the first trusted frame and follows them forwards from there."""
+    """Finds the objects in the first trusted frame and follows them forwards from there.
+
+    One that does not show in that frame, or is lost later, is looked for in the whole of each
+    frame after it, see `recover`.
+    """
     renderer, present = scene.renderer, scene.present
     (B, N), device = present.shape, present.device
     components = scene.dynamics.components()
     belief = kalman.Belief(components.initial_mean, components.initial_covariance)
     log_weights = scene.dynamics.log_weights().expand(B, N, -1)
     first = trusted.int().argmax(1)
-    start = detect(glyph, scene.frame(first), scene.num_objects, N)
+    start, nats = detect(glyph, scene.frame(first), scene.num_objects, N)
     wide = (2 * glyph.ink()[1] * torch.eye(2, device=device)).expand(B, N, 2, 2)
     found = []
     for t in range(trusted.shape[1]):
         frame = scene.frame(t)
         prediction = predict_place(components, belief, log_weights, renderer)
-        new = (first == t)[:, None].expand(B, N)
+        new = (first == t)[:, None] & (nats > TOLD)
         place = guess = chosen(new, Place(start, wide), prediction)
         # Of a first place nothing is known before.
         prior = chosen(new, Place(start, 1e6 * wide), prediction)
@@ -105,8 +110,12 @@ def follow(scene: Scene, glyph: Glyph, trusted: Bool[Tensor, "B T"], window: int
             share = responsibility(glyph, near, place, present)
             looked = look(glyph, frame, near, share, prior)
             place, seen = looked.place(), trusted[:, t, None] & (looked.told > TOLD)
-        place = chosen(seen, place, guess)
-        found.append(Sightings(place, seen))
+        sighting = Sightings(chosen(seen, place, guess), seen)
+        lost = trusted[:, t, None] & present & ~seen
+        if bool(lost.any()):
+            sighting = recover(scene, glyph, frame, sighting, lost, window)
+        place, seen = sighting
+        found.append(sighting)
         position = renderer.from_pixels(place.mean)[:, :, None]
         belief, log_density = kalman.update(components, *belief, position, seen[..., None])
         log_weights = log_weights + log_density
@@ -114,6 +123,43 @@ def follow(scene: Scene, glyph: Glyph, trusted: Bool[Tensor, "B T"], window: int
     means, covariances = zip(*(sighting.place for sighting in found), strict=True)
     place = Place(torch.stack(means, 2), torch.stack(covariances, 2))
     return Sightings(place, torch.stack([sighting.seen for sighting in found], 2))
+
+
+def recover(
+    scene: Scene,
+    glyph: Glyph,
+    frame: Float[Tensor, "B height width"],
+    found: Sightings,
+    lost: Bool[Tensor, "B N"],
+    window: int,
+) -> Sightings:
+    """Looks for lost objects in a whole frame, in the ink that objects in sight leave unexplained.
+
+    An object that was hidden may show again farther from its prediction than the window reaches.
+    It is back where that is likelier than that it does not show: by the prediction, which may be
+    wide, and by the ink. [Choice 29]
+
+    Args:
+        scene: Says how large a frame is.
+        glyph: What to look for.
+        frame: One frame of each clip.
+        found: The objects in that frame, the lost ones where they are predicted.
+        lost: Those that are looked for.
+        window: Pixels around the place found in which it is weighed, along each axis.
+    """
+    means, covariances = (part.clone() for part in found.place)
+    seen = found.seen.clone()
+    for n in lost.any(0).nonzero()[:, 0].tolist():
+        one = slice(n, n + 1)
+        covered = 1 - (1 - covers(glyph, means, seen)).prod(1)
+        prior = Place(means[:, one], covariances[:, one])
+        best, told = spot(glyph, frame, covered, Place(means[:, n], covariances[:, n]))
+        near = Window.around(best[:, None], window + glyph.reach, scene.renderer.image_size)
+        looked = look(glyph, frame, near, unexplained(glyph, near, covered), prior)
+        back = (lost[:, n] & (told > glyph.missed))[:, None] & (looked.told > TOLD)
+        means[:, one], covariances[:, one] = chosen(back, looked.place(), prior)
+        seen[:, one] |= back
+    return Sightings(Place(means, covariances), seen)
 
 
 def predict_place(

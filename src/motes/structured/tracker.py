@@ -68,8 +68,8 @@ class Tracker(nn.Module):
             renderer: says how an object looks.
             observed: which frames were seen (all, if None).
             hypotheses: searches to choose from by the bound. All but the first begin later in
-                the clip, where objects that hide one another at first may have parted, and go
-                back from there. [Choice 26]
+                the clip, so that what is found wrongly at first does not lead the path astray,
+                and go back from there. [Choice 26]
             explore: share of q that is spread evenly over the cells of a pixel, for learning: a
                 cell that looks bad by mistake would else never be drawn, and never mended.
         """
