@@ -12,9 +12,9 @@ from motes import mixture
 from motes.data import World, draw_clips
 from motes.lgssm import Dynamics
 from motes.structured.glyph import GlyphRenderer
-from motes.structured.places import Glyph, chosen
+from motes.structured.places import Glyph, Place, chosen
 from motes.structured.posterior import PlacePosterior
-from motes.structured.search import Scene, expect, follow, revisit
+from motes.structured.search import Scene, Sightings, expect, follow, revisit
 from motes.structured.tracker import REVISITS, Tracker
 from oracles import diagonal_blocks, one_model, posterior
 
@@ -216,6 +216,24 @@ def test_a_flash_in_the_first_frame_is_no_object_for_a_search_that_begins_later(
     assert errors_of(pixels(one)[0], truth).max() > 10  # a path through the flash leads astray
     assert errors_of(pixels(three)[0], truth).max() < 0.5
     assert bound_at_means(three, frames) > bound_at_means(one, frames)
+
+
+@torch.no_grad()
+def test_tracks_that_took_the_later_parts_of_one_another_give_them_back() -> None:
+    """In the second clip nothing is wrong, and nothing is changed."""
+    frames, truth = parting_disks()
+    counts, everywhere = torch.full((2,), 2), torch.ones(2, 18, dtype=torch.bool)
+    present = torch.ones(2, 2, dtype=torch.bool)
+    renderer = disk_renderer(SIZE)
+    scene = Scene(frames.expand(2, -1, -1, -1), everywhere, counts, present, straight(), renderer)
+    wrong = torch.cat([truth[:, :9], truth.flip(0)[:, 9:]], 1)
+    place = Place(torch.stack([wrong, truth]), torch.eye(2).expand(2, 2, 18, 2, 2))
+    found = Sightings(place, torch.ones(2, 2, 18, dtype=torch.bool))
+    clips = torch.arange(2)
+    gained, after = Tracker(2, WINDOW)._exchange(scene, Glyph.coarse(renderer), clips, found)
+    assert gained.tolist() == [0]
+    assert (after.place.mean[0] - truth).abs().max() < 0.5
+    assert torch.equal(after.place.mean[1], truth)
 
 
 def test_each_clip_has_its_own_best_hypothesis() -> None:

@@ -53,6 +53,15 @@ class Scene(NamedTuple):
             present=torch.cat([self.present] * times),
         )
 
+    def taken(self, searches: Int[Tensor, " b"]) -> "Scene":
+        """Some of the searches, with frames of their own."""
+        return self._replace(
+            frames=self.frames[searches % len(self.frames)],
+            observed=self.observed[searches],
+            num_objects=self.num_objects[searches],
+            present=self.present[searches],
+        )
+
     def frame(self, time: Int[Tensor, " B"] | int) -> Float[Tensor, "B height width"]:
         """One frame for each search."""
         clip = torch.arange(len(self.observed), device=self.frames.device) % len(self.frames)
@@ -80,6 +89,25 @@ class Sightings(NamedTuple):
         means, covariances = zip(*(part.place for part in parts), strict=True)
         place = Place(torch.cat(means, 2), torch.cat(covariances, 2))
         return Sightings(place, torch.cat([part.seen for part in parts], 2))
+
+    def taken(self, clips: Int[Tensor, " b"]) -> "Sightings":
+        """Those of some of the clips."""
+        return Sightings(Place(*(part[clips] for part in self.place)), self.seen[clips])
+
+    def put(self, clips: Int[Tensor, " b"], others: "Sightings") -> "Sightings":
+        """With those of some clips replaced."""
+        mean = self.place.mean.index_copy(0, clips, others.place.mean)
+        covariance = self.place.covariance.index_copy(0, clips, others.place.covariance)
+        return Sightings(Place(mean, covariance), self.seen.index_copy(0, clips, others.seen))
+
+    def reordered(self, source: Int[Tensor, "B N T"]) -> "Sightings":
+        """Every object at the place of another one, frame by frame."""
+        mean, covariance = self.place
+        place = Place(
+            mean.take_along_dim(source[..., None], 1),
+            covariance.take_along_dim(source[..., None, None], 1),
+        )
+        return Sightings(place, self.seen.take_along_dim(source, 1))
 
 
 def follow(scene: Scene, glyph: Glyph, trusted: Bool[Tensor, "B T"], window: int) -> Sightings:

@@ -8,12 +8,14 @@ from torch import nn
 from motes import mixture
 from motes.lgssm import Dynamics
 from motes.shapes import Bool, Float, Int, Tensor
+from motes.structured.exchange import best_exchange
 from motes.structured.glyph import GlyphRenderer
 from motes.structured.places import Glyph, Place, chosen
 from motes.structured.posterior import PlacePosterior
 from motes.structured.search import Scene, Sightings, expect, follow, look_again
 
 FINE_WINDOW = 2  # pixels around the place found in which cells are told apart
+EXCHANGES = 4  # of the later parts of two tracks, tried one after the other
 REVISITS = 2  # rounds in which one object after the other is looked for with the others held
 # Of the frames up to the last seen one: where the second hypothesis begins; twice that, the third.
 LATER_START = 1 / 6
@@ -89,13 +91,13 @@ class Tracker(nn.Module):
         for number in range(1, hypotheses):
             late = observed & (time >= number * LATER_START * length)
             trusted.append(torch.where(late.any(1, keepdim=True), late, observed))
+        clips = torch.arange(len(frames), device=frames.device)
         many = scene.repeated(hypotheses)
         found, expected = self._search(many, torch.cat(trusted))
         best = _bound(many, found, expected).unflatten(0, (hypotheses, -1)).argmax(0)
-        best = best * len(frames) + torch.arange(len(frames), device=frames.device)
-        place, expected = (Place(*(part[best] for part in all)) for all in (found.place, expected))
-        chosen_one = Sightings(place, found.seen[best])
-        return _posterior(scene, chosen_one, expected, explore).widened(slots)
+        best = best * len(frames) + clips
+        found, expected = found.taken(best), Place(*(part[best] for part in expected))
+        return _posterior(scene, found, expected, explore).widened(slots)
 
     def _search(self, scene: Scene, trusted: Bool[Tensor, "B T"]) -> tuple[Sightings, Place]:
         """Follow the objects through the trusted frames, then look everywhere.
@@ -104,13 +106,47 @@ class Tracker(nn.Module):
         """
         coarse = Glyph.coarse(scene.renderer)
         found = follow(scene, coarse, trusted, self.window)
+        found, expected = self._settle(scene, coarse, found, trusted)
+        clips = torch.arange(len(trusted), device=trusted.device)
+        for _ in range(EXCHANGES if scene.present.shape[1] > 1 else 0):
+            clips, found = self._exchange(scene, coarse, clips, found)
+            if not len(clips):
+                return found, expected
+            expected = expect(scene, found)
+        return found, expected
+
+    def _settle(
+        self, scene: Scene, coarse: Glyph, found: Sightings, trusted: Bool[Tensor, "B T"]
+    ) -> tuple[Sightings, Place]:
+        """Look again at all frames, where the sightings in some of them say."""
         expected = expect(scene, found)
-        place = chosen(trusted[:, None].expand_as(found.seen), found.place, expected)
+        place = chosen(trusted[:, None] & found.seen, found.place, expected)
         for _ in range(REVISITS):
             looks = look_again(scene, coarse, place, expected, self.window)
             found = Sightings.joined([part for *_, part in looks])
             place, expected = found.place, expect(scene, found)
         return found, expected
+
+    def _exchange(
+        self, scene: Scene, coarse: Glyph, clips: Int[Tensor, " b"], found: Sightings
+    ) -> tuple[Int[Tensor, " c"], Sightings]:
+        """Of some clips two objects exchange the later parts of their tracks.
+
+        What comes out is the clips whose bound rose by that, and all sightings. [Choice 30]
+        """
+        positions = scene.renderer.from_pixels(found.place.mean[clips])
+        gain, source = best_exchange(
+            scene.dynamics, positions, found.seen[clips], scene.present[clips]
+        )
+        worth = (gain > 0).nonzero()[:, 0]
+        clips = clips[worth]
+        if not len(clips):
+            return clips, found
+        part, kept = scene.taken(clips), found.taken(clips)
+        tried, expected = self._settle(part, coarse, kept.reordered(source[worth]), part.observed)
+        gained = _bound(part, tried, expected) > _bound(part, kept, expect(part, kept))
+        better = gained.nonzero()[:, 0]
+        return clips[better], found.put(clips[better], tried.taken(better))
 
 
 def _posterior(scene: Scene, found: Sightings, expected: Place, explore: float) -> PlacePosterior:

@@ -1,0 +1,107 @@
+"""Which of two objects went on where: tracks whose later parts fit one another's beginnings better.
+
+Two objects that meet, before the eye or behind something, may leave the meeting as one another. To
+look again does not mend that: every place is explained. So all exchanges of what two objects of
+a clip did from some frame on are weighed by the dynamics, exactly and without following them again.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from motes.lgssm import LGSSM, Dynamics, identity, map_vector
+from motes.sequential import run_filter
+from motes.shapes import Bool, Float, Int, Tensor
+
+
+class Future(NamedTuple):
+    """For every frame t the log density of the positions from t on, given the state h there.
+
+    It is level + slope' h - h' curvature h / 2.
+    """
+
+    curvature: Float[Tensor, "... T D D"]
+    slope: Float[Tensor, "... T D"]
+    level: Float[Tensor, "... T"]
+
+
+def future(
+    model: LGSSM, positions: Float[Tensor, "... T P"], seen: Bool[Tensor, "... T"]
+) -> Future:
+    """What the seen positions from each frame on say of the state there.
+
+    Law: with the prediction from the frames before it gives the evidence of the whole path
+    (test_what_two_tracks_gain_is_the_evidence_of_the_exchanged_ones).
+    """
+    A, u, B, Q, R = model[:5]
+    weight = B.mT @ R.inverse()
+    told = -0.5 * (map_vector(R.inverse(), positions) * positions).sum(-1)
+    told = torch.where(seen, told - 0.5 * torch.logdet(2 * math.pi * R), 0.0)
+    pushes = torch.where(seen[..., None, None], weight @ B, 0.0)
+    pulls = torch.where(seen[..., None], map_vector(weight, positions), 0.0)
+    back = [(pushes[..., -1, :, :], pulls[..., -1, :], told[..., -1])]
+    for t in reversed(range(seen.shape[-1] - 1)):
+        Lam, eta, level = back[-1]
+        level = level + overlap(u.expand_as(eta), Q, Lam, eta) + told[..., t]
+        # The state of the next frame is summed out: what is left is a function of this one's.
+        blurred = identity(len(Q), Q) + Lam @ Q
+        Lam = torch.linalg.solve(blurred, Lam)
+        eta = torch.linalg.solve(blurred, eta) - map_vector(Lam, u)
+        back.append(
+            (A.mT @ Lam @ A + pushes[..., t, :, :], map_vector(A.mT, eta) + pulls[..., t, :], level)
+        )
+    curvature, slope, levels = zip(*reversed(back), strict=True)
+    return Future(torch.stack(curvature, -3), torch.stack(slope, -2), torch.stack(levels, -1))
+
+
+def overlap(
+    mean: Float[Tensor, "... D"],
+    covariance: Float[Tensor, "... D D"],
+    curvature: Float[Tensor, "... D D"],
+    slope: Float[Tensor, "... D"],
+) -> Float[Tensor, "..."]:
+    """Log E exp(slope' h - h' curvature h / 2) over h ~ N(mean, covariance), singular or not."""
+    spread = identity(covariance.shape[-1], covariance) + covariance @ curvature
+    # About its own mean the exponent is pull' x - x' curvature x / 2.
+    pull = slope - map_vector(curvature, mean)
+    gained = torch.linalg.solve(spread, map_vector(covariance, pull))
+    log_scale = torch.linalg.slogdet(spread).logabsdet
+    nats: Tensor = 0.5 * ((slope + pull) * mean + pull * gained).sum(-1) - 0.5 * log_scale
+    return nats
+
+
+def exchange_gains(
+    dynamics: Dynamics, positions: Float[Tensor, "B N T P"], seen: Bool[Tensor, "B N T"]
+) -> Float[Tensor, "B N N T"]:
+    """The gain in log p(a) if objects i and j were one another from frame t on, in nats."""
+    model = dynamics.components()
+    positions = torch.where(seen[..., None], positions, 0.0).double()
+    past, told = run_filter(model, positions[:, :, None], seen[:, :, None])
+    before = told.log_density.cumsum(-1) - told.log_density
+    later = future(model, positions, seen)
+    heads = (part[:, :, None] for part in (past.predicted_means, past.predicted_covariances))
+    tails = (part[:, None, :, None] for part in (later.curvature, later.slope))
+    met = overlap(*heads, *tails) + before[:, :, None] + later.level[:, None, :, None]
+    joined = (met + dynamics.log_weights()[:, None]).logsumexp(3)  # head of, tail of, frame
+    own = joined.diagonal(dim1=1, dim2=2).movedim(-1, 1)
+    return joined + joined.transpose(1, 2) - own[:, :, None] - own[:, None]
+
+
+def best_exchange(
+    dynamics: Dynamics,
+    positions: Float[Tensor, "B N T P"],
+    seen: Bool[Tensor, "B N T"],
+    present: Bool[Tensor, "B N"],
+) -> tuple[Float[Tensor, " B"], Int[Tensor, "B N T"]]:
+    """The gain of each clip's best exchange, and whose place every object then takes."""
+    gains = exchange_gains(dynamics, positions, seen)
+    pairs = present[:, :, None] & present[:, None]
+    gain, index = gains.masked_fill(~pairs[..., None], -torch.inf).flatten(1).max(1)
+    N, T = seen.shape[1:]
+    one, other, frame = index // (N * T), index // T % N, index % T
+    slots = torch.arange(N, device=seen.device).expand(len(seen), N)
+    swapped = torch.where(slots == one[:, None], other[:, None], slots)
+    swapped = torch.where(slots == other[:, None], one[:, None], swapped)
+    late = torch.arange(T, device=seen.device) >= frame[:, None]
+    return gain, torch.where(late[:, None], swapped[..., None], slots[..., None])
