@@ -94,6 +94,28 @@ def square_root(covariance: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"
     return torch.stack(columns, -1)
 
 
+def solve_covariance(
+    covariance: Float[Tensor, "... n n"], right: Float[Tensor, "... n m"]
+) -> Float[Tensor, "... n m"]:
+    """A solution X of covariance X = right, for singular covariances too, whose range holds right.
+
+    Law: the product gives the right side back (test_a_singular_covariance_is_solved_for).
+    """
+    L, size = square_root(covariance), covariance.shape[-1]
+    pivots = L.diagonal(dim1=-2, dim2=-1)
+    regular = pivots > 0
+    inverse = torch.where(regular, 1 / torch.where(regular, pivots, 1.0), 0.0)
+    y: list[Tensor] = []
+    for i in range(size):
+        known = sum(L[..., i, j, None] * y[j] for j in range(i))
+        y.append((right[..., i, :] - known) * inverse[..., i, None])
+    x: dict[int, Tensor] = {}
+    for i in reversed(range(size)):
+        known = sum(L[..., j, i, None] * x[j] for j in range(i + 1, size))
+        x[i] = (y[i] - known) * inverse[..., i, None]
+    return torch.stack([x[i] for i in range(size)], -2)
+
+
 def draw_path(model: LGSSM, noise: Float[Tensor, "... T D_plus_P"]) -> Path:
     """States and positions of the model's prior, as a function of standard normal noise.
 

@@ -6,11 +6,12 @@ axes of those two and no others, and only means are batched over positions. As i
 """
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
-from motes.lgssm import LGSSM, identity, map_vector
+from motes.lgssm import LGSSM, identity, map_vector, solve_covariance
 from motes.shapes import Bool, Float, Tensor
 from motes.unrolled import Smoothed
 
@@ -40,15 +41,9 @@ class Filtered(NamedTuple):
 
 
 class Surprise(NamedTuple):
-    """What a position told: its residual at the prediction, its precision, and the gain K.
-
-    Gain and precision are zero where the position was hidden. The smoother wants all frames, on
-    an axis before the last two (or the last) of each field.
-    """
+    """What a position told: the gain K, zero where it was hidden, and its log density."""
 
     gain: Float[Tensor, "... D P"]
-    precision: Float[Tensor, "... P P"]
-    residual: Float[Tensor, "... P"]
     log_density: Float[Tensor, "..."]
 
 
@@ -101,7 +96,7 @@ def _update(
     constant = 0.5 * math.log(2 * math.pi) * B.shape[-2]
     log_density = -0.5 * distance - torch.where(observed, log_scale + constant, 0.0)
     updated = Belief(m + map_vector(K, residual), keep @ P @ keep.mT + K @ Sigma_A @ K.mT)
-    return updated, Surprise(K, precision, residual, log_density)
+    return updated, Surprise(K, log_density)
 
 
 def run_filter(
@@ -130,13 +125,8 @@ def run_filter(
         filtered.append(after)
         surprises.append(surprise)
         before = predict(model, *after)
-    gains, precisions, residuals, log_densities = zip(*surprises, strict=True)
-    told = Surprise(
-        torch.stack(gains, -3),
-        torch.stack(precisions, -3),
-        torch.stack(residuals, -2),
-        torch.stack(log_densities, -1),
-    )
+    gains, log_densities = zip(*surprises, strict=True)
+    told = Surprise(torch.stack(gains, -3), torch.stack(log_densities, -1))
     states = (*_stack(filtered), *_stack(predicted))
     return Filtered(*states, told.log_density.sum(-1)), told
 
@@ -157,59 +147,63 @@ def smooth_sequential(
 ) -> Smoothed:
     """The smoothed states by one pass forward and one back; cost O(T).
 
-    The backward pass is Bryson and Frazier's: it carries the gradient `lam` and the curvature
-    `Lam` of what later frames hold against the filtered state. It gives what Rauch, Tung and
-    Striebel's gives, and inverts no covariance of a state, so singular ones are welcome.
+    The backward pass is Rauch, Tung and Striebel's,
+        m_t + G (m_{t+1 given all} - m_{t+1 predicted}),  G = P_t A' (A P_t A' + Sigma_H)^-1,
+    with the covariance in Joseph's form: a sum of squares, which rounding cannot make negative
+    where almost nothing is left of a wide start. Singular covariances are welcome.
 
     Law: equals the dense smoother (test_dense_and_sequential_smoothers_agree).
     """
     filtered, told = run_filter(model, positions, observed)
     A, B, P = model.transition, model.emission, filtered.covariances
-    keep = identity(P.shape[-1], P) - told.gain @ B.unsqueeze(-3)
-    weight = B.mT.unsqueeze(-3) @ told.precision
-    pull = map_vector(weight, told.residual)
-    push = weight @ B.unsqueeze(-3)
-    lams, Lams = [torch.zeros_like(filtered.means[..., 0, :])], [torch.zeros_like(P[..., 0, :, :])]
-    for t in reversed(range(1, positions.shape[-2])):
-        keep_t = keep[..., t, :, :]
-        lam = map_vector(keep_t.mT, lams[-1]) - pull[..., t, :]
-        Lam = keep_t.mT @ Lams[-1] @ keep_t + push[..., t, :, :]
-        lams.append(map_vector(A.mT, lam))
-        Lams.append(A.mT @ Lam @ A)
-    lam, Lam = torch.stack(lams[::-1], -2), torch.stack(Lams[::-1], -3)
-    means, covariances = filtered.means - map_vector(P, lam), P - P @ Lam @ P
+    eye, before = identity(P.shape[-1], P), P[..., :-1, :, :]
+    A_t, Sigma_H = A.unsqueeze(-3), model.state_noise.unsqueeze(-3)
+    G = solve_covariance(filtered.predicted_covariances[..., 1:, :, :], A_t @ before).mT
+    rest = eye - G @ A_t
+    own = rest @ before @ rest.mT + G @ Sigma_H @ G.mT
+    shift = filtered.means[..., :-1, :] - map_vector(G, filtered.predicted_means[..., 1:, :])
+    means, covariances = [filtered.means[..., -1, :]], [P[..., -1, :, :]]
+    shifts = reversed(shift.unbind(-2))
+    for G_t, own_t, shift_t in zip(_backwards(G), _backwards(own), shifts, strict=True):
+        means.append(shift_t + map_vector(G_t, means[-1]))
+        covariances.append(own_t + G_t @ covariances[-1] @ G_t.mT)
+    smoothed = torch.stack(covariances[::-1], -3)
     if position_variances is not None:
-        later = keep.mT @ Lam @ told.gain - weight
-        covariances = covariances + _spread(
-            A, P, Lam, keep, told.gain, later, position_variances.unsqueeze(-2)
-        )
-    return Smoothed(means, covariances.expand(*means.shape, means.shape[-1]))
+        step = (eye - told.gain @ B.unsqueeze(-3)) @ A_t
+        smoothed = smoothed + _spread(G, rest, step, told.gain, position_variances.unsqueeze(-2))
+    mean = torch.stack(means[::-1], -2)
+    return Smoothed(mean, smoothed.expand(*mean.shape, mean.shape[-1]))
 
 
 def _spread(
-    transition: Float[Tensor, "... D D"],
-    covariance: Float[Tensor, "... T D D"],
-    curvature: Float[Tensor, "... T D D"],
-    keep: Float[Tensor, "... T D D"],
+    gain_back: Float[Tensor, "... T_less_1 D D"],
+    rest: Float[Tensor, "... T_less_1 D D"],
+    step: Float[Tensor, "... T D D"],
     gain: Float[Tensor, "... T D P"],
-    gain_back: Float[Tensor, "... T D P"],
     variances: Float[Tensor, "... T 1 P"],
 ) -> Float[Tensor, "... T D D"]:
     """The covariance of the smoothed mean when positions vary by themselves.
 
-    The smoothed mean is (I - P Lam) m - P l, where the filtered mean m depends on the positions
-    up to its frame alone, and l on later ones alone. Both obey a linear recursion.
+    The filtered mean is m_t = F_t m_{t-1} + K_t a_t, and the smoothed one N_t m_t + r_t, where r_t
+    depends on later positions alone: N_t = I - G A + G N_{t+1} F_{t+1}, and
+    r_t = G (N_{t+1} K_{t+1} a_{t+1} + r_{t+1}). Both obey a linear recursion.
     """
-    A, P, Lam = transition, covariance, curvature
-    told, told_back = (gain * variances) @ gain.mT, (gain_back * variances) @ gain_back.mT
-    past = [told[..., 0, :, :]]
-    future = [torch.zeros_like(past[0])]
-    for t in range(1, told.shape[-3]):
-        F_t = keep[..., t, :, :] @ A
-        past.append(F_t @ past[-1] @ F_t.mT + told[..., t, :, :])
-    for t in reversed(range(1, told.shape[-3])):
-        keep_t = keep[..., t, :, :]
-        l_var = keep_t.mT @ future[-1] @ keep_t + told_back[..., t, :, :]
-        future.append(A.mT @ l_var @ A)
-    M = identity(P.shape[-1], P) - P @ Lam
-    return M @ torch.stack(past, -3) @ M.mT + P @ torch.stack(future[::-1], -3) @ P
+    G, F, K = gain_back, step, gain
+    N = [identity(F.shape[-1], F).expand(F[..., 0, :, :].shape)]
+    for rest_t, G_t, F_next in zip(*map(_backwards, (rest, G, F[..., 1:, :, :])), strict=True):
+        N.append(rest_t + G_t @ N[-1] @ F_next)
+    by_filtered = torch.stack(N[::-1], -3)
+    by_later = G @ by_filtered[..., 1:, :, :] @ K[..., 1:, :, :]
+    told, told_later = (K * variances) @ K.mT, (by_later * variances[..., 1:, :, :]) @ by_later.mT
+    past, future = [told[..., 0, :, :]], [torch.zeros_like(told[..., 0, :, :])]
+    for F_t, told_t in zip(F.unbind(-3)[1:], told.unbind(-3)[1:], strict=True):
+        past.append(F_t @ past[-1] @ F_t.mT + told_t)
+    for G_t, told_t in zip(*map(_backwards, (G, told_later)), strict=True):
+        future.append(G_t @ future[-1] @ G_t.mT + told_t)
+    own = by_filtered @ torch.stack(past, -3) @ by_filtered.mT
+    return own + torch.stack(future[::-1], -3)
+
+
+def _backwards(parts: Float[Tensor, "... T rows columns"]) -> Iterator[Tensor]:
+    """The matrices of all frames, the last first."""
+    return reversed(parts.unbind(-3))

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from motes.errors import InputError
-from motes.lgssm import Dynamics, draw_path, select, square_root
+from motes.lgssm import Dynamics, draw_path, select, solve_covariance, square_root
 from strategies import random_covariance
 
 
@@ -133,3 +133,14 @@ def test_a_linear_law_starts_as_newtons_and_learns_springs_and_drag(generator):
     expected = newton.components().transition.detach().clone()
     expected[2, 0], expected[3, 3] = -0.5, 0.75
     assert torch.equal(A, expected)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 4])
+def test_a_singular_covariance_is_solved_for(rank: int, generator: torch.Generator) -> None:
+    factor = torch.randn(5, 4, rank, dtype=torch.float64, generator=generator)
+    covariance = factor @ factor.mT
+    right = covariance @ torch.randn(5, 4, 3, dtype=torch.float64, generator=generator)
+    found = solve_covariance(covariance, right)
+    assert found.isfinite().all()
+    # Rounding of 1e-16, times condition numbers of up to 1e5 among so few random matrices.
+    torch.testing.assert_close(covariance @ found, right, rtol=1e-9, atol=1e-9)
