@@ -109,11 +109,7 @@ def long_videos(record: Record) -> str:
         for name, case in record["cases"].items()
     ]
     head = ("3,000 frames", "means, in sds", "sds, relative", "log-likelihood, relative")
-    return (
-        f"{record['what']}; the largest error of any frame:\n\n{table(head, rows)}\n\nAn error "
-        "of 1 in the sds is a variance at or below zero: with almost no noise and a wide start, "
-        "rounding takes that of the first velocity. Means and likelihood stay right."
-    )
+    return f"{record['what']}; the largest error of any frame:\n\n{table(head, rows)}"
 
 
 def curves(record: Record) -> str:
