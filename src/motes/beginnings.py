@@ -1,7 +1,8 @@
-"""Where the structured family begins: a few rough starts, of which the bound chooses one.
+"""What training begins with: another model's weights, or the best of a few rough starts.
 
-How large objects are and how far they stray is not known beforehand, and a start that is far off
-on either takes long to mend. So some starts take a few steps each on small batches. [Choice 25]
+How large objects are and how far they stray is not known beforehand, and a start of the structured
+family that is far off on either takes long to mend. So some starts take a few steps each on small
+batches, and the bound chooses one. [Choice 25]
 """
 
 import dataclasses
@@ -11,8 +12,10 @@ from typing import NamedTuple
 import torch
 
 from motes.batches import TrainingData
+from motes.checkpoint import find_model, load, read_config
 from motes.config import RunConfig
-from motes.model import Model
+from motes.errors import InputError
+from motes.model import Model, build
 from motes.shapes import Tensor
 from motes.trainer import Trainer
 
@@ -31,6 +34,61 @@ class Trial(NamedTuple):
     step: int  # of STEPS
     bound: float  # of the last steps, nats a clip
     model: Model  # as it stands; it goes on changing
+
+
+def first_weights(
+    config: RunConfig,
+    data: TrainingData,
+    device: torch.device,
+    report: Callable[[Trial], None] = lambda trial: None,
+) -> dict[str, Tensor]:
+    """The weights, by name, that training begins with in place of those that are drawn."""
+    if config.begins_with is not None:
+        return inherited(config)
+    if config.model.family == "structured":
+        return best_start(config, data, device, report)
+    return {}
+
+
+def begun_with(config: RunConfig, name_or_folder: str) -> RunConfig:
+    """The configuration of a run that begins with another model: its sizes, the run's own law."""
+    own, its = config.model, read_config(find_model(name_or_folder)).model
+    model = dataclasses.replace(its, family=own.family, law=own.law, window=own.window)
+    return dataclasses.replace(config, model=model, begins_with=name_or_folder)
+
+
+def check_beginning(config: RunConfig) -> None:
+    """Refuses a run that is to begin with a model of another kind.
+
+    Raises:
+        InputError: there is no such model, or it is of another family, or draws other frames.
+    """
+    if config.begins_with is None:
+        return
+    name_or_folder, its = config.begins_with, read_config(find_model(config.begins_with))
+    if its.model.family != config.model.family:
+        raise InputError(
+            f"{name_or_folder} is of the {its.model.family} family; this run is of the "
+            f"{config.model.family} family: begin with a model of its own family"
+        )
+    size, its_size = ((c.data.height, c.data.width) for c in (config, its))
+    if size != its_size and config.model.family == "paper":
+        raise InputError(
+            f"{name_or_folder} draws {its_size[0]}x{its_size[1]} frames, yours are "
+            f"{size[0]}x{size[1]}: prepare them with --size {its_size[0]} {its_size[1]}"
+        )
+
+
+def inherited(config: RunConfig) -> dict[str, Tensor]:
+    """The weights of another model that fit: those of the same name and shape.
+
+    Of the structured family all fit but the pictures of background and visibility, where frames
+    have another size: what belongs to the place of the camera is learned anew.
+    """
+    assert config.begins_with is not None
+    shapes = {name: weights.shape for name, weights in build(config).state_dict().items()}
+    theirs: dict[str, Tensor] = load(config.begins_with).state_dict()
+    return {name: part for name, part in theirs.items() if shapes.get(name) == part.shape}
 
 
 def best_start(

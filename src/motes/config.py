@@ -179,6 +179,7 @@ class RunConfig:
     batch_size: int = 20
     seed: int = 0  # of initial weights, batches and noise
     teacher: str | None = None  # a structured model: its name or run folder
+    begins_with: str | None = None  # a model whose weights training begins with, as far as they fit
     log_every: int = 100
     checkpoint_every: int = 2_000
 

@@ -17,7 +17,7 @@ from motes import processes
 from motes.alignment import align
 from motes.atomic import atomic_path
 from motes.batches import TrainingData
-from motes.beginnings import Trial, best_start
+from motes.beginnings import Trial, check_beginning, first_weights
 from motes.checkpoint import (
     read_config,
     read_tensors,
@@ -87,6 +87,7 @@ def train(
     if replicas < 1:
         raise InputError(f"replicas is {replicas}; give 1 or more")
     config = fit_to_data(config)
+    check_beginning(config)
     processes.wait()  # until all have found the folder empty
     if processes.leads():
         begin(out, config, replicas)
@@ -200,9 +201,8 @@ class Run:
             self.restore()
         else:
             self.trainer = Trainer(config, dataset.training, device)
-            if config.model.family == "structured":
-                weights = best_start(config, dataset.training, device, self._tell_start)
-                self.trainer.model.load_state_dict(weights)
+            weights = first_weights(config, dataset.training, device, self._tell_start)
+            self.trainer.model.load_state_dict(weights, strict=False)
             if teacher is not None:
                 self.trainer.model.dynamics.load_state_dict(teacher.dynamics.state_dict())
         if processes.leads():

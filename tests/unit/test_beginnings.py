@@ -6,8 +6,13 @@ import pytest
 import torch
 
 from motes import beginnings
-from motes.beginnings import STARTS, best_start
+from motes.beginnings import STARTS, begun_with, best_start, check_beginning, first_weights
+from motes.checkpoint import load, save_model
+from motes.config import ScheduleConfig
+from motes.errors import InputError
+from motes.model import build
 from motes.presets import preset
+from motes.train import train
 from motes.trainer import Trainer
 from motes.training_data import make_dataset
 
@@ -74,3 +79,61 @@ def test_a_glyph_four_times_too_wide_begins_from_another_start():
     narrow, *_ = start_again(with_scales(0.25, 1.0))
     wide, *_ = start_again(with_scales(4.0, 1.0))
     assert STARTS[wide][0] < STARTS[narrow][0]
+
+
+@pytest.fixture
+def other(tmp_path):
+    """A run folder with a model that no seed of these tests would draw."""
+    config = dataclasses.replace(with_scales(0.5, 2.0), seed=9)
+    (tmp_path / "other").mkdir()
+    save_model(tmp_path / "other", build(config), config)
+    return str(tmp_path / "other")
+
+
+def in_frames_of(config, height, width):
+    return dataclasses.replace(
+        config, data=dataclasses.replace(config.data, height=height, width=width)
+    )
+
+
+def test_a_run_begins_with_what_fits_of_another_model(other):
+    own = in_frames_of(with_scales(1.0, 1.0), 20, 24)
+    config = begun_with(
+        dataclasses.replace(own, model=dataclasses.replace(own.model, law="linear", window=4)),
+        other,
+    )
+    assert (config.model.law, config.model.window) == ("linear", 4)
+    weights = first_weights(config, make_dataset(config, CPU).training, CPU)
+    fresh, theirs = build(config).state_dict(), load(other).state_dict()
+    anew = {"renderer.root_background", "renderer.visibility_logit", "dynamics.force_field"}
+    assert set(fresh) - set(weights) == anew
+    assert all(torch.equal(weights[name], theirs[name]) for name in weights)
+    same_size = in_frames_of(config, 24, 24)
+    assert set(fresh) - set(first_weights(same_size, None, CPU)) == {"dynamics.force_field"}
+
+
+def test_training_goes_on_from_the_other_model(other, tmp_path):
+    config = begun_with(with_scales(1.0, 1.0), other)
+    schedule = ScheduleConfig(
+        iterations=2, frozen_dynamics=0, learning_rate=((0, 1e-9),), steps_per_look=1
+    )
+    config = dataclasses.replace(config, schedule=schedule, batch_size=4, checkpoint_every=2)
+    train(config, tmp_path / "run")
+    mine, theirs = load(tmp_path / "run").renderer, load(other).renderer
+    # Two steps of at most the learning rate each.
+    torch.testing.assert_close(mine.root_depth, theirs.root_depth, rtol=0, atol=1e-8)
+
+
+def test_a_model_of_another_kind_is_refused_before_a_run_begins(other, tmp_path):
+    paper = preset("paper", "smoke")
+    with pytest.raises(InputError, match=r"is of the structured family; this run is of the paper"):
+        train(begun_with(paper, other), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_paper_s_networks_go_on_in_frames_of_their_size_only(tmp_path):
+    config = preset("paper", "smoke")
+    save_model(tmp_path, build(config), config)
+    larger = in_frames_of(begun_with(config, str(tmp_path)), 20, 24)
+    with pytest.raises(InputError, match=r"draws 16x16 frames, yours are 20x24: prepare them with"):
+        check_beginning(larger)

@@ -12,6 +12,8 @@ from tyro.conf import arg
 
 from motes import processes
 from motes import train as training
+from motes.beginnings import begun_with
+from motes.checkpoint import find_model, read_config
 from motes.config import to_json
 from motes.errors import InputError
 from motes.presets import preset as find_preset
@@ -26,6 +28,7 @@ def train(
     family: Literal["paper", "structured"] | None = None,
     data: Path | None = None,
     out: Path | None = None,
+    begin_with: Annotated[str | None, arg(name="from")] = None,
     seed: int = 0,
     replicas: int = 1,
     iterations: int | None = None,
@@ -39,6 +42,7 @@ def train(
     """Learns from clips alone: which objects move, how they look and by which law.
 
     Example: motes train --preset small --out runs/small
+    Example: motes train --data clips.npz --from runs/other --out runs/mine
     Example: motes train --resume runs/small
 
     Args:
@@ -50,6 +54,8 @@ def train(
         data: npz file of your own clips, as motes prepare writes it, or any with frames and
             num_objects; default: the paper's cannonballs.
         out: folder of the run; must be new or empty.
+        begin_with: a model (a shipped name or a run folder) whose glyph and law of motion learning
+            begins with.
         seed: of weights, batches and noise.
         replicas: so many seeds side by side; the best held-out bound is kept.
         iterations: stretch or squeeze the preset's schedule to so many.
@@ -63,12 +69,16 @@ def train(
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError("device is cuda, but PyTorch sees no GPU here; use --device cpu")
+    if begin_with is not None:
+        family = family or read_config(find_model(begin_with)).model.family
     family = family or ("paper" if data is None else "structured")
     preset = preset or ("video" if data is not None and family == "structured" else "small")
     config = dataclasses.replace(find_preset(family, preset), seed=seed)
     if data is not None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(data)))
         config = fit_glyph(config) if preset == "video" else config
+    if begin_with is not None:
+        config = begun_with(config, begin_with)
     if iterations is not None:
         config = dataclasses.replace(config, schedule=config.schedule.stretched(iterations))
     if dry_run:
