@@ -52,13 +52,14 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def learn(task: Task, seed: int, folder: Path, num_clips: int) -> None:
+def learn(task: Task, seed: int, folder: Path, num_clips: int | None) -> None:
     """Train on fresh clips of a world into a new folder, with a record of how that went."""
+    config = preset("structured", task.preset)
+    num_clips = num_clips or config.data.num_clips
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.parent / f"{task.learns}.npz"
     if not path.exists():
         save_clips(path, worlds.make(task.learns, num_clips, (1, 2, 3), 30, seed=TRAINING_SEED))
-    config = preset("structured", "robust")
     data = dataclasses.replace(config.data, path=str(path))
     model = dataclasses.replace(config.model, law=task.law)
     config = dataclasses.replace(config, data=data, model=model, seed=seed)
@@ -157,7 +158,8 @@ def run_side_by_side(arguments: argparse.Namespace) -> None:
         part: Path = arguments.runs / f"{learned}-{arguments.seed}.json"
         command = [sys.executable, __file__, "--worlds", *groups[learned], "--out", str(part)]
         for name in ("seed", "clips", "runs", "test_clips"):
-            command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
+            if getattr(arguments, name) is not None:
+                command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
         subprocess.run(command, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
         return part
 
@@ -179,7 +181,7 @@ def main() -> None:
     )
     parser.add_argument("--worlds", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--seed", type=int, default=0, help="of the training run")
-    parser.add_argument("--clips", type=int, default=2000, help="to learn from")
+    parser.add_argument("--clips", type=int, help="to learn from; default: the preset's")
     parser.add_argument("--runs", type=Path, default=Path("runs/worlds"))
     parser.add_argument("--model", default=None, help="a trained model for all worlds asked for")
     parser.add_argument("--oracle", action="store_true", help="score the oracles instead")

@@ -12,6 +12,7 @@ import torch
 from motes.mixture import draw_prior
 from motes.model import Model
 from motes.shapes import Float, Tensor
+from motes.structured.picture import PictureRenderer
 
 NUM_PATHS = 64
 NUM_REWEIGHTINGS = 10
@@ -33,9 +34,12 @@ def drawn_centroids(
     one = torch.zeros(1, model.max_objects, dtype=torch.bool, device=positions.device)
     slots = torch.zeros(1, model.max_objects, len(positions), 2).to(positions)
     slots[0, 0] = positions
-    empty = model.renderer(slots[:, :, :1], one).sigmoid()
-    one[0, 0] = True
-    ink = (model.renderer(slots, one).sigmoid() - empty).clamp(min=0)[0]
+    if isinstance(model.renderer, PictureRenderer):
+        ink = model.renderer.cover(positions)
+    else:
+        empty = model.draw(slots[:, :, :1], one)
+        one[0, 0] = True
+        ink = (model.draw(slots, one) - empty).clamp(min=0)[0]
     mass = ink.sum((1, 2))
     x = (ink.sum(1) * torch.arange(width).to(ink)).sum(1)
     y = (ink.sum(2) * torch.arange(height).to(ink)).sum(1)

@@ -42,16 +42,16 @@ class Answer:
     found: Bool[Tensor, "B N T"]  # whether the object itself was seen; it may hide in a seen frame
     num_objects: Int[Tensor, " B"]
     count_probabilities: Float[Tensor, "B Nmax"] | None  # column n is n + 1 objects
-    draw_frames: Callable[[], Float[Tensor, "B T height width"]]
-    draw_mean_frames: Callable[[], Float[Tensor, "B T height width"]]
+    draw_frames: Callable[[], Float[Tensor, "B T height width *channels"]]
+    draw_mean_frames: Callable[[], Float[Tensor, "B T height width *channels"]]
 
     @cached_property
-    def frames(self) -> Float[Tensor, "B T height width"]:
+    def frames(self) -> Float[Tensor, "B T height width *channels"]:
         """Probability that a pixel is white, marginal over what is unknown; drawn when asked."""
         return self.draw_frames()
 
     @cached_property
-    def mean_frames(self) -> Float[Tensor, "B T height width"]:
+    def mean_frames(self) -> Float[Tensor, "B T height width *channels"]:
         """The picture of the mean positions, which is what the paper shows; drawn when asked."""
         return self.draw_mean_frames()
 

@@ -18,13 +18,13 @@ from motes.shapes import Bool, Float, Float64, Int, Tensor
 class TrainingData(NamedTuple):
     """Clips to learn from, on the device where the model learns."""
 
-    video: PackedFrames | Float[Tensor, "B T height width"]
+    video: PackedFrames | Float[Tensor, "B T height width *channels"]
     num_objects: Int[Tensor, " B"]
     ink: float  # lit pixels of one object, on average; sets the contrast of blurred frames
     lessons: Encoding | None = None  # a teacher's positions of all clips, see `motes.teaching`
     observed: Bool[Tensor, "B T"] | None = None  # which frames were seen; all, if None
 
-    def frames(self, indices: Int[Tensor, " b"]) -> Float[Tensor, "b T height width"]:
+    def frames(self, indices: Int[Tensor, " b"]) -> Float[Tensor, "b T height width *channels"]:
         """The clips of these indices, values in [0, 1]."""
         if isinstance(self.video, PackedFrames):
             return self.video.unpack(indices)

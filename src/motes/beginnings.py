@@ -17,6 +17,8 @@ from motes.config import RunConfig
 from motes.errors import InputError
 from motes.model import Model, build
 from motes.shapes import Tensor
+from motes.structured.kinds import seed_kinds
+from motes.structured.picture import PictureRenderer
 from motes.trainer import Trainer
 
 # Multiples of the glyph's width and of the variance of positions. A glyph that is too wide and
@@ -24,6 +26,7 @@ from motes.trainer import Trainer
 STARTS = ((1.0, 1.0), (0.25, 1.0), (1.0, 16.0), (0.25, 16.0))
 STEPS = 24
 BATCH = 16
+SEEN = 64  # clips in which kinds of object are looked for, of pictures
 REPORTED = 4  # steps that a bound is averaged over
 
 
@@ -138,6 +141,11 @@ def _steps(
 ) -> Iterator[Trial]:
     """Takes the steps of one start; the last bound is that of the last few, not of the journey."""
     trainer = Trainer(config, data, device)
+    if isinstance(trainer.model.renderer, PictureRenderer):
+        some = torch.arange(min(SEEN, len(data.num_objects)), device=device)
+        generator = torch.Generator().manual_seed(config.seed + number)
+        counts, seen = data.num_objects[some], data.seen(some)
+        seed_kinds(trainer.model.renderer, data.frames(some), counts, seen, generator)
     while trainer.step < STEPS:
         trainer.advance()
         if trainer.step % REPORTED == 0:

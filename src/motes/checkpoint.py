@@ -120,7 +120,7 @@ def restore(model: Model, tensors: dict[str, Tensor], origin: Path) -> None:
 def is_usable(model: Model) -> bool:
     """Whether a model's numbers let it move, draw and look: all stay finite for an empty clip."""
     one = torch.ones(1, dtype=torch.int64)
-    frames = torch.zeros(1, 2, *model.image_size)
+    frames = torch.zeros(1, 2, *model.frame_shape)
     try:
         law = model.dynamics.components()
         picture = model.renderer(torch.zeros(1, model.max_objects, 1, 2), model.present(one))

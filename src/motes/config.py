@@ -46,6 +46,7 @@ class DataConfig:
     num_held_out: int = 240  # clips kept from training, for the bound that is reported
     # Of colour clips: weights of red, green and blue, and an offset, that make the grey level.
     colour_axis: tuple[float, float, float, float] | None = None
+    channels: int = 1  # of a pixel; 3: colour as it is, for pictures
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "num_clips", "num_held_out")
@@ -61,6 +62,8 @@ class DataConfig:
             4 <= self.height <= 512 and 4 <= self.width <= 512,
             f"frames are {self.height!r:.40}x{self.width!r:.40}; give 4 to 512 pixels a side",
         )
+
+        require(self.channels in (1, 3), f"channels is {self.channels!r:.40}; give 1 or 3")
 
     @property
     def max_objects(self) -> int:
@@ -88,12 +91,20 @@ class ModelConfig:
     glyph_width: float = 3.0  # standard deviation of the glyph before training, pixels
     pixels_per_unit: float = 3.0  # scale of latent positions
     window: int = 7  # pixels around its prediction in which an object is looked for
+    # Lit or dark by a chance, one glyph for all; or grey or colour with noise, several kinds.
+    pixels: Literal["binary", "pictures"] = "binary"
+    num_kinds: int = 6  # of object, of pictures alone
 
     def __post_init__(self) -> None:
         require(
             1 <= self.inference_state_size <= 8192 and 1 <= self.renderer_state_size <= 8192,
             "state sizes are "
             f"{self.inference_state_size!r:.40} and {self.renderer_state_size!r:.40}; give 1..8192",
+        )
+        require(1 <= self.num_kinds <= 64, f"num_kinds is {self.num_kinds!r:.40}; give 1 to 64")
+        require(
+            self.pixels == "binary" or self.family == "structured",
+            "pixels is pictures, which the paper's networks cannot draw: use --family structured",
         )
         require(1 <= self.num_components <= 64, f"K is {self.num_components!r:.40}; give 1..64")
         for name in (

@@ -11,7 +11,7 @@ NUM_DRAWS = 8
 
 
 def count_log_evidence(
-    model: Model, frames: Float[Tensor, "B T height width"], observed: Bool[Tensor, "B T"]
+    model: Model, frames: Float[Tensor, "B T height width *channels"], observed: Bool[Tensor, "B T"]
 ) -> Float[Tensor, "B Nmax"]:
     """The bound on log p(seen frames | n objects) for n = 1..Nmax, one column each, in nats.
 

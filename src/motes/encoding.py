@@ -20,7 +20,7 @@ HYPOTHESES = 3  # that a search which answers a question chooses from
 
 def encode(
     model: Model,
-    frames: Float[Tensor, "B T height width"],
+    frames: Float[Tensor, "B T height width *channels"],
     observed: Bool[Tensor, "B T"],
     num_objects: Int[Tensor, " B"],
 ) -> Posterior:

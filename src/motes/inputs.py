@@ -23,20 +23,21 @@ def as_numbers(name: str, given: Any) -> Tensor:
 
 def check_frames(
     model: Model, frames: Any, observed: Bool[Tensor, "B T"] | None = None
-) -> Float[Tensor, "B T height width"]:
+) -> Float[Tensor, "B T height width *channels"]:
     """Frames as float32 on the model's device; hidden frames become zero, whatever they held."""
     given = as_numbers("frames", frames)
     height, width = model.image_size
     hint = "; add the clip axis: frames[None]" if given.ndim == 3 else ""
-    if given.ndim == 5 and given.shape[-1] == 3 and model.colour_axis is None:
+    in_colour = model.colour_axis is not None or model.channels == 3
+    if given.ndim == 5 and given.shape[-1] == 3 and not in_colour:
         raise InputError(
             f"frames have shape {tuple(given.shape)}, in colour; this model has learned from grey "
             "frames: give those"
         )
-    if given.ndim != 4 + (model.colour_axis is not None):
+    if given.ndim != 4 + in_colour or (in_colour and given.shape[-1] != 3):
         raise InputError(
             f"frames have shape {tuple(given.shape)}; expected [clips, frames, {height}, {width}"
-            + ("]" if model.colour_axis is None else ", 3 colours]")
+            + (", 3 colours]" if in_colour else "]")
             + hint
         )
     if tuple(given.shape[2:4]) != model.image_size:

@@ -1,5 +1,7 @@
 """The three parts side by side; `build` is the only reader of their configuration."""
 
+import math
+
 import torch
 from torch import nn
 
@@ -12,6 +14,8 @@ from motes.networks.renderer import Renderer
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.expected import expected_frames
 from motes.structured.glyph import GlyphRenderer
+from motes.structured.picture import Looks, PictureRenderer
+from motes.structured.picture_tracker import track_pictures
 from motes.structured.places import Place
 from motes.structured.posterior import PlacePosterior
 from motes.structured.tracker import Tracker
@@ -43,11 +47,12 @@ class Model(nn.Module):
     def __init__(
         self,
         dynamics: Dynamics,
-        renderer: Renderer | GlyphRenderer,
+        renderer: Renderer | GlyphRenderer | PictureRenderer,
         inference: InferenceNetwork | Tracker,
         *,
         image_size: tuple[int, int],
         max_objects: int,
+        channels: int = 1,
         colour_axis: ColourAxis | None = None,
     ) -> None:
         super().__init__()
@@ -56,6 +61,7 @@ class Model(nn.Module):
         self.inference = inference
         self.image_size = image_size
         self.max_objects = max_objects
+        self.channels = channels
         self.colour_axis = colour_axis
         self.register_buffer("pixel_matrix", torch.eye(2))
         self.register_buffer("pixel_offset", torch.zeros(2))
@@ -65,6 +71,11 @@ class Model(nn.Module):
     def device(self) -> torch.device:
         """Where the model's numbers live."""
         return self.pixel_matrix.device
+
+    @property
+    def frame_shape(self) -> tuple[int, ...]:
+        """Of one frame that the model sees: height, width and, in colour, channels."""
+        return self.image_size if self.channels == 1 else (*self.image_size, self.channels)
 
     @property
     def most_objects(self) -> int:
@@ -83,7 +94,7 @@ class Model(nn.Module):
 
     def track(
         self,
-        frames: Float[Tensor, "B T height width"],
+        frames: Float[Tensor, "B T height width *channels"],
         num_objects: Int[Tensor, " B"],
         observed: Bool[Tensor, "B T"] | None = None,
         hypotheses: int = 1,
@@ -94,6 +105,17 @@ class Model(nn.Module):
         Here and in `expected_frames` the families part; all else is the same for both.
         """
         match self.inference, self.renderer:
+            case Tracker() as tracker, PictureRenderer() as renderer:
+                found = track_pictures(
+                    frames,
+                    num_objects,
+                    self.dynamics,
+                    renderer,
+                    observed,
+                    hypotheses,
+                    window=tracker.window,
+                )
+                return found.widened(max(self.max_objects, int(num_objects.max())))
             case Tracker() as tracker, GlyphRenderer() as renderer:
                 return tracker.track(
                     frames, num_objects, self.dynamics, renderer, observed, hypotheses, explore
@@ -102,7 +124,7 @@ class Model(nn.Module):
 
     def encode(
         self,
-        frames: Float[Tensor, "B T height width"],
+        frames: Float[Tensor, "B T height width *channels"],
         num_objects: Int[Tensor, " B"],
         found: PlacePosterior | None = None,
     ) -> Posterior:
@@ -118,6 +140,42 @@ class Model(nn.Module):
             return found
         encoding: Encoding = self.inference(frames, num_objects)
         return encoding
+
+    def draw(
+        self,
+        positions: Float[Tensor, "B N T 2"],
+        present: Bool[Tensor, "B N"],
+        looks: Looks | None = None,
+    ) -> Float[Tensor, "B T height width *channels"]:
+        """The mean of every pixel, objects being at known positions and of known looks."""
+        match self.renderer:
+            case PictureRenderer() as renderer:
+                logits: Tensor = renderer(positions, present, looks)
+            case _:
+                logits = self.renderer(positions, present)
+        return logits.sigmoid()
+
+    def draw_looks(self, shape: tuple[int, ...], generator: torch.Generator) -> Looks | None:
+        """Looks of objects that a model of pictures imagines, [B, N]; None from any other."""
+        if not isinstance(self.renderer, PictureRenderer):
+            return None
+        shares = self.renderer.kind_logits.softmax(-1).cpu()
+        kind = torch.multinomial(shares, math.prod(shape), True, generator=generator).view(shape)
+        order = torch.rand(shape, generator=generator).argsort(-1)
+        return Looks(kind.to(self.device), order.to(self.device))
+
+    def explain(
+        self,
+        positions: Float[Tensor, "B N T 2"],
+        present: Bool[Tensor, "B N"],
+        frames: Float[Tensor, "B T height width *channels"],
+        looks: Looks | None = None,
+    ) -> Float[Tensor, "B T"]:
+        """The log of p(v_t | a_t)."""
+        if isinstance(self.renderer, PictureRenderer):
+            assert looks is not None
+            return self.renderer.log_likelihood(positions, present, frames, looks)
+        return self.renderer.log_likelihood(positions, present, frames)
 
     def let_hide(self, allowed: bool) -> None:
         """Says whether the structured family may learn that something stands before objects.
@@ -166,15 +224,25 @@ def build(config: RunConfig) -> Model:
         linear=part.law == "linear",
         generator=generator,
     )
-    renderer: Renderer | GlyphRenderer
+    renderer: Renderer | GlyphRenderer | PictureRenderer
     inference: InferenceNetwork | Tracker
     if part.family == "structured":
-        renderer = GlyphRenderer(
-            size,
-            reach=part.glyph_reach,
-            initial_width=part.glyph_width,
-            pixels_per_unit=part.pixels_per_unit,
-        )
+        if part.pixels == "pictures":
+            renderer = PictureRenderer(
+                size,
+                channels=config.data.channels,
+                num_kinds=part.num_kinds,
+                reach=part.glyph_reach,
+                initial_width=part.glyph_width,
+                pixels_per_unit=part.pixels_per_unit,
+            )
+        else:
+            renderer = GlyphRenderer(
+                size,
+                reach=part.glyph_reach,
+                initial_width=part.glyph_width,
+                pixels_per_unit=part.pixels_per_unit,
+            )
         inference = Tracker(config.data.max_objects, part.window)
     else:
         renderer = Renderer(size, part.renderer_state_size, generator)
@@ -192,5 +260,6 @@ def build(config: RunConfig) -> Model:
         inference,
         image_size=size,
         max_objects=config.data.max_objects,
+        channels=config.data.channels,
         colour_axis=config.data.colour_axis,
     )

@@ -14,6 +14,7 @@ from motes import mixture
 from motes.lgssm import Dynamics
 from motes.model import Model, Posterior
 from motes.shapes import Bool, Float, Int, Tensor
+from motes.structured.picture import Looks, PictureRenderer
 from motes.structured.posterior import PlacePosterior
 
 
@@ -60,7 +61,7 @@ def log_prior(
 
 def bound_terms(
     model: Model,
-    frames: Float[Tensor, "B T height width"],
+    frames: Float[Tensor, "B T height width *channels"],
     num_objects: Int[Tensor, " B"],
     noise: Float[Tensor, "B N T 2"],
     found: PlacePosterior | None = None,
@@ -85,7 +86,7 @@ def bound_terms(
 def terms_of(
     model: Model,
     q: Posterior,
-    frames: Float[Tensor, "B T height width"],
+    frames: Float[Tensor, "B T height width *channels"],
     num_objects: Int[Tensor, " B"],
     noise: Float[Tensor, "B N T 2"],
     observed: Bool[Tensor, "B T"] | None = None,
@@ -97,13 +98,20 @@ def terms_of(
     """
     present, seen = model.present(num_objects), where_seen(q, observed)
     positions = q.draw(noise)
+    looks = looks_of(q)
+    prior = log_prior(model.dynamics, positions, present, seen)
+    if looks is not None and isinstance(model.renderer, PictureRenderer):
+        prior = prior + model.renderer.log_prior(looks, present)
     return BoundTerms(
-        reconstruction=reconstruction(
-            model.renderer.log_likelihood(positions, present, frames), observed
-        ),
+        reconstruction=reconstruction(model.explain(positions, present, frames, looks), observed),
         entropy=entropy(q.entropy(), present, seen),
-        log_prior=log_prior(model.dynamics, positions, present, seen),
+        log_prior=prior,
     )
+
+
+def looks_of(q: Posterior) -> Looks | None:
+    """The looks of the objects, where a model of pictures has found them."""
+    return q.looks if isinstance(q, PlacePosterior) else None
 
 
 def where_seen(q: Posterior, observed: Bool[Tensor, "B T"] | None) -> Bool[Tensor, "B _ T"] | None:

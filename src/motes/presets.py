@@ -100,6 +100,13 @@ STRUCTURED_PRESETS: dict[str, RunConfig] = {
     "small": dataclasses.replace(
         _STRUCTURED, data=DataConfig(num_clips=2_000, height=32, width=32)
     ),
+    # Grey or colour with noise before a background, several kinds of opaque objects.
+    "pictures": dataclasses.replace(
+        _STRUCTURED,
+        data=DataConfig(num_clips=600, num_held_out=60),
+        model=dataclasses.replace(_STRUCTURED.model, pixels="pictures"),
+        schedule=dataclasses.replace(_STRUCTURED.schedule, frozen_visibility=0),
+    ),
     # A person's own video: few clips, fast objects, hands and walls that act on them now and then.
     # The size of the glyph is taken from the clips, see `training_data.fit_glyph`.
     "video": dataclasses.replace(

@@ -19,15 +19,16 @@ from motes.inputs import check_counts, check_frames, check_observed, check_whole
 from motes.lgssm import POSITION_DIM, map_vector, square_root
 from motes.memory import require_memory
 from motes.model import Model, Posterior
-from motes.objective import where_seen
+from motes.objective import looks_of, where_seen
 from motes.shapes import Bool, Float, Int, Tensor
+from motes.structured.picture import Looks
 
 NUM_DRAWS = 64  # pictures that a marginal frame averages
 MAX_FRAMES = 10_000
 # Bytes held at the peak of a question, as measured; what cannot fit is refused before it begins.
 OF_A_POSITION, OF_A_LOOK, OF_A_DRAW, OF_A_PIXEL = 12_000, 6_000, 450, 22
 
-DrawFrames = Callable[[], Float[Tensor, "B T height width"]]
+DrawFrames = Callable[[], Float[Tensor, "B T height width *channels"]]
 
 
 def infer(model: Model, frames: Any, num_objects: Any = None, *, seed: int = 0) -> Answer:
@@ -100,8 +101,13 @@ def sample(
         none[..., :2, :2],
         kalman.Smoothed(path.states, none),
         torch.zeros(path.positions.shape[:3], dtype=torch.bool, device=model.device),
+        model.draw_looks(shape, generator),
     )
-    return _answer(model, belief, lambda: _render(model, path.positions, counts), hidden, counts)
+
+    def draw() -> Float[Tensor, "B T height width *channels"]:
+        return _render(model, path.positions, counts, belief.looks)
+
+    return _answer(model, belief, draw, hidden, counts)
 
 
 class Tracks(NamedTuple):
@@ -113,12 +119,13 @@ class Tracks(NamedTuple):
     covariances: Float[Tensor, "B N T 2 2"]
     states: kalman.Smoothed  # of h_t
     found: Bool[Tensor, "B N T"]  # where the object itself was seen
+    looks: Looks | None  # of pictures
 
 
 @torch.no_grad()
 def _ask(
     model: Model,
-    frames: Float[Tensor, "B T_seen height width"],
+    frames: Float[Tensor, "B T_seen height width *channels"],
     observed: Bool[Tensor, "B T"],
     num_objects: Any,
     seed: int,
@@ -140,9 +147,9 @@ def _ask(
     q = encode(model, shown, looked_at, counts)
     seen = sightings(model, q, looked_at, counts, observed.shape[1])
     log_weights, states = smooth_components(model, seen)
-    tracks = most_likely_tracks(model, seen, log_weights, states)
+    tracks = most_likely_tracks(model, seen, log_weights, states, looks_of(q))
 
-    def draw_frames() -> Float[Tensor, "B T height width"]:
+    def draw_frames() -> Float[Tensor, "B T height width *channels"]:
         generator = torch.Generator().manual_seed(seed)
         return marginal_frames(model, q, observed, counts, log_weights, states, generator)
 
@@ -201,6 +208,7 @@ def most_likely_tracks(
     seen: Sightings,
     log_weights: Float[Tensor, "B N K"],
     states: kalman.Smoothed,
+    looks: Looks | None = None,
 ) -> Tracks:
     """The tracks under each object's most likely component, as in the paper."""
     component = log_weights.argmax(-1)
@@ -216,6 +224,7 @@ def most_likely_tracks(
         covariances=torch.where(found[..., None], seen.covariances.double(), hidden.covariances),
         states=chosen,
         found=seen.found,
+        looks=looks,
     )
 
 
@@ -234,7 +243,7 @@ def marginal_frames(
     log_weights: Float[Tensor, "B N K"],
     states: kalman.Smoothed,
     generator: torch.Generator,
-) -> Float[Tensor, "B T height width"]:
+) -> Float[Tensor, "B T height width *channels"]:
     """The probability of white, averaged over each frame's positions.
 
     Exactly, if the family can, else over draws: from q where the frame was seen, from the mixture
@@ -247,7 +256,7 @@ def marginal_frames(
     known = q.means.shape[2]  # frames; none was seen after them
     factors = square_root(hidden.covariances)
     borders = log_weights.exp().cumsum(-1)[..., :-1]
-    total = torch.zeros(*observed.shape, *model.image_size, device=model.device)
+    total = torch.zeros(*observed.shape, *model.frame_shape, device=model.device)
     for _ in range(NUM_DRAWS):
         noise = torch.randn(hidden.means[:, :, 0].shape, generator=generator).to(model.device)
         uniform = torch.rand(noise.shape[:3], generator=generator).to(model.device)
@@ -257,18 +266,20 @@ def marginal_frames(
         imagined = mean + map_vector(factor, noise.double())
         seen = pad(q.draw(noise[:, :, :known]), (0, 0, 0, noise.shape[2] - known))
         positions = torch.where(observed[:, None, :, None], seen.double(), imagined)
-        total += _render(model, positions, num_objects)
+        total += _render(model, positions, num_objects, looks_of(q))
     return total / NUM_DRAWS
 
 
 def _render(
-    model: Model, positions: Float[Tensor, "B N T 2"], num_objects: Int[Tensor, " B"]
-) -> Float[Tensor, "B T height width"]:
-    """Probabilities of white for known positions."""
+    model: Model,
+    positions: Float[Tensor, "B N T 2"],
+    num_objects: Int[Tensor, " B"],
+    looks: Looks | None,
+) -> Float[Tensor, "B T height width *channels"]:
+    """Probabilities of white, or the mean of pixels, for known positions."""
     with torch.no_grad():
         drawn = positions.to(model.pixel_matrix.dtype)
-        logits: Tensor = model.renderer(drawn, model.present(num_objects))
-        return logits.sigmoid()
+        return model.draw(drawn, model.present(num_objects), looks)
 
 
 def _require_room(
@@ -301,7 +312,7 @@ def _answer(
         return blank(values[:, :N].float(), present)
 
     def drawn(draw: DrawFrames) -> DrawFrames:
-        def draw_if_there_is_room() -> Float[Tensor, "B T height width"]:
+        def draw_if_there_is_room() -> Float[Tensor, "B T height width *channels"]:
             height, width = model.image_size
             of_a_clip = OF_A_PIXEL * observed.shape[1] * height * width
             _require_room(model, observed, of_a_clip, "drawing")
@@ -325,5 +336,5 @@ def _answer(
         num_objects=num_objects,
         count_probabilities=count_probabilities,
         draw_frames=drawn(draw_frames),
-        draw_mean_frames=drawn(lambda: _render(model, tracks.positions, num_objects)),
+        draw_mean_frames=drawn(lambda: _render(model, tracks.positions, num_objects, tracks.looks)),
     )

@@ -38,7 +38,7 @@ def lesson_terms(
     present = model.present(num_objects)
     positions = lesson.draw(noise)
     return BoundTerms(
-        reconstruction=reconstruction(model.renderer.log_likelihood(positions, present, frames)),
+        reconstruction=reconstruction(model.explain(positions, present, frames)),
         entropy=log_density(model.inference(frames, num_objects), positions, present),
         log_prior=log_prior(model.dynamics, positions, present),
     )

@@ -138,7 +138,9 @@ class Trainer:
         *rates, kl_weight, blur_width, step = inputs.settings.unbind()
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = float(rate)
-        frames = blur(self.data.frames(inputs.indices), blur_width.float(), self.data.ink)
+        frames = self.data.frames(inputs.indices)
+        if self.config.model.pixels == "binary":
+            frames = blur(frames, blur_width.float(), self.data.ink)
         num_objects = self.data.num_objects[inputs.indices]
         terms = self._terms(frames, num_objects, inputs)
         loss = -terms.weighted(kl_weight.float()).sum() / self.config.batch_size
@@ -155,7 +157,7 @@ class Trainer:
 
     def _terms(
         self,
-        frames: Float[Tensor, "B T height width"],
+        frames: Float[Tensor, "B T height width *channels"],
         num_objects: Int[Tensor, " B"],
         inputs: StepInputs,
     ) -> BoundTerms:

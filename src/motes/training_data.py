@@ -36,6 +36,7 @@ def fit_to_data(config: RunConfig) -> RunConfig:
     held_out = min(config.data.num_held_out, max(num_clips // 10, 1))
     if num_clips <= held_out:
         raise InputError(f"{config.data.path} holds {num_clips} clip; training needs at least 2")
+    pictures = config.model.pixels == "pictures"
     data = dataclasses.replace(
         config.data,
         path=str(Path(config.data.path).resolve()),
@@ -45,7 +46,8 @@ def fit_to_data(config: RunConfig) -> RunConfig:
         num_frames=num_frames,
         height=height,
         width=width,
-        colour_axis=colour.find_axis(clips.frames) if clips.in_colour else None,
+        channels=3 if clips.in_colour and pictures else 1,
+        colour_axis=colour.find_axis(clips.frames) if clips.in_colour and not pictures else None,
     )
     return dataclasses.replace(config, data=data)
 

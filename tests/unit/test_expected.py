@@ -10,7 +10,7 @@ from scipy import stats
 from glyphs import odd_renderer
 from motes.structured.expected import expected_frames
 from motes.structured.glyph import CELLS, GlyphRenderer
-from motes.structured.places import Place, _offsets
+from motes.structured.places import Place, window_offsets
 from motes.structured.posterior import PlacePosterior
 
 HEIGHT, WIDTH, UNIT, WINDOW = 12, 14, 3.0, 1
@@ -30,7 +30,7 @@ def posterior_at(
     return PlacePosterior(
         origin=origin,
         log_weights=log_weights.log_softmax(-1)[None, :, None],
-        offsets=_offsets(4, WINDOW) / UNIT,
+        offsets=window_offsets(4, WINDOW) / UNIT,
         cell=0.25 / UNIT,
         seen=torch.ones(1, N, 1, dtype=torch.bool),
         expected_means=torch.zeros(1, N, 1, 2),
@@ -43,7 +43,7 @@ def repeated(q: PlacePosterior, clips: int, frames: int) -> PlacePosterior:
     tensors = {
         name: value.repeat(clips, 1, frames, *[1] * (value.ndim - 3))
         for name, value in q._asdict().items()
-        if name not in ("offsets", "cell")
+        if name not in ("offsets", "cell", "looks")
     }
     return q._replace(**tensors)
 

@@ -10,7 +10,6 @@ from motes.structured.places import (
     Glyph,
     Place,
     Window,
-    _offsets,
     chosen,
     covers,
     detect,
@@ -18,6 +17,7 @@ from motes.structured.places import (
     responsibility,
     spot,
     unexplained,
+    window_offsets,
 )
 
 HEIGHT, WIDTH, REACH = 9, 11, 2
@@ -295,7 +295,7 @@ def test_cells_are_those_that_the_renderer_tells_apart() -> None:
     near = Window.around(centre, 1 + REACH, (HEIGHT, WIDTH))
     anywhere = Place(centre, 1e12 * torch.eye(2).double()[None, None])
     found = look(Glyph.fine(renderer), frame, near, torch.ones(near.flat.shape), anywhere)
-    places = renderer.from_pixels(centre + _offsets(4, 1))
+    places = renderer.from_pixels(centre + window_offsets(4, 1))
     nats = renderer.log_likelihood(
         places[None], torch.tensor([[True]]), frame[:, None].expand(1, 144, -1, -1)
     )

@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from glyphs import odd_renderer
-from motes.structured.places import Look, Place, _offsets
+from motes.structured.places import Look, Place, window_offsets
 from motes.structured.posterior import REGION, PlacePosterior
 
 PHASES, WINDOW, UNIT = 4, 1, 3.0  # cells a pixel, pixels around the centre, pixels a unit
@@ -21,7 +21,7 @@ def posterior_of(log_weights: torch.Tensor, window: int = WINDOW) -> PlacePoster
     return PlacePosterior(
         origin=origin,
         log_weights=log_weights.double().log_softmax(-1).expand(1, 1, 1, -1),
-        offsets=_offsets(PHASES, window).double() / UNIT,
+        offsets=window_offsets(PHASES, window).double() / UNIT,
         cell=1 / PHASES / UNIT,
         seen=torch.ones(1, 1, 1, dtype=torch.bool),
         expected_means=torch.tensor([3.0, -2.0], dtype=torch.float64).expand(1, 1, 1, 2),
@@ -36,14 +36,14 @@ def draws_of(q: PlacePosterior, count: int, generator: torch.Generator) -> torch
     tensors = {
         name: value.expand(1, 1, count, *value.shape[3:])
         for name, value in q._asdict().items()
-        if name not in ("offsets", "cell")
+        if name not in ("offsets", "cell", "looks")
     }
     noise = torch.randn(1, 1, count, 2, generator=generator, dtype=torch.float64)
     return q._replace(**tensors).draw(noise)[0, 0]
 
 
 def random_weights(generator: torch.Generator, scale: float = 0.7) -> torch.Tensor:
-    return scale * torch.randn(len(_offsets(PHASES, WINDOW)), generator=generator)
+    return scale * torch.randn(len(window_offsets(PHASES, WINDOW)), generator=generator)
 
 
 @pytest.mark.statistical
@@ -148,7 +148,7 @@ def test_means_are_those_of_the_cells(generator: torch.Generator) -> None:
 
 def shape_of_q(name: str) -> torch.Tensor:
     """Log weights in a window of 5 x 5 pixels."""
-    offsets = _offsets(PHASES, 2)
+    offsets = window_offsets(PHASES, 2)
     x, y = offsets.unbind(1)
     pixel = (x.abs() < 0.5) & (y.abs() < 0.5)
     return {
@@ -202,7 +202,7 @@ def test_the_gaussian_of_q_has_its_mean_and_the_width_of_its_ellipse() -> None:
 def test_pixels_become_latent_units(generator: torch.Generator) -> None:
     renderer = odd_renderer((9, 11), pixels_per_unit=UNIT)
     centre = torch.tensor([6.0, 3.0], dtype=torch.float64).expand(1, 1, 1, 2)
-    offsets = _offsets(PHASES, WINDOW).double()
+    offsets = window_offsets(PHASES, WINDOW).double()
     weights = random_weights(generator).double().expand(1, 1, 1, -1)
     cells = Look(centre, weights, offsets, 0.25, told=torch.ones(1, 1, 1))
     expected = Place(centre + 1, torch.eye(2).double().expand(1, 1, 1, 2, 2))

@@ -14,7 +14,36 @@ BACKGROUND_UNIT = 0.1
 CELLS = 4  # of the glyph's table in a pixel, along each axis
 
 
-class GlyphRenderer(nn.Module):
+class Stage(nn.Module):
+    """Where a renderer draws: a frame, and the latent positions in it.
+
+    Latent positions are pixels from the centre of the frame in units of `pixels_per_unit`.
+    """
+
+    def __init__(self, image_size: tuple[int, int], reach: int, pixels_per_unit: float) -> None:
+        """Set the size of a frame, the pixels from an object's centre to its border, the scale."""
+        super().__init__()
+        self.image_size, self.reach, self.pixels_per_unit = image_size, reach, pixels_per_unit
+
+    def cell_offsets(self) -> Float[Tensor, " cells"]:
+        """The offsets (pixel minus object) along one axis at the middle of the table's cells."""
+        cells = CELLS * (2 * self.reach + 1)
+        return (torch.arange(cells) - (cells - 1) / 2) / CELLS
+
+    def to_pixels(self, positions: Float[Tensor, "*batch 2"]) -> Float[Tensor, "*batch 2"]:
+        """Latent positions as pixel coordinates (x to the right, y down)."""
+        return positions * self.pixels_per_unit + self._centre(positions)
+
+    def from_pixels(self, pixels: Float[Tensor, "*batch 2"]) -> Float[Tensor, "*batch 2"]:
+        """Pixel coordinates as latent positions."""
+        return (pixels - self._centre(pixels)) / self.pixels_per_unit
+
+    def _centre(self, like: Float[Tensor, "*batch 2"]) -> Float[Tensor, " 2"]:
+        height, width = self.image_size
+        return torch.tensor([(width - 1) / 2, (height - 1) / 2]).to(like)
+
+
+class GlyphRenderer(Stage):
     """Draws every object as the same glyph, before a background and behind what is in the way.
 
         depth(pixel) = sum_n glyph(pixel - position_n)
@@ -24,8 +53,6 @@ class GlyphRenderer(nn.Module):
     The glyph is a table of CELLS x CELLS values a pixel, constant within a cell, so it can learn
     any shape, soft or sharp, and the rule by which a camera rounds positions. Background and
     visibility are pictures: what shines without an object, and where one would show. [Choice 14]
-
-    Latent positions are pixels from the centre of the frame in units of `pixels_per_unit`.
 
     Law: equals the equations as loops (test_glyph_renderer_equals_the_naive_loop); what an absent
     object holds cannot matter (test_absent_glyphs_cannot_matter).
@@ -47,8 +74,7 @@ class GlyphRenderer(nn.Module):
             initial_width: standard deviation of the blob in pixels; too wide is safe.
             pixels_per_unit: scale of latent positions.
         """
-        super().__init__()
-        self.image_size, self.reach, self.pixels_per_unit = image_size, reach, pixels_per_unit
+        super().__init__(image_size, reach, pixels_per_unit)
         axis = self.cell_offsets()
         distance = axis[:, None].square() + axis.square()
         self.root_depth = nn.Parameter((-0.25 * distance / initial_width**2).exp())
@@ -136,9 +162,7 @@ class GlyphRenderer(nn.Module):
 
         The first two axes say in which row and column of cells of its own pixel the object is.
         """
-        taps = 2 * self.reach + 1
-        table = self.root_depth.square().view(taps, CELLS, taps, CELLS)
-        return table.flip(1, 3).permute(1, 3, 0, 2)
+        return by_phase(self.root_depth.square())
 
     def background(self) -> Float[Tensor, "height width"]:
         """The depth of each pixel without any object."""
@@ -148,22 +172,15 @@ class GlyphRenderer(nn.Module):
         """The probability that nothing stands before the objects in each pixel."""
         return self.visibility_logit.sigmoid()
 
-    def cell_offsets(self) -> Float[Tensor, " cells"]:
-        """The offsets (pixel minus object) along one axis at the middle of the table's cells."""
-        cells = CELLS * (2 * self.reach + 1)
-        return (torch.arange(cells) - (cells - 1) / 2) / CELLS
 
-    def to_pixels(self, positions: Float[Tensor, "*batch 2"]) -> Float[Tensor, "*batch 2"]:
-        """Latent positions as pixel coordinates (x to the right, y down)."""
-        return positions * self.pixels_per_unit + self._centre(positions)
-
-    def from_pixels(self, pixels: Float[Tensor, "*batch 2"]) -> Float[Tensor, "*batch 2"]:
-        """Pixel coordinates as latent positions."""
-        return (pixels - self._centre(pixels)) / self.pixels_per_unit
-
-    def _centre(self, like: Float[Tensor, "*batch 2"]) -> Float[Tensor, " 2"]:
-        height, width = self.image_size
-        return torch.tensor([(width - 1) / 2, (height - 1) / 2]).to(like)
+def by_phase(
+    table: Float[Tensor, "*kinds cells cells"],
+) -> Float[Tensor, "*kinds phases phases taps taps"]:
+    """The values of a table at the pixels around an object, for each place in its own pixel."""
+    taps = table.shape[-1] // CELLS
+    split = table.unflatten(-1, (taps, CELLS)).unflatten(-3, (taps, CELLS))
+    phases: Tensor = split.flip(-3, -1).movedim((-3, -1), (-4, -3))
+    return phases
 
 
 def log_white(depth: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -199,7 +199,7 @@ def look(
     score = conv2d(pictures, kernels).flatten(1).unflatten(0, window.centre.shape[:2])
     # However much a dark frame speaks against an object, it may be there and not show.
     score = score.logaddexp(glyph.missed)
-    offsets = _offsets(glyph.phases, window.x.shape[-1] // 2 - glyph.reach).to(frame)
+    offsets = window_offsets(glyph.phases, window.x.shape[-1] // 2 - glyph.reach).to(frame)
     away = window.centre[:, :, None] + offsets - prior.mean[:, :, None]
     before = (-0.5 * mahalanobis(away, prior.covariance)).log_softmax(-1)
     after = (score + before).log_softmax(-1)
@@ -207,7 +207,7 @@ def look(
     return Look(window.centre.to(frame), after, offsets, 1 / glyph.phases, told)
 
 
-def _offsets(phases: int, window: int) -> Float[Tensor, "places 2"]:
+def window_offsets(phases: int, window: int) -> Float[Tensor, "places 2"]:
     """(x, y) of the cells of a window, in the order in which `conv2d` gives their scores."""
     cells = (torch.arange(phases) + 0.5) / phases - 0.5
     near = torch.arange(-window, window + 1)

@@ -8,7 +8,8 @@ import torch
 from motes.lgssm import map_vector, square_root
 from motes.networks.inference import Encoding
 from motes.shapes import Bool, Float, Int, Tensor
-from motes.structured.glyph import GlyphRenderer
+from motes.structured.glyph import Stage
+from motes.structured.picture import Looks
 from motes.structured.places import Look, Place, mahalanobis, moments
 
 REGION = 0.9  # the probability whose region an answer's ellipse shall hold
@@ -34,10 +35,11 @@ class PlacePosterior(NamedTuple):
     seen: Bool[Tensor, "B N T"]
     expected_means: Float[Tensor, "B N T 2"]  # by the other frames
     expected_covariances: Float[Tensor, "B N T 2 2"]
+    looks: Looks | None = None  # of pictures: a point mass on kinds and order
 
     @staticmethod
     def of(
-        cells: Look, seen: Bool[Tensor, "B N T"], expected: Place, renderer: GlyphRenderer
+        cells: Look, seen: Bool[Tensor, "B N T"], expected: Place, renderer: Stage
     ) -> "PlacePosterior":
         """What a fine look found, and what is expected where nothing was seen."""
         unit = renderer.pixels_per_unit
@@ -125,7 +127,9 @@ class PlacePosterior(NamedTuple):
         if size == slots:
             return self
         objects = torch.arange(slots, device=device).clamp(max=size - 1)
-        return self._replace(**{name: getattr(self, name)[:, objects] for name in OF_OBJECTS})
+        parts = {name: getattr(self, name)[:, objects] for name in OF_OBJECTS}
+        looks = None if self.looks is None else self.looks.widened(slots)
+        return self._replace(looks=looks, **parts)
 
     @staticmethod
     def joined(parts: list["PlacePosterior"]) -> "PlacePosterior":

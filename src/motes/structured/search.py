@@ -9,7 +9,7 @@ import torch
 from motes import kalman, mixture
 from motes.lgssm import LGSSM, POSITION_DIM, Dynamics, map_vector
 from motes.shapes import Bool, Float, Int, Tensor
-from motes.structured.glyph import GlyphRenderer
+from motes.structured.glyph import GlyphRenderer, Stage
 from motes.structured.places import (
     Glyph,
     Look,
@@ -194,7 +194,7 @@ def predict_place(
     components: LGSSM,
     belief: kalman.Belief,
     log_weights: Float[Tensor, "B N K"],
-    renderer: GlyphRenderer,
+    renderer: Stage,
 ) -> Place:
     """Mean and covariance of the mixture of the components' predictions, in pixels."""
     weights = log_weights.softmax(-1)[..., None]
@@ -208,6 +208,11 @@ def predict_place(
 
 
 def expect(scene: Scene, found: Sightings) -> Place:
+    """Where each object should be in each frame by its sightings in all the other frames."""
+    return expect_by(scene.dynamics, scene.renderer, found)
+
+
+def expect_by(dynamics: Dynamics, renderer: Stage, found: Sightings) -> Place:
     """Where each object should be in each frame by its sightings in all the other frames.
 
     The smoother's belief about B h_t, less what the sighting of frame t itself told it, plus
@@ -215,10 +220,10 @@ def expect(scene: Scene, found: Sightings) -> Place:
 
     Law: equals smoothing with that frame hidden (test_expecting_is_smoothing_without_the_frame).
     """
-    components, renderer = scene.dynamics.components(), scene.renderer
+    components = dynamics.components()
     positions = renderer.from_pixels(found.place.mean).double()
     mask = None if bool(found.seen.all()) else found.seen
-    likely = mixture.component_log_posterior(scene.dynamics, positions, mask).argmax(-1)
+    likely = mixture.component_log_posterior(dynamics, positions, mask).argmax(-1)
     states = kalman.smooth(
         components, positions[:, :, None], None if mask is None else mask[:, :, None]
     )

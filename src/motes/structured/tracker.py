@@ -85,15 +85,9 @@ class Tracker(nn.Module):
         if hypotheses == 1 or most == 1:
             return _posterior(scene, *self._search(scene, observed), explore).widened(slots)
         # At once: a search of one clip is many small steps, and three of them cost little more.
-        time = torch.arange(frames.shape[1], device=frames.device)
-        length = (observed * (time + 1)).amax(1, keepdim=True)  # what is hidden at the end is none
-        trusted = [observed]
-        for number in range(1, hypotheses):
-            late = observed & (time >= number * LATER_START * length)
-            trusted.append(torch.where(late.any(1, keepdim=True), late, observed))
         clips = torch.arange(len(frames), device=frames.device)
         many = scene.repeated(hypotheses)
-        found, expected = self._search(many, torch.cat(trusted))
+        found, expected = self._search(many, begun_later(observed, hypotheses))
         best = _bound(many, found, expected).unflatten(0, (hypotheses, -1)).argmax(0)
         best = best * len(frames) + clips
         found, expected = found.taken(best), Place(*(part[best] for part in expected))
@@ -147,6 +141,20 @@ class Tracker(nn.Module):
         gained = _bound(part, tried, expected) > _bound(part, kept, expect(part, kept))
         better = gained.nonzero()[:, 0]
         return clips[better], found.put(clips[better], tried.taken(better))
+
+
+def begun_later(observed: Bool[Tensor, "B T"], hypotheses: int) -> Bool[Tensor, "H T"]:
+    """The frames that each hypothesis trusts at first, one hypothesis of all clips after another.
+
+    All seen ones, then those from a part of the clip on, where any of them were seen.
+    """
+    time = torch.arange(observed.shape[1], device=observed.device)
+    length = (observed * (time + 1)).amax(1, keepdim=True)  # what is hidden at the end is none
+    trusted = [observed]
+    for number in range(1, hypotheses):
+        late = observed & (time >= number * LATER_START * length)
+        trusted.append(torch.where(late.any(1, keepdim=True), late, observed))
+    return torch.cat(trusted)
 
 
 def _posterior(scene: Scene, found: Sightings, expected: Place, explore: float) -> PlacePosterior:

@@ -1,0 +1,97 @@
+"""A model of pictures, from clips to answers."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import motes
+from motes import beginnings
+from motes.config import DataConfig
+from motes.data import save_clips, worlds
+from motes.errors import InputError
+from motes.presets import preset
+from motes.structured.picture import PictureRenderer
+from motes.train import train
+
+SIZE = 24
+
+
+@pytest.fixture(scope="module", params=["pictures", "colour"])
+def learned(request, tmp_path_factory):
+    """A model after a few steps, and clips that it has not seen."""
+    folder = tmp_path_factory.mktemp(request.param)
+    save_clips(folder / "clips.npz", worlds.make(request.param, 20, (1, 2), 12, SIZE, seed=1))
+    config = preset("structured", "pictures")
+    schedule = dataclasses.replace(
+        config.schedule.stretched(8), steps_per_look=4, seed_mixture=(4,)
+    )
+    config = dataclasses.replace(
+        config,
+        data=DataConfig(path=str(folder / "clips.npz")),
+        schedule=schedule,
+        batch_size=8,
+        log_every=4,
+        checkpoint_every=4,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(beginnings, "STEPS", 4)
+        patch.setattr(beginnings, "STARTS", ((1.0, 1.0),))
+        train(config, folder / "run")
+    return motes.load(folder / "run"), worlds.make(request.param, 4, 2, 12, SIZE, seed=2)
+
+
+def test_objects_are_found_where_they_were_drawn_after_a_few_steps(learned):
+    model, clips = learned
+    assert isinstance(model.renderer, PictureRenderer)
+    answer = motes.infer(model, clips.frames, 2)
+    gap = torch.cdist(
+        answer.pixels.transpose(1, 2).flatten(0, 1), clips.positions.transpose(1, 2).flatten(0, 1)
+    )
+    # Kinds begin as they look, so that most positions are right before anything is learned. An
+    # object of three pixels somewhere in a frame of 24 is ten pixels away by chance.
+    assert gap.amin(1).median() < 0.5
+
+
+def test_every_question_about_pictures_is_answered(learned):
+    model, clips = learned
+    frames, channels = clips.frames[:2], clips.frames.shape[4:]
+    observed = torch.arange(12) % 3 > 0
+    counted = motes.infer(model, frames)
+    assert counted.count_probabilities is not None
+    assert counted.count_probabilities.shape == (2, 2)
+    for answer, num_frames in (
+        (motes.infer(model, frames, 2), 12),
+        (motes.forecast(model, frames[:, :6], 2, horizon=4), 10),
+        (motes.interpolate(model, frames, observed, 2), 12),
+        (motes.sample(model, 2, 2, 5), 5),
+    ):
+        for pictures in (answer.frames, answer.mean_frames):
+            assert pictures.shape == (2, num_frames, SIZE, SIZE, *channels)
+            assert 0 <= pictures.min() <= pictures.max() <= 1
+        assert answer.pixels.isfinite().all()
+
+
+def test_inferred_pictures_are_nearer_to_the_frames_than_the_background_is(learned):
+    model, clips = learned
+    drawn = motes.infer(model, clips.frames, 2).mean_frames
+    background = model.renderer.background().detach().view(clips.frames.shape[2:])
+    error, empty = ((clips.frames - picture).square().mean() for picture in (drawn, background))
+    assert error < 0.5 * empty
+
+
+def test_hidden_pictures_cannot_matter(learned):
+    model, clips = learned
+    observed = torch.arange(12) % 3 > 0
+    shape = (1, 12, *[1] * (clips.frames.ndim - 2))
+    spoiled = torch.where(observed.view(shape), clips.frames, torch.nan)
+    one = motes.interpolate(model, clips.frames, observed, 2)
+    assert torch.equal(one.pixels, motes.interpolate(model, spoiled, observed, 2).pixels)
+
+
+def test_frames_of_the_wrong_colours_are_refused(learned):
+    model, clips = learned
+    frames = clips.frames
+    other = frames.mean(-1) if clips.in_colour else frames[..., None].expand(-1, -1, -1, -1, 3)
+    with pytest.raises(InputError, match="3 colours" if clips.in_colour else "in colour"):
+        motes.infer(model, other, 2)

@@ -1,0 +1,90 @@
+"""Renderers of pictures whose kinds are known, and the naive loop that paints as they do."""
+
+import math
+
+import numpy as np
+import torch
+
+from motes.structured.glyph import CELLS
+from motes.structured.picture import BACKGROUND_UNIT, COLOUR_UNIT, SCALE_UNIT, PictureRenderer
+
+
+def odd_pictures(
+    size: tuple[int, int], channels: int = 2, num_kinds: int = 3, reach: int = 2, seed: int = 0
+) -> PictureRenderer:
+    """In float64; neither glyphs nor background have a symmetry."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    renderer = PictureRenderer(
+        size,
+        channels=channels,
+        num_kinds=num_kinds,
+        reach=reach,
+        initial_width=1.5,
+        pixels_per_unit=3.0,
+    ).double()
+    with torch.no_grad():
+        renderer.root_depth.copy_(1.5 * random(*renderer.root_depth.shape))
+        renderer.raw_colour.copy_(random(num_kinds, channels) / COLOUR_UNIT)
+        renderer.raw_background.copy_((0.1 + 0.8 * random(*size, channels)) / BACKGROUND_UNIT)
+        renderer.raw_scale.copy_((0.05 + 0.1 * random(channels)).log() / SCALE_UNIT)
+        renderer.kind_logits.copy_(random(num_kinds))
+    return renderer
+
+
+def naive_opacity(
+    renderer: PictureRenderer, kind: int, centre: np.ndarray, x: int, y: int
+) -> float:
+    """How much an object covers of a pixel: the cell of its table that the offset falls in."""
+    table = 1 - np.exp(-(renderer.root_depth[kind].detach().numpy() ** 2))
+    middle = len(table) / 2
+    # The camera rounds a position down to a quarter of a pixel, counted from its pixel's border.
+    corner = np.rint(centre)
+    cell = np.floor((centre - corner + 0.5) * CELLS)
+    column, row = (np.array([x, y]) - corner) * CELLS + middle - CELLS / 2 + CELLS - 1 - cell
+    if not (0 <= column < len(table) and 0 <= row < len(table)):
+        return 0.0
+    return float(table[int(row), int(column)])
+
+
+def naive_mean(
+    renderer: PictureRenderer, centres: np.ndarray, kinds: list[int], order: list[int]
+) -> np.ndarray:
+    """A picture painted pixel by pixel, object by object from the back to the front."""
+    picture = renderer.background().detach().numpy().copy()
+    colours = renderer.colours().detach().numpy()
+    for y, x in np.ndindex(picture.shape[:2]):
+        for n in order:
+            a = naive_opacity(renderer, kinds[n], centres[n], x, y)
+            picture[y, x] = (1 - a) * picture[y, x] + a * colours[kinds[n]]
+    return picture
+
+
+def naive_log_density(renderer: PictureRenderer, frame: np.ndarray, mean: np.ndarray) -> float:
+    """The Gaussian log density of a frame around a picture."""
+    scale = renderer.scale().detach().numpy()
+    away = (frame - mean) / scale
+    return float((-0.5 * away**2 - np.log(scale) - 0.5 * math.log(2 * math.pi)).sum())
+
+
+def hollow_pictures(size: int) -> PictureRenderer:
+    """A bright disk and a darker ring, with soft edges, before grey waves; noise of 0.03."""
+    renderer = PictureRenderer(
+        (size, size), channels=1, num_kinds=2, reach=4, initial_width=2.0, pixels_per_unit=3.0
+    )
+    axis = renderer.cell_offsets()
+    distance = (axis[:, None].square() + axis.square()).sqrt()
+    disk = (2.9 - distance).clamp(0, 1)
+    ring = (3.3 - distance).clamp(0, 1) * (distance - 0.9).clamp(0, 1)
+    opacity = torch.stack([disk, ring]).clamp(max=0.98)
+    x = torch.arange(size)
+    waves = 0.3 + 0.1 * torch.sin(0.4 * x)[:, None] * torch.cos(0.3 * x)
+    with torch.no_grad():
+        renderer.root_depth.copy_((-torch.log1p(-opacity)).sqrt())
+        renderer.raw_colour.copy_(torch.tensor([[0.95], [0.75]]) / COLOUR_UNIT)
+        renderer.raw_background.copy_(waves[..., None] / BACKGROUND_UNIT)
+        renderer.raw_scale.fill_(math.log(0.03) / SCALE_UNIT)
+    return renderer

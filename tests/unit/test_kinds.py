@@ -1,0 +1,65 @@
+"""Kinds and background, found in clips before learning."""
+
+import torch
+
+from motes.structured.kinds import centred, seed_kinds
+from motes.structured.picture import Looks, PictureRenderer
+from photos import hollow_pictures
+
+
+def scene(generator: torch.Generator):
+    """Frames of one or two objects anywhere, their kinds and the renderer that drew them."""
+    truth, B, T = hollow_pictures(32), 40, 8
+    counts = 1 + torch.arange(B) % 2
+    positions = 8 * (torch.rand(B, 2, T, 2, generator=generator) - 0.5)
+    kind = torch.randint(2, (B, 2), generator=generator)
+    looks = Looks(kind, torch.arange(2).expand(B, 2))
+    drawn = truth(positions, torch.arange(2) < counts[:, None], looks).sigmoid().detach()
+    return truth, drawn + 0.03 * torch.randn(drawn.shape, generator=generator), counts
+
+
+def fresh() -> PictureRenderer:
+    return PictureRenderer(
+        (32, 32), channels=1, num_kinds=2, reach=4, initial_width=2.0, pixels_per_unit=3.0
+    )
+
+
+@torch.no_grad()
+def test_kinds_of_a_made_up_scene_are_found(generator):
+    truth, frames, counts = scene(generator)
+    found = fresh()
+    seed_kinds(found, frames, counts, None, generator)
+    # A median of 320 frames: 1.25 * 0.03 / sqrt(320) = 0.002, and objects over it now and then.
+    assert (found.background() - truth.background()).abs().max() < 0.02
+    colours = found.colours().flatten()
+    # Half of a soft edge may be taken for colour: a twentieth.
+    assert (colours.sort().values - torch.tensor([0.75, 0.95])).abs().max() < 0.05
+    ring = found.colours().flatten().argmin()
+    opacity = found.opacities().mean((1, 2))
+    # The ring's hole is open and the disk's middle is not, as far as a pixel can tell.
+    assert opacity[ring, 4, 4] < 0.3
+    assert opacity[1 - ring, 4, 4] > 0.9
+    expected = truth.opacities().mean((1, 2))
+    expected = expected.flip(0) if ring == 0 else expected
+    assert (opacity - expected).abs().mean() < 0.05
+
+
+@torch.no_grad()
+def test_frames_that_were_not_seen_cannot_matter(generator):
+    _, frames, counts = scene(generator)
+    observed = torch.rand(frames.shape[:2], generator=generator) < 0.5
+    first, second = fresh(), fresh()
+    spoiled = torch.where(observed[..., None, None], frames, 0.7)
+    for renderer, given in ((first, frames), (second, spoiled)):
+        seed_kinds(renderer, given, counts, observed, torch.Generator().manual_seed(1))
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_table_is_moved_until_its_mass_is_in_the_middle():
+    table = torch.zeros(12, 12)
+    table[1:4, 7:11] = 1.0
+    moved = centred(table)
+    middle = torch.zeros(12, 12)
+    middle[5:8, 4:8] = 1.0  # three rows cannot stand in the middle of twelve: half a cell below
+    assert torch.equal(moved, middle)

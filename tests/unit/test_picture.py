@@ -1,0 +1,82 @@
+"""Pictures: what is painted, and how likely a frame is."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from motes.structured.picture import Looks
+from photos import naive_log_density, naive_mean, odd_pictures
+
+SIZE = (9, 11)
+PRESENT = torch.tensor([[True, True, True], [True, False, True]])
+LOOKS = Looks(torch.tensor([[0, 2, 1], [1, 0, 0]]), torch.tensor([[2, 0, 1], [0, 1, 2]]))
+
+
+def scattered(generator: torch.Generator, num_frames: int = 3) -> torch.Tensor:
+    """Latent positions of objects that overlap, stand at the border and beside the frame."""
+    return 1.2 * torch.randn(2, 3, num_frames, 2, generator=generator, dtype=torch.float64)
+
+
+def means(renderer, positions):
+    """The naive pictures of all clips and frames."""
+    pixels = renderer.to_pixels(positions).numpy()
+    pictures = np.zeros((*positions.shape[:1], positions.shape[2], *SIZE, renderer.channels))
+    for clip, frame in np.ndindex(pictures.shape[:2]):
+        order = [n for n in LOOKS.order[clip].tolist() if PRESENT[clip, n]]
+        kinds = LOOKS.kind[clip].tolist()
+        pictures[clip, frame] = naive_mean(renderer, pixels[clip, :, frame], kinds, order)
+    return pictures
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_pictures_equal_the_naive_loop(channels, generator):
+    renderer, positions = odd_pictures(SIZE, channels), scattered(generator)
+    drawn = renderer(positions, PRESENT, LOOKS).sigmoid().detach().view(2, 3, *SIZE, channels)
+    np.testing.assert_allclose(drawn, means(renderer, positions), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_the_likelihood_of_a_picture_is_that_of_its_mean(channels, generator):
+    renderer, positions = odd_pictures(SIZE, channels), scattered(generator)
+    frames = torch.rand(2, 3, *SIZE, channels, generator=generator, dtype=torch.float64)
+    given = frames[..., 0] if channels == 1 else frames
+    found = renderer.log_likelihood(positions, PRESENT, given, LOOKS).detach()
+    expected = means(renderer, positions)
+    for clip, frame in np.ndindex(2, 3):
+        nats = naive_log_density(renderer, frames[clip, frame].numpy(), expected[clip, frame])
+        # Thousands of nats, a sum of squares written out: eight digits are left of sixteen.
+        np.testing.assert_allclose(found[clip, frame], nats, rtol=1e-8)
+
+
+def test_what_an_absent_object_holds_cannot_matter(generator):
+    renderer, positions = odd_pictures(SIZE), scattered(generator)
+    frames = torch.rand(2, 3, *SIZE, 2, generator=generator, dtype=torch.float64)
+    spoiled = torch.where(PRESENT[..., None, None], positions, torch.nan)
+    one = renderer.log_likelihood(positions, PRESENT, frames, LOOKS)
+    assert torch.equal(one, renderer.log_likelihood(spoiled, PRESENT, frames, LOOKS))
+    assert torch.equal(renderer(positions, PRESENT, LOOKS), renderer(spoiled, PRESENT, LOOKS))
+
+
+def test_kinds_and_orders_are_a_distribution():
+    renderer = odd_pictures(SIZE)
+    present = torch.ones(1, 2, dtype=torch.bool)
+    cases = list(itertools.product(range(3), range(3), ([0, 1], [1, 0])))
+    looks = Looks(
+        *(torch.tensor(part) for part in ([case[:2] for case in cases], [c[2] for c in cases]))
+    )
+    total = float(renderer.log_prior(looks, present.expand(len(cases), 2)).detach().exp().sum())
+    assert total == pytest.approx(1, abs=1e-6)  # lgamma of a count is in float32
+
+
+def test_the_cover_of_an_object_is_centred_where_the_naive_loop_paints(generator):
+    renderer = odd_pictures(SIZE, num_kinds=1)
+    with torch.no_grad():
+        renderer.raw_background.zero_()
+        renderer.raw_colour.fill_(10.0)  # a colour of one before nothing: a picture of opacity
+    positions = scattered(generator)[0, 0]
+    covered = renderer.cover(positions).detach()
+    for place, cover in zip(renderer.to_pixels(positions).numpy(), covered, strict=True):
+        painted = naive_mean(renderer, place[None], [0], [0])[..., 0]
+        np.testing.assert_allclose(cover, painted, rtol=0, atol=1e-12)
