@@ -9,8 +9,8 @@ import torch
 from motes.lgssm import Dynamics
 from motes.structured.picture import Looks
 from motes.structured.picture_search import Cast, Kinds, around, detect, look
+from motes.structured.picture_tracker import track_pictures
 from motes.structured.places import Place, Window
-from motes.structured.tracker import Tracker
 from photos import hollow_pictures, naive_log_density, naive_mean, odd_pictures
 
 SIZE = (9, 11)
@@ -93,7 +93,7 @@ def test_two_objects_that_cross_keep_their_kind_and_who_is_in_front_is_found(ord
     dynamics = Dynamics(
         position_noise=0.05, initial_spread=8.0, state_noise=1e-2, generator=generator
     )
-    q = Tracker(2, 7).track(frames, torch.tensor([2]), dynamics, renderer)
+    q = track_pictures(frames, torch.tensor([2]), dynamics, renderer, None, 1, window=7)
     assert q.looks is not None
     assert q.looks.kind.tolist() == [[0, 1]]
     assert q.looks.order.tolist() == [order]

@@ -25,7 +25,12 @@ class Photos(NamedTuple):
 
     def repeated(self, times: int) -> "Photos":
         """All clips, again and again."""
-        return Photos(*(torch.cat([part] * times) for part in self[:4]), *self[4:])
+        return self._replace(
+            frames=torch.cat([self.frames] * times),
+            observed=torch.cat([self.observed] * times),
+            num_objects=torch.cat([self.num_objects] * times),
+            present=torch.cat([self.present] * times),
+        )
 
 
 class Kinds(NamedTuple):
