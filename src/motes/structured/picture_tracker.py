@@ -9,7 +9,7 @@ from motes.structured.picture import Looks, PictureRenderer
 from motes.structured.picture_search import Kinds, Photos, arrange, follow, revisit
 from motes.structured.places import chosen
 from motes.structured.posterior import OF_OBJECTS, PlacePosterior
-from motes.structured.search import expect
+from motes.structured.search import expect_by
 from motes.structured.tracker import FINE_WINDOW, REVISITS, begun_later
 
 
@@ -60,14 +60,14 @@ def _search(scene: Photos, trusted: Bool[Tensor, "B T"], window: int) -> PlacePo
     dynamics, renderer = scene.dynamics, scene.renderer
     coarse, fine = Kinds.coarse(renderer), Kinds.fine(renderer)
     found, kind = follow(scene, coarse, trusted, window)
-    expected = expect(dynamics, renderer, found)
+    expected = expect_by(dynamics, renderer, found)
     place = chosen(trusted[:, None].expand_as(found.seen), found.place, expected)
     anyhow = torch.arange(kind.shape[1], device=kind.device).expand_as(kind)
     looks = arrange(scene, place.mean, Looks(kind, anyhow))
     for _ in range(REVISITS):
         _, found, looks = revisit(scene, coarse, place, looks, expected, window)
         looks = arrange(scene, found.place.mean, looks)
-        place, expected = found.place, expect(dynamics, renderer, found)
+        place, expected = found.place, expect_by(dynamics, renderer, found)
     cells, found, looks = revisit(scene, fine, place, looks, expected, FINE_WINDOW)
     looks = arrange(scene, found.place.mean, looks)
     return PlacePosterior.of(cells, found.seen, expected, renderer)._replace(looks=looks)
