@@ -176,10 +176,11 @@ class Trainer:
 
     def _settle(self) -> None:
         """Fits the kinds of start to many clips: one batch has too few tracks to tell them well."""
+        number = min(SETTLED * self.config.batch_size, len(self.data.num_objects))
+        spread = torch.linspace(0, len(self.data.num_objects) - 1, number).round().long()
+        mine = spread[processes.rank() :: processes.world()].to(self.device)
         tracks = []
-        for later in range(SETTLED):
-            inputs = step_inputs(self.config, len(self.data.num_objects), self.step + later)
-            indices = inputs.indices[processes.rank() :: processes.world()].to(self.device)
+        for indices in mine.split(self.config.batch_size):
             num_objects = self.data.num_objects[indices]
             found = self.model.track(
                 self.data.frames(indices), num_objects, self.data.seen(indices)

@@ -15,7 +15,7 @@ from motes.objective import BoundTerms
 from motes.presets import STRUCTURED_PRESETS
 from motes.schedule import at_step
 from motes.train import Run, held_out_bound
-from motes.trainer import Trainer
+from motes.trainer import SETTLED, Trainer
 from motes.training_data import Dataset, make_dataset
 from tiny import tiny_config
 
@@ -140,6 +140,24 @@ def test_nothing_hides_objects_until_the_glyph_is_known() -> None:
         }
         assert moved.pop("visibility_logit") == (step >= schedule.frozen_visibility)
         assert all(moved.values())
+
+
+def test_in_the_end_the_kinds_of_start_are_fitted_to_clips_from_all_over_the_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = STRUCTURED_PRESETS["smoke"]
+    data = make_dataset(config, CPU).training
+    assert len(data.num_objects) <= SETTLED * config.batch_size
+    fits = []
+    monkeypatch.setattr("motes.trainer.seed_mixture", lambda *given: fits.append(given))
+    trainer = Trainer(config, data, CPU)
+    while trainer.step < config.schedule.iterations:
+        trainer.advance()
+    of_a_batch, of_all = (positions for _, positions, _ in fits)
+    assert len(of_a_batch) <= config.batch_size * config.data.max_objects
+    assert len(of_all) == int(data.num_objects.sum())
+    # Every clip once: no two objects have the same track.
+    assert len(of_all.flatten(1).unique(dim=0)) == len(of_all)
 
 
 def test_training_overfits_one_tiny_batch() -> None:
