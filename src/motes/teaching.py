@@ -9,16 +9,20 @@ import math
 
 import torch
 
+from motes import mixture
 from motes.batches import TrainingData
 from motes.checkpoint import load_with_config
 from motes.config import RunConfig
 from motes.errors import InputError
+from motes.lgssm import POSITION_DIM, Dynamics
+from motes.metrics import reorder
 from motes.model import Model
 from motes.networks.inference import Encoding
 from motes.objective import BoundTerms, log_prior, reconstruction
 from motes.shapes import Bool, Float, Int, Tensor
 
 BATCH = 1000
+FIRST_FRAMES, FADE = 6.0, 2.0  # how much more the first frame counts, and for how many frames
 
 
 def lesson_terms(
@@ -30,8 +34,8 @@ def lesson_terms(
 ) -> BoundTerms:
     """What a lesson maximises, in the places of the bound's terms.
 
-    The picture of the teacher's position, the student's log density of it (in place of the
-    entropy), and its log prior.
+    The picture of the teacher's position, the student's log density of it, weighted (in place of
+    the entropy), and its log prior.
 
     Law: equals the three densities as loops (test_a_lesson_is_three_densities_by_naive_loops).
     """
@@ -47,9 +51,16 @@ def lesson_terms(
 def log_density(
     said: Encoding, positions: Float[Tensor, "B N T 2"], present: Bool[Tensor, "B N"]
 ) -> Float[Tensor, " B"]:
-    """The log of q(a | v) at given positions of present objects."""
+    """The log of q(a | v) at given positions of present objects, weighted for learning.
+
+    By the scales, without their gradient: a likelihood forgives a student whatever it calls
+    uncertain, and never teaches it what is hard. And more in the first frames, where everything has
+    to be told from one look. [Choice 34]
+    """
     surprise = ((positions - said.means) / said.scales).square() + 2 * said.scales.log()
-    density = -0.5 * (surprise + math.log(2 * math.pi)).sum((2, 3))
+    weighted = (surprise + math.log(2 * math.pi)) * said.scales.detach()
+    time = torch.arange(positions.shape[2], device=positions.device)
+    density = -0.5 * (weighted.sum(3) * (1 + FIRST_FRAMES * torch.exp(-time / FADE))).sum(2)
     return torch.where(present, density, 0.0).sum(1)
 
 
@@ -83,6 +94,31 @@ def give_lessons(teacher: Model, clips: TrainingData) -> TrainingData:
         frames, counts = clips.frames(indices), clips.num_objects[indices]
         found = teacher.track(frames, counts)
         assert found is not None  # only the structured family teaches
-        parts.append(found.gaussian())
+        said = found.gaussian()
+        order = starting_order(teacher.dynamics, said.means[:, :, 0], teacher.present(counts))
+        parts.append(Encoding(*(reorder(part, order) for part in said)))
     lessons = Encoding(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
     return clips._replace(lessons=lessons)
+
+
+def starting_order(
+    dynamics: Dynamics, first: Float[Tensor, "B N 2"], present: Bool[Tensor, "B N"]
+) -> Int[Tensor, "B N"]:
+    """The order of objects by their kind of start, then along the axis where that kind is widest.
+
+    A student has one look at the first frame to tell who is who, so neighbours in the order should
+    lie far apart in it. [Choice 33]
+
+    Law: any order of the same objects ends in the same one
+    (test_the_starting_order_undoes_any_permutation).
+    """
+    kind = mixture.component_log_posterior(dynamics, first[:, :, None]).argmax(-1)
+    starts = dynamics.components()
+    mu = starts.initial_mean[:, :POSITION_DIM]
+    spread = starts.initial_covariance[:, :POSITION_DIM, :POSITION_DIM]
+    axis = torch.linalg.eigh(spread).eigenvectors[..., -1]
+    axis = axis * axis.gather(1, axis.abs().argmax(1, keepdim=True)).sign()  # to the right or down
+    along = ((first - mu[kind]) * axis[kind]).sum(-1)
+    by_kind = torch.where(present, kind, len(mu))  # absent objects are the last
+    order: Tensor = along.argsort(dim=1, stable=True)
+    return order.gather(1, by_kind.gather(1, order).argsort(dim=1, stable=True))

@@ -27,6 +27,6 @@ def test_no_time_counts_when_the_steps_disagree(monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_gpu_steps_agree_and_are_timed():
     result = train_gpu.bench_train_gpu(smoke=True)
-    assert result["disagreement"] < train_gpu.TOLERANCE
+    assert result["agrees"], result["disagreement"]
     times = [*result["milliseconds"].values(), *result["split_milliseconds"].values()]
     assert all(0 < piece["min"] <= piece["median"] for piece in times)

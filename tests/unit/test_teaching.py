@@ -14,7 +14,7 @@ from motes.config import ModelConfig, RunConfig, ScheduleConfig
 from motes.errors import InputError
 from motes.model import build
 from motes.networks.inference import Encoding
-from motes.teaching import find_teacher, give_lessons, lesson_terms
+from motes.teaching import find_teacher, give_lessons, lesson_terms, starting_order
 from motes.train import Run, resume, train
 from motes.trainer import Trainer
 from motes.training_data import Dataset, make_dataset
@@ -65,7 +65,8 @@ def test_a_lesson_is_three_densities_by_naive_loops(generator: torch.Generator) 
             for t, axis in np.ndindex(4, 2):
                 scale = float(said.scales[b, n, t, axis])
                 distance = float(positions[b, n, t, axis] - said.means[b, n, t, axis]) / scale
-                density -= 0.5 * distance**2 + math.log(scale) + 0.5 * math.log(2 * math.pi)
+                nats = 0.5 * distance**2 + math.log(scale) + 0.5 * math.log(2 * math.pi)
+                density -= nats * scale * (1 + 6 * math.exp(-t / 2))
             path = positions[b, n].double().numpy()
             K = len(weights)
             prior += math.log(
@@ -80,6 +81,17 @@ def test_a_lesson_is_three_densities_by_naive_loops(generator: torch.Generator) 
         assert ours == pytest.approx([picture, density, prior], rel=1e-4)
 
 
+def test_what_a_student_calls_uncertain_is_taught_all_the_same(generator: torch.Generator) -> None:
+    """By the error in scales, not in squares of them, and the weight itself is not learned."""
+    means, scales = (torch.rand(1, 1, 3, 2, generator=generator).requires_grad_() for _ in "ab")
+    positions, present = torch.zeros(1, 1, 3, 2), torch.ones(1, 1, dtype=torch.bool)
+    density = teaching.log_density(Encoding(means, scales), positions, present).sum()
+    by_means, by_scales = torch.autograd.grad(density, (means, scales))
+    early = 1 + 6 * torch.exp(-torch.arange(3) / 2)[:, None]
+    torch.testing.assert_close(by_means, -early * (means / scales).detach())
+    torch.testing.assert_close(by_scales, early * ((means / scales).square() - 1).detach())
+
+
 def test_lessons_are_what_the_teacher_says_of_every_clip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,14 +103,47 @@ def test_lessons_are_what_the_teacher_says_of_every_clip(
     with torch.no_grad():
         found = teacher.track(frames, clips.num_objects)
     assert found is not None
-    present = teacher.present(clips.num_objects)  # the other slots hold nothing of meaning
     scales = found.covariances().diagonal(dim1=-2, dim2=-1).sqrt()
+    present = teacher.present(clips.num_objects)  # the other slots hold nothing of meaning
+    backwards = torch.arange(MAX_OBJECTS).flip(0)
+    monkeypatch.setattr(
+        teaching,
+        "starting_order",
+        lambda dynamics, first, present: backwards.expand(len(first), -1),
+    )
     for batch in (1000, 5):  # in one piece, and in pieces of which the last is shorter
         monkeypatch.setattr(teaching, "BATCH", batch)
         lessons = give_lessons(teacher, clips).lessons
         assert lessons is not None
-        torch.testing.assert_close(lessons.means[present], found.means[present])
-        torch.testing.assert_close(lessons.scales[present], scales[present])
+        torch.testing.assert_close(lessons.means.flip(1)[present], found.means[present])
+        torch.testing.assert_close(lessons.scales.flip(1)[present], scales[present])
+
+
+def test_objects_are_ordered_by_side_and_then_by_height() -> None:
+    """Two kinds of start, left and right, both much higher than wide."""
+    dynamics = tiny_model().dynamics
+    with torch.no_grad():
+        dynamics.initial_mean[:] = torch.tensor([[-9.0, 0, 1, 0], [9.0, 0, -1, 0]])
+        dynamics.initial_factor[:] = torch.diag(torch.tensor([0.0, 1.5, 0, 0]))
+    first = torch.tensor([[[9.0, -3], [-9.5, 1], [-8.5, -4]], [[8.0, 2], [-9, 3], [0, 0]]])
+    present = torch.tensor([[True, True, True], [True, True, False]])
+    order = starting_order(dynamics, first, present)
+    assert order.tolist() == [[2, 1, 0], [1, 0, 2]]
+
+
+def test_the_starting_order_undoes_any_permutation(generator: torch.Generator) -> None:
+    model = tiny_model()
+    first = 3 * torch.randn(40, MAX_OBJECTS, 2, generator=generator)
+    present = torch.ones(40, MAX_OBJECTS, dtype=torch.bool)
+    with torch.no_grad():
+        ordered = first.gather(
+            1, starting_order(model.dynamics, first, present)[..., None].expand_as(first)
+        )
+        mixed = first[:, torch.randperm(MAX_OBJECTS, generator=generator)]
+        again = mixed.gather(
+            1, starting_order(model.dynamics, mixed, present)[..., None].expand_as(first)
+        )
+    assert torch.equal(ordered, again)
 
 
 def test_a_run_without_a_teacher_has_none() -> None:
