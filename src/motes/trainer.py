@@ -23,7 +23,7 @@ from motes.teaching import lesson_terms
 TERMS = (*BoundTerms._fields, "gradient")
 NEVER = 2**62  # the step at which what has not happened happened
 EXPLORE = 0.2  # of the structured family's q, see `Tracker.track`
-SETTLED = 12  # batches whose tracks the kinds of start are fitted to in the end
+SETTLED = 20  # batches whose tracks the kinds of start are fitted to in the end
 
 
 class Watch:
