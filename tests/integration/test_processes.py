@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed, multiprocessing
+from try_processes import TOLERANCE, difference, ended, start
 
+from motes import cli
 from motes.presets import STRUCTURED_PRESETS
 from motes.train import train
 from motes.trainer import Trainer
@@ -75,3 +77,13 @@ def test_what_reaches_one_process_reaches_all(tmp_path: Path) -> None:
     for name, value in leading["seeded"].items():
         assert torch.equal(value, other["seeded"][name]), name
     assert (tmp_path / "run" / "checkpoint.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:
+    """The short form of tools/try_processes.py."""
+    smoke = ["train", "--preset", "smoke", "--iterations", "10", "--out"]
+    together = start(2, *smoke, str(tmp_path / "two"))
+    assert cli.main([*smoke, str(tmp_path / "one")]) == 0
+    ended(together)
+    assert difference(tmp_path / "two", tmp_path / "one") < TOLERANCE

@@ -26,7 +26,7 @@ class Point(NamedTuple):
 
     frames: int = 30
     objects: int = 2
-    clips: int = 4
+    clips: int = 1
     size: int = 48
 
 

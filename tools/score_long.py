@@ -1,0 +1,104 @@
+"""Follow objects through clips of 3,000 frames: are tracks kept, in how much memory and time?
+
+A model learns the world `long` from short clips, then meets long ones. Scored beside the oracle,
+which knows the law and in every frame the points at which objects show, but not which is which.
+Needs torch, numpy, safetensors and scipy alone; the record is written clip by clip.
+
+Usage: python tools/score_long.py --seed 0 --out results/long.json --runs runs/worlds
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from score_worlds import learn, say
+
+import motes
+from motes import metrics
+from motes.answer import Answer
+from motes.baselines.oracle import Law, Tracks
+from motes.bench.scale import peak_memory
+from motes.checkpoint import write_json
+from motes.data import Clips, worlds
+from motes.model import Model
+from motes.run_folder import environment
+from motes.world_scores import TASKS, TEST_SEED, ask_law, inside
+
+LENGTHS = (300, 3000)
+
+
+def scores(told: Answer | Tracks, clips: Clips) -> dict[str, float]:
+    """How well the tracks of one clip are kept, and how far off they are while they are."""
+    assert clips.positions is not None
+    assert clips.clean is not None
+    truth, num_positions = clips.positions.to(told.pixels), clips.positions[..., 0].numel()
+    apart = (told.pixels[:, :, None] - truth[:, None]).norm(dim=-1)  # B estimate truth T
+    order = metrics.best_order(told.path_pixels, clips.clean)
+    own = metrics.reorder(told.pixels, order)
+    covariances = metrics.reorder(told.pixel_covariances, order)
+    return {
+        "tracked": float(metrics.tracked(own, truth)),
+        "switches": int(metrics.switches(told.pixels, truth)),
+        "idf1": int(metrics.identified(told.pixels, truth)) / num_positions,
+        "found": float((apart.amin(1) <= metrics.GATE).double().mean()),
+        "noisy_rmse": metrics.rmse(own, truth),
+        "coverage90": float(inside(own, covariances, truth).mean()),
+    }
+
+
+def ask(model: Model, clips: Clips, count: int) -> dict[str, float]:
+    """The scores of a model on one clip, with the seconds and the memory that it took."""
+    frames = clips.frames.float()
+    with peak_memory() as grown:
+        wall, cpu = time.monotonic(), time.process_time()
+        told = motes.infer(model, frames, count)
+        taken = time.monotonic() - wall, time.process_time() - cpu
+    return {
+        **scores(told, clips),
+        "seconds": round(taken[0], 1),
+        "cpu_seconds": round(taken[1], 1),
+        "peak_mib": round(grown(), 1),
+        "video_mib": round(frames.numel() * 4 / 2**20, 1),
+    }
+
+
+def main() -> None:
+    """Learn if need be, then ask about one clip after the other."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seed", type=int, default=0, help="of the training run")
+    parser.add_argument("--num-clips", type=int, default=2000, help="to learn from")
+    parser.add_argument(
+        "--clips", type=int, default=4, help="to ask about, of each count and length"
+    )
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--counts", type=int, nargs="+", default=(1, 2, 3))
+    parser.add_argument("--runs", type=Path, default=Path("runs/worlds"))
+    parser.add_argument("--out", type=Path, default=Path("results/long.json"))
+    given = parser.parse_args()
+    folder, law = given.runs / f"long-{given.seed}", Law.of(worlds.physics_of("long", 30))
+    if not (folder / "training.json").exists():
+        learn(TASKS["long"], given.seed, folder, given.num_clips)
+    model = motes.load(folder)
+    record: dict[str, Any] = {
+        "seed": given.seed,
+        "training": json.loads((folder / "training.json").read_text("utf-8")),
+        "environment": environment(torch.device("cpu")),
+        "asked": [],
+    }
+    for number in range(given.clips):
+        for length in given.lengths:
+            for count in given.counts:
+                clips = worlds.make("long", 1, count, length, seed=TEST_SEED + number)
+                line = {"clip": number, "frames": length, "objects": count}
+                told = ask(model, clips, count)
+                oracle = scores(ask_law(law, clips, count, None), clips)
+                record["asked"].append({**line, "model": told, "oracle": oracle})
+                write_json(given.out, record)
+                say(json.dumps(record["asked"][-1]))
+
+
+if __name__ == "__main__":
+    main()
