@@ -172,7 +172,7 @@ def sightings(
     num_frames: int,
 ) -> Sightings:
     """The sightings of the frames that q knows, tempered, and none in those after them."""
-    temper = model.temper[(num_objects - 1).clamp(max=model.max_objects - 1)]
+    temper = model.temper[(num_objects - 1).clamp(max=len(model.temper) - 1)]
     covariances = temper[:, None, None, None, None] * q.covariances()
     seen = where_seen(q, observed)
     found = (observed[:, None] if seen is None else seen).expand(q.means.shape[:3])

@@ -1,8 +1,9 @@
 """Which of two objects went on where: tracks whose later parts fit one another's beginnings better.
 
-Two objects that meet, before the eye or behind something, may leave the meeting as one another. To
-look again does not mend that: every place is explained. So all exchanges of what two objects of
-a clip did from some frame on are weighed by the dynamics, exactly and without following them again.
+Two objects that meet, before the eye or behind something, may leave the meeting as one another, or
+be taken for one another in a frame or two. To look again does not mend that: every place is
+explained. So exchanges between two objects of a clip are weighed by the dynamics: of what they did
+from some frame on, exactly and without following them again, and of their places in one frame.
 """
 
 import math
@@ -13,6 +14,8 @@ import torch
 from motes.lgssm import LGSSM, Dynamics, identity, map_vector
 from motes.sequential import run_filter
 from motes.shapes import Bool, Float, Int, Tensor
+from motes.structured.places import Place, determinant, mahalanobis
+from motes.structured.search import Scene, Sightings
 
 
 class Future(NamedTuple):
@@ -89,19 +92,53 @@ def exchange_gains(
 
 
 def best_exchange(
-    dynamics: Dynamics,
-    positions: Float[Tensor, "B N T P"],
-    seen: Bool[Tensor, "B N T"],
-    present: Bool[Tensor, "B N"],
-) -> tuple[Float[Tensor, " B"], Int[Tensor, "B N T"]]:
+    scene: Scene, clips: Int[Tensor, " b"], found: Sightings, expected: Place
+) -> tuple[Float[Tensor, " b"], Int[Tensor, "b N T"]]:
     """The gain of each clip's best exchange, and whose place every object then takes."""
-    gains = exchange_gains(dynamics, positions, seen)
+    present, seen = scene.present[clips], found.seen
+    positions = scene.renderer.from_pixels(found.place.mean)
+    gains = _among(present, exchange_gains(scene.dynamics, positions, seen))
+    T = seen.shape[2]
+    gain, index = gains.flatten(1).max(1)
+    swapped = _swapped(index // T, present)
+    late = torch.arange(T, device=seen.device) >= (index % T)[:, None]
+    slots = torch.arange(seen.shape[1], device=seen.device)
+    return gain, torch.where(late[:, None], swapped[..., None], slots[:, None])
+
+
+def best_exchange_in_frames(
+    scene: Scene, clips: Int[Tensor, " b"], found: Sightings, expected: Place
+) -> tuple[Float[Tensor, " b"], Int[Tensor, "b N T"]]:
+    """The same for exchanges in single frames, the best one of each frame, all frames at once.
+
+    A place is weighed by where the other frames expect each of the two objects. That of one that
+    was not seen is what is expected, and weighs nothing.
+    """
+    present = scene.present[clips]
+    away = found.place.mean[:, None] - expected.mean[:, :, None]  # of, at the place of, frame
+    spread = expected.covariance[:, :, None]
+    fit = -0.5 * (mahalanobis(away[..., None, :], spread)[..., 0] + determinant(spread).log())
+    fit = torch.where(found.seen[:, None], fit, 0.0)
+    own = fit.diagonal(dim1=1, dim2=2).movedim(-1, 1)
+    gains = _among(present, fit + fit.transpose(1, 2) - own[:, :, None] - own[:, None])
+    gain, index = gains.movedim(-1, 1).flatten(2).max(2)  # B T
+    swapped = _swapped(index, present[:, None])
+    return gain.clamp(min=0).sum(1), swapped.movedim(1, -1)
+
+
+def _among(
+    present: Bool[Tensor, "B N"], gains: Float[Tensor, "B N N T"]
+) -> Float[Tensor, "B N N T"]:
+    """Gains of pairs of objects that are there; no other pair is worth an exchange."""
     pairs = present[:, :, None] & present[:, None]
-    gain, index = gains.masked_fill(~pairs[..., None], -torch.inf).flatten(1).max(1)
-    N, T = seen.shape[1:]
-    one, other, frame = index // (N * T), index // T % N, index % T
-    slots = torch.arange(N, device=seen.device).expand(len(seen), N)
-    swapped = torch.where(slots == one[:, None], other[:, None], slots)
-    swapped = torch.where(slots == other[:, None], one[:, None], swapped)
-    late = torch.arange(T, device=seen.device) >= frame[:, None]
-    return gain, torch.where(late[:, None], swapped[..., None], slots[..., None])
+    return gains.masked_fill(~pairs[..., None], -torch.inf)
+
+
+def _swapped(
+    pair: Int[Tensor, "*batch"], like: Bool[Tensor, "*#batch N"]
+) -> Int[Tensor, "*batch N"]:
+    """All objects in order, but for the two of a pair, which is numbered row by row."""
+    N = like.shape[-1]
+    slots = torch.arange(N, device=like.device)
+    one, other = (pair // N)[..., None], (pair % N)[..., None]
+    return torch.where(slots == one, other, torch.where(slots == other, one, slots))

@@ -15,6 +15,15 @@ class Place(NamedTuple):
     mean: Float[Tensor, "*batch 2"]
     covariance: Float[Tensor, "*batch 2 2"]
 
+    def taken(self, clips: Int[Tensor, " b"]) -> "Place":
+        """Those of some of the clips."""
+        return Place(self.mean[clips], self.covariance[clips])
+
+    def put(self, clips: Int[Tensor, " b"], others: "Place") -> "Place":
+        """With those of some clips replaced."""
+        mean = self.mean.index_copy(0, clips, others.mean)
+        return Place(mean, self.covariance.index_copy(0, clips, others.covariance))
+
 
 class Glyph(NamedTuple):
     """What looking needs of the renderer: the glyph at whole-pixel offsets, and the stage.

@@ -92,13 +92,12 @@ class Sightings(NamedTuple):
 
     def taken(self, clips: Int[Tensor, " b"]) -> "Sightings":
         """Those of some of the clips."""
-        return Sightings(Place(*(part[clips] for part in self.place)), self.seen[clips])
+        return Sightings(self.place.taken(clips), self.seen[clips])
 
     def put(self, clips: Int[Tensor, " b"], others: "Sightings") -> "Sightings":
         """With those of some clips replaced."""
-        mean = self.place.mean.index_copy(0, clips, others.place.mean)
-        covariance = self.place.covariance.index_copy(0, clips, others.place.covariance)
-        return Sightings(Place(mean, covariance), self.seen.index_copy(0, clips, others.seen))
+        seen = self.seen.index_copy(0, clips, others.seen)
+        return Sightings(self.place.put(clips, others.place), seen)
 
     def reordered(self, source: Int[Tensor, "B N T"]) -> "Sightings":
         """Every object at the place of another one, frame by frame."""

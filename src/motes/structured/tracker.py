@@ -8,14 +8,14 @@ from torch import nn
 from motes import mixture
 from motes.lgssm import Dynamics
 from motes.shapes import Bool, Float, Int, Tensor
-from motes.structured.exchange import best_exchange
+from motes.structured.exchange import best_exchange, best_exchange_in_frames
 from motes.structured.glyph import GlyphRenderer
 from motes.structured.places import Glyph, Place, chosen
 from motes.structured.posterior import PlacePosterior
 from motes.structured.search import Scene, Sightings, expect, follow, look_again
 
 FINE_WINDOW = 2  # pixels around the place found in which cells are told apart
-EXCHANGES = 4  # of the later parts of two tracks, tried one after the other
+EXCHANGES = 4  # of parts of two tracks, tried one after the other
 REVISITS = 2  # rounds in which one object after the other is looked for with the others held
 # Of the frames up to the last seen one: where the second hypothesis begins; twice that, the third.
 LATER_START = 1 / 6
@@ -90,7 +90,7 @@ class Tracker(nn.Module):
         found, expected = self._search(many, begun_later(observed, hypotheses))
         best = _bound(many, found, expected).unflatten(0, (hypotheses, -1)).argmax(0)
         best = best * len(frames) + clips
-        found, expected = found.taken(best), Place(*(part[best] for part in expected))
+        found, expected = found.taken(best), expected.taken(best)
         return _posterior(scene, found, expected, explore).widened(slots)
 
     def _search(self, scene: Scene, trusted: Bool[Tensor, "B T"]) -> tuple[Sightings, Place]:
@@ -101,13 +101,8 @@ class Tracker(nn.Module):
         coarse = Glyph.coarse(scene.renderer)
         found = follow(scene, coarse, trusted, self.window)
         found, expected = self._settle(scene, coarse, found, trusted)
-        clips = torch.arange(len(trusted), device=trusted.device)
-        for _ in range(EXCHANGES if scene.present.shape[1] > 1 else 0):
-            clips, found = self._exchange(scene, coarse, clips, found)
-            if not len(clips):
-                return found, expected
-            expected = expect(scene, found)
-        return found, expected
+        several = scene.present.shape[1] > 1
+        return self._exchange(scene, coarse, found, expected) if several else (found, expected)
 
     def _settle(
         self, scene: Scene, coarse: Glyph, found: Sightings, trusted: Bool[Tensor, "B T"]
@@ -122,25 +117,27 @@ class Tracker(nn.Module):
         return found, expected
 
     def _exchange(
-        self, scene: Scene, coarse: Glyph, clips: Int[Tensor, " b"], found: Sightings
-    ) -> tuple[Int[Tensor, " c"], Sightings]:
-        """Of some clips two objects exchange the later parts of their tracks.
-
-        What comes out is the clips whose bound rose by that, and all sightings. [Choice 30]
-        """
-        positions = scene.renderer.from_pixels(found.place.mean[clips])
-        gain, source = best_exchange(
-            scene.dynamics, positions, found.seen[clips], scene.present[clips]
-        )
-        worth = (gain > 0).nonzero()[:, 0]
-        clips = clips[worth]
-        if not len(clips):
-            return clips, found
-        part, kept = scene.taken(clips), found.taken(clips)
-        tried, expected = self._settle(part, coarse, kept.reordered(source[worth]), part.observed)
-        gained = _bound(part, tried, expected) > _bound(part, kept, expect(part, kept))
-        better = gained.nonzero()[:, 0]
-        return clips[better], found.put(clips[better], tried.taken(better))
+        self, scene: Scene, coarse: Glyph, found: Sightings, expected: Place
+    ) -> tuple[Sightings, Place]:
+        """Let two objects exchange parts of their tracks, where the bound rises. [Choice 30]."""
+        for best in (best_exchange, best_exchange_in_frames):
+            clips = torch.arange(len(scene.present), device=scene.present.device)
+            for _ in range(EXCHANGES):
+                kept, before = found.taken(clips), expected.taken(clips)
+                gain, source = best(scene, clips, kept, before)
+                worth = (gain > 0).nonzero()[:, 0]
+                if not len(worth):
+                    break
+                clips, kept, before = clips[worth], kept.taken(worth), before.taken(worth)
+                part = scene.taken(clips)
+                new, after = self._settle(
+                    part, coarse, kept.reordered(source[worth]), part.observed
+                )
+                better = _bound(part, new, after) > _bound(part, kept, before)
+                clips, gained = clips[better], better.nonzero()[:, 0]
+                found = found.put(clips, new.taken(gained))
+                expected = expected.put(clips, after.taken(gained))
+        return found, expected
 
 
 def begun_later(observed: Bool[Tensor, "B T"], hypotheses: int) -> Bool[Tensor, "H T"]:
