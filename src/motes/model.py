@@ -182,8 +182,13 @@ class Model(nn.Module):
 
         Not before it knows how they look: a place where nothing was found yet looks covered.
         """
-        if isinstance(self.renderer, GlyphRenderer):
-            self.renderer.visibility_logit.requires_grad_(allowed)
+        for part in self.hiding():
+            part.requires_grad_(allowed)
+
+    def hiding(self) -> list[nn.Parameter]:
+        """What says where objects are hidden, if something does."""
+        renderer = self.renderer
+        return [renderer.visibility_logit] if isinstance(renderer, GlyphRenderer) else []
 
     def expected_frames(
         self,

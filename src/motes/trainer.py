@@ -22,6 +22,9 @@ from motes.teaching import lesson_terms
 
 TERMS = (*BoundTerms._fields, "gradient")
 NEVER = 2**62  # the step at which what has not happened happened
+# Of the learning rate: a logit has a long way from "nothing stands here" to "something does", and
+# until it has gone it objects behind a cover teach the dynamics that they jump.
+VISIBILITY_PACE = 4.0
 EXPLORE = 0.2  # of the structured family's q, see `Tracker.track`
 SETTLED = 20  # batches whose tracks the kinds of start are fitted to in the end
 
@@ -60,8 +63,11 @@ class Trainer:
         self.config, self.data, self.device = config, data, device
         self.model = build(config).to(device)
         networks = [*self.model.renderer.parameters(), *self.model.inference.parameters()]
+        hiding = self.model.hiding()
+        networks = [part for part in networks if all(part is not hides for hides in hiding)]
+        groups = [{"params": networks}, {"params": list(self.model.dynamics.parameters())}]
         self.optimizer = torch.optim.Adam(
-            [{"params": networks}, {"params": list(self.model.dynamics.parameters())}],
+            groups + [{"params": hiding}] * bool(hiding),
             lr=0.0,
             # A glyph goes from a blob to a sharp edge in a few hundred steps: its first gradients
             # are a thousand times its last, and are to be forgotten in time.
@@ -136,6 +142,7 @@ class Trainer:
     def _compute(self, inputs: StepInputs) -> None:
         """The arithmetic of a step: bound, gradient, update."""
         *rates, kl_weight, blur_width, step = inputs.settings.unbind()
+        rates += [VISIBILITY_PACE * rates[0]] * bool(self.model.hiding())
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = float(rate)
         frames = self.data.frames(inputs.indices)

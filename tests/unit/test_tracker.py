@@ -229,10 +229,10 @@ def test_tracks_that_took_the_later_parts_of_one_another_give_them_back() -> Non
     wrong = torch.cat([truth[:, :9], truth.flip(0)[:, 9:]], 1)
     place = Place(torch.stack([wrong, truth]), torch.eye(2).expand(2, 2, 18, 2, 2))
     found = Sightings(place, torch.ones(2, 2, 18, dtype=torch.bool))
-    clips = torch.arange(2)
-    gained, after = Tracker(2, WINDOW)._exchange(scene, Glyph.coarse(renderer), clips, found)
-    assert gained.tolist() == [0]
+    expected = expect(scene, found)
+    after, there = Tracker(2, WINDOW)._exchange(scene, Glyph.coarse(renderer), found, expected)
     assert (after.place.mean[0] - truth).abs().max() < 0.5
+    torch.testing.assert_close(there.mean, expect(scene, after).mean)
     assert torch.equal(after.place.mean[1], truth)
 
 

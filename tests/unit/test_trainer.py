@@ -15,7 +15,7 @@ from motes.objective import BoundTerms
 from motes.presets import STRUCTURED_PRESETS
 from motes.schedule import at_step
 from motes.train import Run, held_out_bound
-from motes.trainer import SETTLED, Trainer
+from motes.trainer import SETTLED, VISIBILITY_PACE, Trainer
 from motes.training_data import Dataset, make_dataset
 from tiny import tiny_config
 
@@ -323,3 +323,17 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
             assert gap.max() <= 3 * 2e-3, name
             assert gap.double().quantile(0.9) <= 1e-6, name
     torch.testing.assert_close(ours["terms"], list(terms), rtol=1e-6, atol=1e-6)
+
+
+def test_what_hides_objects_is_learned_at_a_pace_of_its_own() -> None:
+    """Adam's first step is its learning rate for every number that has a gradient."""
+    config = STRUCTURED_PRESETS["smoke"]
+    schedule = replace(config.schedule, frozen_visibility=0)
+    trainer = trainer_of(replace(config, schedule=schedule))
+    renderer = trainer.model.renderer
+    before = {name: part.detach().clone() for name, part in renderer.named_parameters()}
+    trainer.advance()
+    moved = {name: (part - before[name]).abs().max() for name, part in renderer.named_parameters()}
+    torch.testing.assert_close(
+        moved["visibility_logit"], VISIBILITY_PACE * moved["root_background"], rtol=1e-3, atol=0
+    )
