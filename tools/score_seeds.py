@@ -4,6 +4,7 @@ Each run is a record of its own, so that runs can go side by side and on several
 puts the records of a folder into one file. Test clips come from a seed that nothing was chosen by.
 
 Usage: python tools/score_seeds.py --size 48 --frames 30 --seed 0 --runs runs/seeds
+       python tools/score_seeds.py --size 48 --frames 30 --start limit --runs runs/seeds
        python tools/score_seeds.py --merge runs/seeds --out results/structured_seeds.json
 """
 
@@ -14,9 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from motes.baselines.limit import Limit
 from motes.checkpoint import load, write_json
 from motes.config import RunConfig
-from motes.data import cannonballs
+from motes.data import World, cannonballs
 from motes.evaluate import Asked, compare_physics, evaluate
 from motes.presets import preset
 from motes.run_folder import environment
@@ -63,6 +67,20 @@ def score(config: RunConfig, folder: Path, num_clips: int, start: str) -> dict[s
     }
 
 
+def score_limit(size: int, frames: int, num_clips: int) -> dict[str, Any]:
+    """Return the scores of the true physics on the same clips."""
+    clips = cannonballs(num_clips, (1, 2, 3), frames, (size, size), seed=TEST_SEED)
+    return {
+        "size": size,
+        "num_frames": frames,
+        "seed": 0,
+        "start": "limit",
+        "test_seed": TEST_SEED,
+        "environment": environment(torch.device("cpu")),
+        **evaluate(Limit.of(World(frames, (size, size))), clips),
+    }
+
+
 SPREAD = {
     "tracked": ("clips tracked throughout", "{:.3f}"),
     "noisy_rmse": ("inferred position, RMSE in px", "{:.2f}"),
@@ -80,24 +98,30 @@ SPREAD = {
 def spread_table(record: dict[str, Any]) -> str:
     """Return, for each kind of clips, the least and the largest score of all seeds."""
     kinds: dict[str, list[dict[str, Any]]] = {}
+    limits: dict[str, dict[str, Any]] = {}
     for run in record["runs"]:
+        name = f"{run['size']}x{run['size']}, T = {run['num_frames']}"
         if run["start"] == "as it is":
-            name = f"{run['size']}x{run['size']}, T = {run['num_frames']}"
             kinds.setdefault(name, []).append(run)
+        elif run["start"] == "limit":
+            limits[name] = run["by_count"]
     heads = [f"{name} ({len(runs)} seeds)" for name, runs in kinds.items()]
     lines = [f"| N = 1 / 2 / 3, least to largest | {' | '.join(heads)} |"]
     lines.append("|---" * (1 + len(kinds)) + "|")
     for score_name, (title, form) in SPREAD.items():
         cells = []
-        for runs in kinds.values():
+        for name, runs in kinds.items():
             values = [[run["by_count"][n][score_name] for run in runs] for n in ("1", "2", "3")]
             ranges = ((form.format(min(column)), form.format(max(column))) for column in values)
-            cells.append(
-                " / ".join(low if low == high else f"{low}-{high}" for low, high in ranges)
-            )
+            cell = " / ".join(low if low == high else f"{low}-{high}" for low, high in ranges)
+            if name in limits:
+                best = (form.format(limits[name][n][score_name]) for n in ("1", "2", "3"))
+                cell += f" ({' / '.join(best)})"
+            cells.append(cell)
         lines.append(f"| {title} | {' | '.join(cells)} |")
     first = record["runs"][0]["environment"]
-    told = f"All seeds that were run: {record['note']}. Commit {first['motes_commit'][:10]}"
+    told = "In parentheses the limit on the same clips: the true physics and the exact posterior. "
+    told += f"All seeds that were run: {record['note']}. Commit {first['motes_commit'][:10]}"
     return "\n".join([*lines, "", f"{told}, {first['processor']}."])
 
 
@@ -107,7 +131,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=48)
     parser.add_argument("--frames", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--start", choices=FACTORS, default="as it is")
+    parser.add_argument("--start", choices=[*FACTORS, "limit"], default="as it is")
     parser.add_argument("--clips", type=int, default=300)
     parser.add_argument("--runs", type=Path, default=Path("runs/seeds"))
     parser.add_argument("--merge", type=Path)
@@ -122,8 +146,11 @@ def main() -> None:
         return
     name = f"{given.size}x{given.frames}-{given.start.replace(' ', '_').replace('/', 'over')}"
     name = f"{name}-{given.seed}"
-    config = configuration(given.size, given.frames, given.seed, given.start)
-    record = score(config, given.runs / name, given.clips, given.start)
+    if given.start == "limit":
+        record = score_limit(given.size, given.frames, given.clips)
+    else:
+        config = configuration(given.size, given.frames, given.seed, given.start)
+        record = score(config, given.runs / name, given.clips, given.start)
     write_json(given.runs / f"{name}.json", record)
 
 
