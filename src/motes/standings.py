@@ -24,6 +24,7 @@ CONTENDERS = {
     "ed-lstm": "ED-LSTM as the paper trains it, best variant",
     "ed-lstm-own": "ED-LSTM trained on its own frames (not in the paper)",
     "kalman": "disks + Kalman, true physics and prior",
+    "disks-trackpy": "disks + trackpy's links, settings chosen on training clips",
     "trackpy": "trackpy, settings chosen on training clips",
     "known-gravity": "disks, nearest, straight line + true gravity",
     "constant-velocity": "disks, nearest, constant velocity",

@@ -6,6 +6,7 @@ import torch
 from motes import metrics
 from motes.baselines import blobs
 from motes.baselines.blobs import Settings, choose_settings, follow_blobs
+from motes.baselines.disks import disk_mask
 from motes.data import worlds
 
 pytest.importorskip("trackpy")
@@ -45,3 +46,15 @@ def test_a_still_background_is_taken_away():
     frames[0, 2, 3:5, 3:5] = 1 - frames[0, 2, 3:5, 3:5]
     left = blobs._without_background(frames)
     assert int((left > 0).sum()) == 4
+
+
+def test_disks_that_touch_are_told_apart_by_their_shape():
+    clip, seen = torch.zeros(3, 16, 16), torch.tensor([True, False, True])
+    for t, centres in ((0, ((4, 5), (8, 5))), (2, ((6, 10), (9, 10)))):
+        for x, y in centres:
+            clip[t, y - 2 : y + 3, x - 2 : x + 3][disk_mask(2)] = 1.0
+    rows = blobs.find_disks(clip, seen, 2, 5)
+    found = sorted(rows[["frame", "x", "y"]].itertuples(index=False, name=None))
+    assert found == [(0, 4, 5), (0, 8, 5), (2, 6, 10), (2, 9, 10)]
+    tracks = follow_blobs(clip[None], seen[None], 2, Settings(5, 6.0, 1), blobs.find_disks)
+    assert sorted(tracks[0, :, 1].tolist()) == [[5.0, 7.5], [8.5, 7.5]]

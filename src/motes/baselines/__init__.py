@@ -3,6 +3,7 @@
     limit              global assignment, exact posterior, Bayes-optimal pictures
     kalman             disks, ordered frame by frame by the Kalman filter, true physics and prior
     trackpy            its blobs and links, settings chosen on training clips (an extra)
+    disks-trackpy      disks, linked by trackpy in the same way
     known-gravity      disks, nearest neighbours, a straight line plus the known gravity
     constant-velocity  the same without gravity
     constant-image     the best picture that looks at nothing
@@ -21,7 +22,8 @@ from motes.data import Clips, World
 from motes.errors import InputError
 
 BASELINES = (
-    "limit", "kalman", "trackpy", "known-gravity", "constant-velocity", "constant-image",
+    "limit", "kalman", "disks-trackpy", "trackpy",
+    "known-gravity", "constant-velocity", "constant-image",
 )  # fmt: skip
 
 
@@ -35,6 +37,8 @@ def baseline(name: str, world: World, training: Clips) -> Contender:
             return KalmanTracker(world.radius, true_physics(world))
         case "trackpy":
             return Blobs.of(training)
+        case "disks-trackpy":
+            return Blobs.of(training, world.radius)
         case "known-gravity":
             return StraightLine(world.radius, gravity)
         case "constant-velocity":

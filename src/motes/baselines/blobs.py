@@ -1,10 +1,12 @@
 """trackpy as a rival: blobs found in every frame, linked to the nearest; no law, no error bars.
 
 It is told the number of objects, and its three settings are chosen with the truth of some clips at
-hand: what a careful user could reach at best.
+hand: what a careful user could reach at best. It may also link disks that were found by their
+known shape, which hold apart what its blobs run together.
 """
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +15,7 @@ import numpy as np
 import torch
 
 from motes import metrics
+from motes.baselines.disks import explain_frames
 from motes.contest import Told
 from motes.data import Clips
 from motes.errors import InputError
@@ -33,11 +36,50 @@ class Settings(NamedTuple):
     memory: int  # frames that a blob may be missing
 
 
+# From a clip, which of its frames were seen, the number of objects and their diameter to blobs.
+Find = Callable[[Tensor, Tensor, int, int], "pandas.DataFrame"]
+
+
+def find_blobs(
+    clip: Float[Tensor, "T height width"], seen: Bool[Tensor, " T"], num_objects: int, diameter: int
+) -> "pandas.DataFrame":
+    """The brightest blobs of every seen frame, at most as many as there are objects."""
+    trackpy = _trackpy()
+    pictures = (255 * clip).byte().numpy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of frames without a blob
+        found = [
+            trackpy.locate(pictures[t], diameter, topn=num_objects, separation=2).assign(frame=t)
+            for t in seen.nonzero()[:, 0].tolist()
+        ]
+    import pandas
+
+    return pandas.concat([blobs for blobs in found if len(blobs)] or found[:1])
+
+
+def find_disks(
+    clip: Float[Tensor, "T height width"], seen: Bool[Tensor, " T"], num_objects: int, diameter: int
+) -> "pandas.DataFrame":
+    """The disks that make up every seen frame."""
+    import pandas
+
+    times = seen.nonzero()[:, 0].tolist()
+    rows = [
+        (x, y, t)
+        for t, options in zip(
+            times, explain_frames(clip[seen], num_objects, diameter // 2), strict=True
+        )
+        for x, y in options[0].tolist()
+    ]
+    return pandas.DataFrame(rows, columns=["x", "y", "frame"])
+
+
 def follow_blobs(
     frames: Float[Tensor, "B T height width"],
     observed: Bool[Tensor, "B T"],
     num_objects: int,
     settings: Settings,
+    find: Find = find_blobs,
 ) -> Float[Tensor, "B N T 2"]:
     """The longest tracks of every clip; gaps are filled by straight lines, ends are held."""
     diameter, search_range, memory = settings
@@ -45,7 +87,7 @@ def follow_blobs(
     return torch.stack(
         [
             _link(
-                _find(clip, seen, num_objects, diameter),
+                find(clip, seen, num_objects, diameter),
                 num_objects,
                 len(seen),
                 search_range,
@@ -60,6 +102,8 @@ def choose_settings(
     frames: Float[Tensor, "B T height width"],
     observed: Bool[Tensor, "B T"],
     positions: Float[Tensor, "B N T 2"],
+    find: Find = find_blobs,
+    diameters: tuple[int, ...] | None = None,
 ) -> Settings:
     """The settings under which most clips are tracked, then those with the smallest error.
 
@@ -67,9 +111,10 @@ def choose_settings(
     """
     num_objects, num_frames = positions.shape[1:3]
     clips = list(zip(_without_background(frames), observed, strict=True))
-    best, chosen = (-1.0, 0.0), Settings(DIAMETERS[0], RANGES[0], MEMORIES[0])
-    for diameter in DIAMETERS:
-        found = [_find(clip, seen, num_objects, diameter) for clip, seen in clips]
+    tried = DIAMETERS if diameters is None else diameters
+    best, chosen = (-1.0, 0.0), Settings(tried[0], RANGES[0], MEMORIES[0])
+    for diameter in tried:
+        found = [find(clip, seen, num_objects, diameter) for clip, seen in clips]
         for search_range, memory in product(RANGES, MEMORIES):
             tracks = torch.stack(
                 [_link(blobs, num_objects, num_frames, search_range, memory) for blobs in found]
@@ -87,23 +132,6 @@ def _without_background(
 ) -> Float[Tensor, "B T height width"]:
     """How far pixels are from their median over all clips, which share their background."""
     return (frames - frames.flatten(0, 1).median(0).values).abs()
-
-
-def _find(
-    clip: Float[Tensor, "T height width"], seen: Bool[Tensor, " T"], num_objects: int, diameter: int
-) -> "pandas.DataFrame":
-    """The brightest blobs of every seen frame, at most as many as there are objects."""
-    trackpy = _trackpy()
-    pictures = (255 * clip).byte().numpy()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of frames without a blob
-        found = [
-            trackpy.locate(pictures[t], diameter, topn=num_objects, separation=2).assign(frame=t)
-            for t in seen.nonzero()[:, 0].tolist()
-        ]
-    import pandas
-
-    return pandas.concat([blobs for blobs in found if len(blobs)] or found[:1])
 
 
 def _link(
@@ -139,11 +167,16 @@ class Blobs:
     """trackpy as a contender, its settings chosen for each number of objects on training clips."""
 
     settings: dict[int, Settings]
+    find: Find = find_blobs
     interpolates: bool = True
 
     @classmethod
-    def of(cls, training: Clips) -> "Blobs":
-        """Settings chosen on the first training clips with each number of objects."""
+    def of(cls, training: Clips, radius: int | None = None) -> "Blobs":
+        """Settings chosen on the first training clips with each number of objects.
+
+        With a radius disks of it are linked, else trackpy's own blobs.
+        """
+        find, diameters = (find_blobs, None) if radius is None else (find_disks, (2 * radius + 1,))
         assert training.num_objects is not None
         assert training.positions is not None
         chosen = {}
@@ -152,8 +185,9 @@ class Blobs:
             assert own.positions is not None
             frames = own.frames.float()
             everything = torch.ones(frames.shape[:2], dtype=torch.bool)
-            chosen[count] = choose_settings(frames, everything, own.positions[:, :count])
-        return cls(chosen)
+            positions = own.positions[:, :count]
+            chosen[count] = choose_settings(frames, everything, positions, find, diameters)
+        return cls(chosen, find)
 
     def ask(
         self,
@@ -164,5 +198,6 @@ class Blobs:
         """Tracks with straight lines over gaps; after the last seen frame objects stay."""
         everyone = observed.expand(len(frames), -1)
         shown = frames * observed[:, None, None]  # the background is the median of all frames
-        tracks = follow_blobs(shown, everyone, num_objects, self.settings[num_objects])
+        settings = self.settings[num_objects]
+        tracks = follow_blobs(shown, everyone, num_objects, settings, self.find)
         return Told(pixels=tracks, path_pixels=tracks)

@@ -37,7 +37,7 @@ def evaluate(
 
     Args:
         model: a shipped model's name, a run folder, or a baseline: limit, kalman, trackpy,
-            known-gravity, constant-velocity, constant-image.
+            disks-trackpy, known-gravity, constant-velocity, constant-image.
         clips: npz file with truth; default: fresh cannonballs of the model's size.
         num_clips: how many fresh clips.
         seed: of the fresh clips; training uses other seeds.
