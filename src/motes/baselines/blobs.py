@@ -24,7 +24,7 @@ from motes.shapes import Bool, Float, Tensor
 if TYPE_CHECKING:
     import pandas
 
-NUM_TUNED = 12  # clips with each number of objects
+NUM_TUNED = 120  # clips with each number of objects
 DIAMETERS, RANGES, MEMORIES = (5, 7, 9), (3.0, 5.0, 8.0), (0, 3, 10)
 
 
