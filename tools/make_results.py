@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from beside import paired_table, reference_table
 from score_seeds import spread_table
 
 from motes.standings import CONTENDERS, HEADS, TABLE, contenders
@@ -224,6 +225,8 @@ def long_form(records: dict[str, Record]) -> str:
     if contenders(records):
         tables = [count_table(records, count) for count in records["limit"]["by_count"]]
         sections.append("### All contenders\n\n" + "\n\n".join(tables))
+        sections.append("### Forecast pictures, clip by clip\n\n" + paired_table(records))
+        sections.append("### Beside reference figures\n\n" + reference_table(records))
         sections.append("### Other gaps\n\n" + gap_table(records))
     if "ed-lstm" in records:
         record = records["ed-lstm"]
