@@ -31,6 +31,7 @@ docs: .venv/.ready
 	@$(BIN)/python tools/make_cli_docs.py
 	@$(BIN)/python tools/make_results.py
 	@$(BIN)/python tools/make_reliability.py
+	@$(BIN)/python tools/score_counts.py --page
 
 .venv/.ready: pyproject.toml
 	@echo "setting up .venv (once; two to three minutes) ..."

@@ -303,7 +303,7 @@ def worlds_table(record: Record) -> str:
 
 
 def worlds_page(records: dict[str, Record]) -> str:
-    """Return the table of the worlds, how the number of objects was found, and the origin."""
+    """Return the table of the worlds and the origin."""
     record = records.get("worlds")
     if record is None:
         return "No record is stored yet."
@@ -317,25 +317,8 @@ def worlds_page(records: dict[str, Record]) -> str:
     ]
     if trained:
         parts.append("Training took: " + "; ".join(trained) + ".")
-    for seed, run in record.get("worlds", {}).get("cannonballs", {}).items():
-        if "counting" in run:
-            parts.append(counting_told(seed, run["counting"]))
     first = next(iter(record["oracles"].values()))
     return "\n\n".join([*parts, origin(first)])
-
-
-def counting_told(seed: str, counting: Record) -> str:
-    """Return how often the number of objects was right, and what its probabilities were worth."""
-    by_count = ", ".join(f"{share:.3f} of N = {n}" for n, share in counting["by_count"].items())
-    rows = "\n".join(
-        f"| {row['cases']} | {row['said']:.3f} | {row['happened']:.3f} |"
-        for row in counting["reliability"]
-    )
-    return (
-        f"Number of objects not told (seed {seed}, {counting['clips']} clips): right in "
-        f"{counting['accuracy']:.3f} ({by_count}).\n\n"
-        f"| cases | said | happened |\n|---|---|---|\n{rows}"
-    )
 
 
 def fill(page: str, content: str) -> str:

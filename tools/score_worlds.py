@@ -34,12 +34,10 @@ from motes.shapes import Float, Tensor
 from motes.train import train
 from motes.world_scores import (
     TASKS,
-    TEST_SEED,
     Task,
     ask_law,
     ask_model,
     observed_of,
-    score_counts,
     score_world,
     unseen_clips,
 )
@@ -106,9 +104,6 @@ def run_model(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         record["training"] = json.loads((folder / "training.json").read_text("utf-8"))
     model = motes.load(folder)
     record["by_count"] = score_world(name, partial(ask_model, model), say)
-    if name == "cannonballs":
-        record["counting"] = score_counts(model, TEST_SEED + 1)
-        say(f"counting {record['counting']['accuracy']}")
     return {**record, "environment": environment(torch.device("cpu"))}
 
 

@@ -17,7 +17,7 @@ from motes.baselines.oracle import Law, Tracks, ask_oracle
 from motes.data import Clips, worlds
 from motes.model import Model
 from motes.queries import infer, interpolate
-from motes.shapes import Bool, Float, Tensor
+from motes.shapes import Bool, Float, Int, Tensor
 
 TEST_SEED = 1_000_000
 BATCH = 50
@@ -202,29 +202,30 @@ def unseen_clips(task: Task, count: int) -> Clips:
     return worlds.make(task.asks, task.num_clips, count, task.num_frames, seed=TEST_SEED)
 
 
-def score_counts(model: Model, seed: int, num_clips: int = 300) -> dict[str, Any]:
-    """How often the number of objects is found, and how far its probabilities can be believed.
+def believed_counts(
+    model: Model, frames: Float[Tensor, "B T height width"]
+) -> Float[Tensor, "B counts"]:
+    """How probable every number of objects is held.
 
     One more than the clips hold is allowed, so that too many can be claimed as well as too few.
     """
     model.max_objects = model.inference.max_objects = max(COUNTED) + 1
-    clips = worlds.make("cannonballs", num_clips, COUNTED, seed=seed)
-    assert clips.num_objects is not None
-    probabilities = []
-    for start in range(0, num_clips, BATCH):
-        answer = infer(model, clips.frames[start : start + BATCH].float())
-        assert answer.count_probabilities is not None
-        probabilities.append(answer.count_probabilities)
-    believed = torch.cat(probabilities).double()
-    chosen = believed.argmax(1) + 1
-    right = chosen == clips.num_objects
-    known = (clips.num_objects - 1).clamp(max=believed.shape[1] - 1)[:, None]
+    told = infer(model, frames).count_probabilities
+    assert told is not None
+    return told
+
+
+def count_scores(believed: Float[Tensor, "B counts"], truth: Int[Tensor, " B"]) -> dict[str, Any]:
+    """How often the number of objects is found, and how far its probabilities can be believed."""
+    right = believed.argmax(1) + 1 == truth
+    nats = -believed.gather(1, truth[:, None] - 1).clamp(min=1e-300).log()
     return {
-        "clips": num_clips,
+        "clips": len(truth),
         "accuracy": float(right.double().mean()),
-        "by_count": {str(n): float(right[clips.num_objects == n].double().mean()) for n in COUNTED},
-        "nats": float(-believed.gather(1, known).clamp(min=1e-300).log().mean()),
-        "reliability": reliability(believed, clips.num_objects),
+        "mean_said": float(believed.amax(1).mean()),
+        "by_count": {str(n): float(right[truth == n].double().mean()) for n in COUNTED},
+        "nats": float(nats.mean()),
+        "reliability": reliability(believed, truth),
         "wrong_clips": (~right).nonzero()[:, 0].tolist(),
     }
 

@@ -1,5 +1,6 @@
 """The scores of the worlds: what a perfect, a blind and an honest answer are given."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -87,13 +88,19 @@ def test_reliability_tells_what_was_said_and_what_happened():
 
 
 def test_counts_are_scored_against_the_truth(monkeypatch):
-    clips = worlds.make("cannonballs", 20, world_scores.COUNTED, seed=3)
-    sure = torch.eye(6)[clips.num_objects - 1]
+    truth = torch.tensor([1, 2, 3, 4, 5] * 4)
+    sure = torch.eye(6).double()[truth - 1]
     sure[0] = sure[0].roll(1)  # one mistake
-    answers = iter([SimpleNamespace(count_probabilities=sure)])
-    monkeypatch.setattr(world_scores, "infer", lambda model, frames: next(answers))
+    monkeypatch.setattr(
+        world_scores, "infer", lambda model, frames: SimpleNamespace(count_probabilities=sure)
+    )
     model = SimpleNamespace(max_objects=3, inference=SimpleNamespace())
-    record = world_scores.score_counts(model, seed=3, num_clips=20)
-    assert model.max_objects == 6
+    believed = world_scores.believed_counts(model, torch.zeros(20, 1, 4, 4))
+    assert model.max_objects == model.inference.max_objects == 6
+    record = world_scores.count_scores(0.9 * believed + 0.1 / 6, truth)
     assert record["accuracy"] == 19 / 20
     assert record["wrong_clips"] == [0]
+    assert record["by_count"] == {"1": 0.75, "2": 1.0, "3": 1.0, "4": 1.0, "5": 1.0}
+    assert record["mean_said"] == pytest.approx(0.9 + 0.1 / 6)
+    nats = -(19 * math.log(0.9 + 0.1 / 6) + math.log(0.1 / 6)) / 20
+    assert record["nats"] == pytest.approx(nats)
