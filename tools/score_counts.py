@@ -36,7 +36,8 @@ def score_part(name: str, part: int, num_clips: int, path: Path) -> None:
     """Write what is believed of some clips, batch by batch."""
     model = motes.load(name)
     clips = worlds.make("cannonballs", num_clips, COUNTED, seed=TEST_SEED + 1 + part)
-    assert clips.num_objects is not None
+    truth = clips.num_objects
+    assert truth is not None
     record: Record = {"model": name, "environment": environment(torch.device("cpu"))}
     record |= {"truth": [], "seconds": 0.0, "believed": {str(seen): [] for seen in SEEN}}
     for start in range(0, num_clips, BATCH):
@@ -46,7 +47,7 @@ def score_part(name: str, part: int, num_clips: int, path: Path) -> None:
             told = believed_counts(model, batch.frames[:, :seen].float())
             record["believed"][str(seen)] += told.tolist()
         record["seconds"] += time.monotonic() - begun
-        record["truth"] += batch.num_objects.tolist()
+        record["truth"] += truth[start : start + BATCH].tolist()
         write_json(path, record)
 
 
@@ -103,7 +104,8 @@ def told(record: Record) -> str:
             "",
             f"{first['clips']} clips of 1 to 5 objects, up to 6 may be claimed; "
             f"`{record['model']}` learned from 1 to 3. The last column is the mean of -log of the "
-            f"probability of the true count. Commit {where['motes_commit'][:10]}, {where['processor']}.",
+            "probability of the true count. "
+            f"Commit {where['motes_commit'][:10]}, {where['processor']}.",
             "",
             "![Counts that were given a probability, and how often they were true]"
             "(images/counts.png)",
