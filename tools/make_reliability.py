@@ -112,6 +112,39 @@ def long_videos(record: Record) -> str:
     return f"{record['what']}; the largest error of any frame:\n\n{table(head, rows)}"
 
 
+def long_clips(record: Record) -> str:
+    """Return how well tracks are kept through long clips, and in how much memory."""
+    asked = [line for run in record["runs"].values() for line in run["asked"]]
+    rows: list[tuple[object, ...]] = []
+    for frames, count in sorted({(line["frames"], line["objects"]) for line in asked}):
+        group = [line for line in asked if (line["frames"], line["objects"]) == (frames, count)]
+        names = {"tracked": ".2f", "switches": ".1f", "idf1": ".3f", "found": ".3f"}
+        scores = [
+            f"{_mean(group, 'model', name):{form}} ({_mean(group, 'oracle', name):{form}})"
+            for name, form in (names | {"noisy_rmse": ".2f"}).items()
+        ]
+        peak = max(line["model"]["peak_mib"] for line in group)
+        seconds = _mean(group, "model", "cpu_seconds")
+        rows.append((frames, count, len(group), *scores, f"{seconds:.0f} s", f"{peak:.0f} MiB"))
+    head = ("frames", "objects", "clips", "tracked", "switches", "IDF1", "found", "position, px")
+    seeds = len(record["runs"])
+    return (
+        f"Models of {seeds} training seeds learned the world `long` from clips of 30 frames, then "
+        "followed clips of up to 3,000; in parentheses the oracle, which knows the law and the "
+        "points but not which is which. *Tracked*: no object is ever 4 px away. *Switches*: how "
+        "often an object is taken over by another's track, a clip. *Found*: positions that have "
+        "some track within 2 px, whosever it is.\n\n"
+        f"{table((*head, 'processor', 'peak memory'), rows)}\n\n"
+        "Objects look alike: where two meet, only their motion tells them apart, and in so long a "
+        "clip some meetings cannot be told, by the oracle neither."
+    )
+
+
+def _mean(lines: list[Record], who: str, name: str) -> float:
+    """Return the mean of a score over clips."""
+    return float(sum(line[who][name] for line in lines) / len(lines))
+
+
 def curves(record: Record) -> str:
     """Return how cost grows, as powers: 1 is linear."""
     rows: list[tuple[object, ...]] = []
@@ -151,6 +184,7 @@ SECTIONS = {
         *("kalman_long", long_videos),
         "python tools/try_kalman.py --out results/kalman_long.json",
     ),
+    "Long clips": ("long", long_clips, "python tools/score_long.py --out results/long.json"),
     "Growth": (
         *("scale", curves),
         "motes bench scale --out results/scale.json --picture docs/images/scale.png",

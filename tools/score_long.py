@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from score_worlds import learn, say
+from score_worlds import learn, say, store
 
 import motes
 from motes import metrics
 from motes.answer import Answer
 from motes.baselines.oracle import Law, Tracks
 from motes.bench.scale import peak_memory
-from motes.checkpoint import write_json
 from motes.data import Clips, worlds
 from motes.model import Model
 from motes.run_folder import environment
@@ -83,11 +82,10 @@ def main() -> None:
         learn(TASKS["long"], given.seed, folder, given.num_clips)
     model = motes.load(folder)
     record: dict[str, Any] = {
-        "seed": given.seed,
         "training": json.loads((folder / "training.json").read_text("utf-8")),
-        "environment": environment(torch.device("cpu")),
         "asked": [],
     }
+    store(given.out, "environment", record=environment(torch.device("cpu")))
     for number in range(given.clips):
         for length in given.lengths:
             for count in given.counts:
@@ -96,7 +94,7 @@ def main() -> None:
                 told = ask(model, clips, count)
                 oracle = scores(ask_law(law, clips, count, None), clips)
                 record["asked"].append({**line, "model": told, "oracle": oracle})
-                write_json(given.out, record)
+                store(given.out, "runs", str(given.seed), record=record)
                 say(json.dumps(record["asked"][-1]))
 
 

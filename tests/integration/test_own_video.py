@@ -52,6 +52,15 @@ def test_prepare_cuts_clips_counts_objects_and_shows_them(gif, tmp_path, capsys)
         assert sheet.width > 40 * 10
 
 
+def test_a_sheet_may_have_any_name_and_is_there_with_the_clips_or_neither(gif, tmp_path, capsys):
+    asked = ["prepare", str(gif), "-o", f"{tmp_path}/clips.npz", "--size=40", "--frames=12"]
+    assert cli.main([*asked, f"--sheet={tmp_path}/no/sheet.png"]) == 2
+    assert list(tmp_path.iterdir()) == []
+    told(capsys, *asked, f"--sheet={tmp_path}/sheet")
+    with Image.open(tmp_path / "sheet") as sheet:
+        assert sheet.format == "PNG"
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

@@ -60,5 +60,5 @@ def bench(
             write_json(out, record)
         if picture is not None and what == "scale":
             with atomic_path(picture) as temporary:
-                draw_curves(result).savefig(temporary, dpi=120)
+                draw_curves(result).savefig(temporary, format="png", dpi=120)
     tell(record, as_json, json.dumps(result, indent=2))

@@ -29,4 +29,4 @@ def write_sheet(path: Path, rows: Sequence[Shown]) -> None:
             cell = Image.fromarray(frame).resize((across, down), Image.Resampling.NEAREST)
             sheet.paste(cell, (LABEL + column * (across + GAP), top))
     with atomic_path(path) as temporary:
-        sheet.save(temporary)
+        sheet.save(temporary, "PNG")  # whatever the name ends in
