@@ -13,7 +13,7 @@ import numpy as np
 from motes.atomic import atomic_path
 from motes.data.npz import MAX_BYTES, load_arrays
 from motes.errors import InputError
-from motes.shapes import UInt8
+from motes.shapes import Float, Int, UInt8
 from motes.video.geometry import Geometry, VideoMap
 from motes.video.preparing import (
     Preparation,
@@ -27,7 +27,7 @@ MEMBERS = ("video_scale", "video_offset", "video_times", "video_numbers", "video
 
 
 class ClipWriter:
-    """Writes clips one after the other; memory does not grow with their number.
+    """Writes clips one after the other; of those written only times and numbers stay in memory.
 
     Used as a context: the file appears whole when the block ends well, and not at all otherwise.
 
@@ -44,8 +44,8 @@ class ClipWriter:
             preparation: how they were made.
         """
         self._path, self._geometry, self._preparation = path, geometry, preparation
-        self._times: list[list[float]] = []
-        self._numbers: list[list[int]] = []
+        self._times: list[Float[np.ndarray, " T"]] = []
+        self._numbers: list[Int[np.ndarray, " T"]] = []
         self._counts: list[int] = []
         self._grey = False
         self._stack = ExitStack()
@@ -81,8 +81,8 @@ class ClipWriter:
                 f"{self._path} would hold more than {MAX_BYTES / 2**30:.0f} GiB; take smaller "
                 "frames, less overlap, or --start and --end"
             )
-        self._times.append([prepared.time for prepared in clip])
-        self._numbers.append([prepared.number for prepared in clip])
+        self._times.append(np.array([prepared.time for prepared in clip]))
+        self._numbers.append(np.array([prepared.number for prepared in clip], dtype=np.int64))
         self._counts.append(num_objects)
 
     def _finish(self) -> None:
@@ -92,7 +92,7 @@ class ClipWriter:
             "video_scale": np.array(self._geometry.scale),
             "video_offset": np.array(self._geometry.offset),
             "video_times": np.array(self._times),
-            "video_numbers": np.array(self._numbers, dtype=np.int64),
+            "video_numbers": np.array(self._numbers),
             "video_preparation": np.frombuffer(text, dtype=np.uint8),
         }
         shape = (*small["video_times"].shape, self._geometry.height, self._geometry.width)
