@@ -3,7 +3,7 @@
 The recording has no truth; tools/juggling_reference.py says who is who. Clips are those that
 `motes prepare` cut, learned from without labels.
 
-Usage: python tools/score_juggling.py VIDEO CLIPS MODEL --out results/juggling.json
+Usage: python tools/score_juggling.py VIDEO CLIPS MODEL [MODEL ...] --out results/juggling.json
 """
 
 import argparse
@@ -18,7 +18,7 @@ from juggling_reference import GRAVITY, find_blobs, link
 from scipy.optimize import linear_sum_assignment
 
 import motes
-from motes.checkpoint import write_json
+from motes.checkpoint import load_with_config, write_json
 from motes.run_folder import environment
 from motes.shapes import Float, Int
 from motes.video import VideoMap, load_video_map, open_video, plan
@@ -37,7 +37,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("video", type=Path)
     parser.add_argument("clips", type=Path)
-    parser.add_argument("model")
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--tracks", type=Path, help="npz file of what the first model found")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     known = load_video_map(given.clips)
@@ -45,22 +46,17 @@ def main() -> None:
     where, preparation = known
     video = open_video(given.video)
     truth = link(find_blobs(plan(video, preparation)), NUM_OBJECTS)
-    model, clips = motes.load(given.model), motes.load_clips(given.clips)
-    began = time.monotonic()
-    frames = clips.frames.float()
-    found = ask(lambda some: motes.infer(model, some, NUM_OBJECTS), frames, where)
-    ahead = ask(
-        lambda some: motes.forecast(model, some[:, :SEEN], NUM_OBJECTS, HORIZON), frames, where
-    )
+    frames = motes.load_clips(given.clips).frames.float()
     reference = [truth[:, numbers] for numbers in where.numbers]
+    answers = [score(model, frames, where, reference) for model in given.models]
+    if given.tracks is not None:
+        np.savez_compressed(given.tracks, tracks=np.stack(answers[0][0]), numbers=where.numbers)
     record = {
         "recording": given.video.name,
         "frame_size": list(frames.shape[2:]),
         "clips": len(frames),
         "frames_without_a_ball": float(np.isnan(truth[..., 0]).any(0).mean()),
-        **identity(found, reference),
-        "forecast_of_half_a_second": forecasts(ahead, reference),
-        "seconds": time.monotonic() - began,
+        "models": [scores for _, scores in answers],
         "environment": {
             name: value
             for name, value in environment(torch.device("cpu")).items()
@@ -70,6 +66,26 @@ def main() -> None:
     if given.out is not None:
         write_json(given.out, record)
     print(record)
+
+
+def score(
+    name_or_folder: str, frames: torch.Tensor, where: VideoMap, reference: list[Tracks]
+) -> tuple[list[Tracks], dict[str, Any]]:
+    """What a model finds in the clips, and its scores."""
+    model, config = load_with_config(name_or_folder)
+    began = time.monotonic()
+    found = ask(lambda some: motes.infer(model, some, NUM_OBJECTS), frames, where)
+    ahead = ask(
+        lambda some: motes.forecast(model, some[:, :SEEN], NUM_OBJECTS, HORIZON), frames, where
+    )
+    scores = {
+        "seed": config.seed,
+        "steps": config.schedule.iterations,
+        **identity(found, reference),
+        "forecast_of_half_a_second": forecasts(ahead, reference),
+        "seconds": time.monotonic() - began,
+    }
+    return found, scores
 
 
 def ask(question: Any, frames: torch.Tensor, where: VideoMap) -> list[Tracks]:

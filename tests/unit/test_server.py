@@ -4,6 +4,8 @@ import base64
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,10 @@ from starlette.testclient import TestClient
 
 import motes
 from motes.answer import Answer
+from motes.data import Clips, pack
 from motes.server import wire
 from motes.server.app import PAGE, create_app
-from motes.server.playground import NUM_EXAMPLES, NUM_IMAGINED, Playground
+from motes.server.playground import NUM_EXAMPLES, NUM_IMAGINED, Playground, held_out_clips
 from motes.server.wire import decode_frames, encode_frames
 from motes.server.worker import Worker
 from motes.starts import learned_force
@@ -152,6 +155,24 @@ def test_examples_are_clips_with_their_truth_and_another_seed_gives_others(
         assert len(clip["truth"]) == clip["num_objects"]
         assert all(len(path) == clip["num_frames"] for path in clip["truth"])
         assert (clip["height"], clip["width"]) == (HEIGHT, WIDTH)
+
+
+def test_examples_are_held_out_clips_of_the_user_s_file_where_that_is_at_hand(
+    playground: Playground, tmp_path: Path
+) -> None:
+    frames = tiny_frames(8, 6)
+    path = tmp_path / "mine.npz"
+    motes.save_clips(path, Clips(pack(frames > 0.5), torch.full((len(frames),), 2)))
+    data = replace(playground.config.data, path=str(path), num_clips=3)
+    mine = replace(playground, held_out=held_out_clips(data))
+    shown = mine.examples(0).clips
+    told = torch.stack([decode_frames(clip) for clip in shown])
+    assert torch.equal(told, (frames[3 : 3 + NUM_EXAMPLES] > 0.5).float())
+    assert {clip.num_objects for clip in shown} == {2}
+    assert held_out_clips(replace(data, path=str(tmp_path / "gone.npz"))) is None
+    assert held_out_clips(replace(data, height=HEIGHT + 1)) is None
+    path.write_text("another file now")
+    assert held_out_clips(data) is None
 
 
 def test_imagined_clips_are_those_of_the_seed(client: TestClient, playground: Playground) -> None:

@@ -268,6 +268,16 @@ def test_growing_keeps_centroids(x, y, by):
     assert mask.any(1).sum() == 9 + 2 * by
 
 
+@pytest.mark.parametrize("by", [1, 3, 9])
+def test_growing_equals_the_naive_loop(by):
+    mask = np.random.default_rng(by).random((11, 17)) < 0.03
+    expected = np.zeros_like(mask)
+    for row, column in zip(*np.nonzero(mask), strict=True):
+        rows = slice(max(row - by, 0), row + by + 1)
+        expected[rows, max(column - by, 0) : column + by + 1] = True
+    np.testing.assert_array_equal(grown(mask, by), expected)
+
+
 def test_small_objects_are_grown_until_a_frame_shows_them():
     video = video_of_disks(crossing().round(), radius=2)
     assert plan(video, Preparation(60, 90)).preparation.grow == 0

@@ -11,8 +11,9 @@ import torch
 from motes import queries
 from motes.answer import Answer
 from motes.checkpoint import load_with_config
-from motes.config import RunConfig
-from motes.data import Clips, draw_clips
+from motes.config import DataConfig, RunConfig
+from motes.data import Clips, draw_clips, load_clips
+from motes.data.colour import in_grey
 from motes.demo import demo_world
 from motes.errors import InputError
 from motes.lgssm import draw_path, map_vector
@@ -25,24 +26,30 @@ from motes.video import Preparation
 
 NUM_EXAMPLES = 6
 NUM_IMAGINED = 4
+MOST_HELD_OUT = 10 * NUM_EXAMPLES  # clips kept in memory
 MAX_WORK = 3_000  # objects times frames times masks of one question, so that others get their turn
 DIGITS = 3  # of a pixel: finer than anybody sees
 
 
 @dataclass(frozen=True, eq=False)
 class Playground:
-    """A model, the run that made it, the name to show, and how its videos were prepared."""
+    """A model, the run that made it, the name to show, and how its videos were prepared.
+
+    `held_out` are clips of the same file that it did not learn from, where that is at hand.
+    """
 
     model: Model
     config: RunConfig
     name: str
     preparation: Preparation | None = None
+    held_out: Clips | None = None
 
     @classmethod
     def of(cls, name_or_folder: str, preparation: Preparation | None = None) -> "Playground":
         """The playground of a shipped model or a run folder."""
         model, config = load_with_config(name_or_folder)
-        return cls(model, config, Path(name_or_folder).name, preparation)
+        name = Path(name_or_folder).name
+        return cls(model, config, name, preparation, held_out_clips(config.data))
 
     def about(self, max_upload_bytes: int, upload_kinds: list[str]) -> wire.About:
         """What the page must know."""
@@ -65,7 +72,14 @@ class Playground:
         )
 
     def examples(self, seed: int) -> wire.Clips:
-        """Fresh clips of flying balls in the model's frames, sorted by how many there are."""
+        """Clips that the model has not seen: of its own file, or else fresh ones of flying balls.
+
+        Those come in the model's frames, sorted by how many balls there are.
+        """
+        if self.held_out is not None:
+            some = torch.arange(NUM_EXAMPLES * seed, NUM_EXAMPLES * (seed + 1))
+            some = (some % len(self.held_out)).unique()
+            return wire.Clips(clips=clips_from(self.held_out[some], "yours"))
         most = max(self.config.data.num_objects)
         counts = [1 + n * most // NUM_EXAMPLES for n in range(NUM_EXAMPLES)]
         world = demo_world(self.config)
@@ -172,6 +186,19 @@ def clips_from(clips: Clips, title: str) -> list[wire.Clip]:
         )
         for i in range(len(clips))
     ]
+
+
+def held_out_clips(data: DataConfig) -> Clips | None:
+    """Some of a user's clips that were kept from training; None if there are none at hand."""
+    if data.path is None or not Path(data.path).is_file():
+        return None
+    try:
+        clips = load_clips(data.path)[data.num_clips :][:MOST_HELD_OUT]
+    except InputError:  # the file is another one now
+        return None
+    grey = in_grey(clips, data.colour_axis)
+    as_learned = tuple(grey.video.shape[2:]) == (data.height, data.width)
+    return grey if len(clips) and as_learned else None
 
 
 def _example(clips: Clips) -> wire.Clip:

@@ -39,6 +39,7 @@ export class Stage {
   begin(height, width) {
     const ratio = window.devicePixelRatio || 1;
     this.canvas.style.aspectRatio = `${width} / ${height}`;
+    this.canvas.parentElement.style.setProperty("--aspect", width / height);
     const wide = Math.round(this.canvas.clientWidth * ratio);
     const high = Math.round(wide * height / width);
     if (this.canvas.width !== wide || this.canvas.height !== high) Object.assign(this.canvas, { width: wide, height: high });
