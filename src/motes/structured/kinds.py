@@ -7,7 +7,7 @@ clip has objects, is cut out, and the cuttings are clustered: each cluster is a 
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import avg_pool2d, interpolate, one_hot
+from torch.nn.functional import avg_pool2d, grid_sample, interpolate, one_hot
 
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.glyph import CELLS
@@ -20,6 +20,8 @@ from motes.structured.picture import (
 
 ROUNDS = 10  # of clustering, and of fitting kinds to their clusters
 MOST_OPAQUE = 0.98
+FAINT = 0.05  # opacity that may be noise
+FEW = 0.25  # square of contrast: one pixel's
 CUTTINGS = 2_000  # at most
 
 
@@ -28,6 +30,7 @@ class Cuttings(NamedTuple):
 
     seen: Float[Tensor, "M side side C"]
     empty: Float[Tensor, "M side side C"]  # the background there
+    offset: Float[Tensor, "M 2"]  # of the centre of mass from the middle, less than a pixel
 
 
 class Fit(NamedTuple):
@@ -68,28 +71,15 @@ def seed_kinds(
     some = torch.randperm(len(cuttings.seen), generator=generator)[:CUTTINGS].to(video.device)
     cuttings = Cuttings(*(part[some] for part in cuttings))
     num_kinds = len(renderer.kind_logits)
-    fit = fit_kinds(cuttings, cluster(cuttings, num_kinds, generator), num_kinds)
+    middled = aligned(cuttings)
+    fit = fit_kinds(middled, cluster(middled, num_kinds, generator), num_kinds)
     sizes = one_hot(fit.kind, num_kinds).sum(0)
-    # Smooth from cell to cell, or places within a pixel would look alike.
-    fine = interpolate(fit.opacity[None], scale_factor=CELLS, mode="bilinear")[0]
-    cells = -torch.log1p(-torch.stack([centred(table) for table in fine]))
+    cells = -torch.log1p(-sharpen(cuttings, fit))
     renderer.raw_background.copy_(background / BACKGROUND_UNIT)
     renderer.root_depth.copy_(cells.sqrt())
     renderer.raw_colour.copy_(fit.colour / COLOUR_UNIT)
     renderer.raw_scale.copy_(0.5 * fit.variance.log() / SCALE_UNIT)
     renderer.kind_logits.copy_((sizes + 1.0).log())
-
-
-def centred(table: Float[Tensor, "cells cells"]) -> Float[Tensor, "cells cells"]:
-    """A table moved by whole cells until its centre of mass is in the middle.
-
-    Cuttings have their pixels in the middle, and a cluster may hold one side of a pixel alone.
-    """
-    middle = (len(table) - 1) / 2
-    axis = torch.arange(len(table), device=table.device) - middle
-    mass = table.sum().clamp(min=1e-6)
-    down, right = ((table.sum(dim) * axis).sum() / mass for dim in (1, 0))
-    return table.roll((-round(float(down)), -round(float(right))), (0, 1))
 
 
 def cut_out(
@@ -117,10 +107,11 @@ def cut_out(
         held = weight[frame[:, None, None], rows, columns]
         mass = held.sum((1, 2)).clamp(min=1e-6)
         x, y = ((held * part).sum((1, 2)) / mass for part in (columns, rows))
-        centre = torch.stack([x, y], -1).round().long()
+        mean = torch.stack([x, y], -1)
+        centre = mean.round().long()
     rows, columns, inside = _square(centre, reach, video.shape[1:3])
     at = frame[:, None, None], rows, columns
-    return Cuttings(video[at][inside], background[rows, columns][inside])
+    return Cuttings(video[at][inside], background[rows, columns][inside], (mean - centre)[inside])
 
 
 def _take_best(energy: Float[Tensor, "F height width"], reach: int) -> Int[Tensor, "F 2"]:
@@ -164,9 +155,26 @@ def cluster(cuttings: Cuttings, num_kinds: int, generator: torch.Generator) -> I
     return nearest
 
 
+def aligned(cuttings: Cuttings) -> Cuttings:
+    """Cuttings moved by less than a pixel, so that their centre of mass is in the middle.
+
+    Without it, one kind would be split by where in their pixels its objects are.
+    """
+    v, b, offset = cuttings
+    side = v.shape[1]
+    middles = (2 * torch.arange(side, device=v.device) + 1) / side - 1
+    x, y = (middles + 2 * part[:, None] / side for part in offset.unbind(1))
+    grid = torch.stack(torch.broadcast_tensors(x[:, None], y[:, :, None]), -1)
+    v, b = (
+        grid_sample(part.movedim(-1, 1), grid, padding_mode="border", align_corners=False)
+        for part in (v, b)
+    )
+    return Cuttings(v.movedim(1, -1), b.movedim(1, -1), 0 * offset)
+
+
 def fit_kinds(cuttings: Cuttings, kind: Int[Tensor, " M"], num_kinds: int) -> Fit:
     """Opacities and colours by least squares, in turns with the kind of each cutting."""
-    v, b = cuttings
+    v, b, _ = cuttings
     colour = torch.zeros(num_kinds, v.shape[-1]).to(v)
     opacity = torch.zeros(num_kinds, *v.shape[1:3]).to(v)
     for k in range(num_kinds):
@@ -189,3 +197,35 @@ def fit_kinds(cuttings: Cuttings, kind: Int[Tensor, " M"], num_kinds: int) -> Fi
         kind = error.square().sum((2, 3, 4)).argmin(0)
     best = error[kind, torch.arange(len(v), device=v.device)]
     return Fit(opacity, colour, kind, best.square().mean((0, 1, 2)).clamp(min=1e-5))
+
+
+def sharpen(cuttings: Cuttings, fit: Fit) -> Float[Tensor, "K cells cells"]:
+    """Opacities by cells, a quarter of a pixel wide.
+
+    Where in its pixel the object of a cutting is, its centre of mass tells; the pixels of many
+    cuttings together then fill the cells.
+    """
+    v, b, _ = cuttings
+    toward = fit.colour[fit.kind][:, None, None] - b
+    pull, weight = ((v - b) * toward).sum(-1), toward.square().sum(-1)
+    # Noise far from an object would move its centre of mass most.
+    mass = (pull / weight.clamp(min=1e-6)).clamp(0, 1) * (fit.opacity[fit.kind] > FAINT)
+    side = v.shape[1]
+    axis = torch.arange(side, device=v.device) - side // 2
+    taps = torch.arange(side, device=v.device) * CELLS + CELLS - 1
+    rows, columns = (
+        taps - _cell((mass.sum(dim) * axis).sum(1) / mass.sum((1, 2)).clamp(min=1e-6))[:, None]
+        for dim in (2, 1)
+    )
+    cells = CELLS * side
+    place = (fit.kind[:, None, None] * cells + rows[:, :, None]) * cells + columns[:, None]
+    # Where few pixels fell, smooth from cell to cell, or places within a pixel would look alike.
+    smooth = interpolate(fit.opacity[None], scale_factor=CELLS, mode="bilinear")[0].flatten()
+    top = (FEW * smooth).index_add(0, place.flatten(), pull.flatten())
+    bottom = torch.full_like(top, FEW).index_add(0, place.flatten(), weight.flatten())
+    return (top / bottom).clamp(0, MOST_OPAQUE).view(-1, cells, cells)
+
+
+def _cell(offset: Float[Tensor, " M"]) -> Int[Tensor, " M"]:
+    """In which of its pixel's cells an object is, by its distance from the pixel's middle."""
+    return ((offset + 0.5) * CELLS).floor().clamp(0, CELLS - 1).long()

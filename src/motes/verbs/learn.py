@@ -24,7 +24,7 @@ from motes.verbs.question import keep_preparation
 
 
 def train(
-    preset: Literal["small", "robust", "paper", "taught", "video", "smoke"] | None = None,
+    preset: Literal["small", "robust", "paper", "taught", "video", "pictures", "smoke"] | None = None,
     family: Literal["paper", "structured"] | None = None,
     data: Path | None = None,
     out: Path | None = None,
@@ -47,7 +47,8 @@ def train(
 
     Args:
         preset: small (two cores, minutes), robust (ours, GPU), paper (as written), taught (after
-            lessons of the structured family, GPU), video (your own, two cores, minutes), smoke
+            lessons of the structured family, GPU), video (your own, two cores, minutes), pictures
+            (grey or colour frames as a still camera took them, two cores, minutes), smoke
             (seconds); default: video for your own clips, else small.
         family: the paper's networks, or structured: a glyph and a tracker with the dynamics in it;
             default: structured for your own clips, else paper.
