@@ -12,6 +12,8 @@ from motes.structured.picture import Looks, PictureRenderer, opacity_at
 from motes.structured.places import Look, Place, Window, chosen, mahalanobis, window_offsets
 from motes.structured.search import LOOKS, TOLD, Sightings, predict_place
 
+TOO_FAR = 16.0  # four standard deviations, squared: a sighting in three thousand
+
 
 class Photos(NamedTuple):
     """What a search knows: the frames, and the model so far."""
@@ -287,7 +289,8 @@ def revisit(
     """Looks at all frames at once, near a guess, with what is expected there as the prior.
 
     One object after the other, each time as the others stand; its kind is the one that all frames
-    together speak for.
+    together speak for. A sighting that the other frames all but exclude is none: two objects that
+    were mistaken for one another would stay so, each held where the other should be found.
     """
     B, T = scene.observed.shape
     N = scene.present.shape[1]
@@ -309,8 +312,10 @@ def revisit(
         likely = (kinds.log_shares + evidence.sum(1)).argmax(-1)
         kind[:, n] = likely.repeat_interleave(T)
         looked = seen_n.of_kind(kind[:, n])
-        seen = observed.flatten() & (looked.told > TOLD)
-        place = chosen(seen, looked.place(), prior)
+        place = looked.place()
+        away = mahalanobis((place.mean - prior.mean)[:, None], prior.covariance)[:, 0]
+        seen = observed.flatten() & (looked.told > TOLD) & (away < TOO_FAR)
+        place = chosen(seen, place, prior)
         means[:, n] = place.mean
         found.append((looked, place, seen))
     looked = found[0][0]

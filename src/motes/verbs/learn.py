@@ -24,7 +24,8 @@ from motes.verbs.question import keep_preparation
 
 
 def train(
-    preset: Literal["small", "robust", "paper", "taught", "video", "pictures", "smoke"] | None = None,
+    preset: Literal["small", "robust", "paper", "taught", "video", "pictures", "smoke"]
+    | None = None,
     family: Literal["paper", "structured"] | None = None,
     data: Path | None = None,
     out: Path | None = None,
