@@ -355,3 +355,20 @@ def arrange(scene: Photos, places: Float[Tensor, "B N T 2"], looks: Looks) -> Lo
             better = nats > best
             order, best = torch.where(better[:, None], swapped, order), nats.maximum(best)
     return looks._replace(order=order)
+
+
+def likelier(
+    scene: Photos, one: Sightings, other: Sightings, looks: Looks, expected: Place
+) -> Sightings:
+    """Of each frame the sightings that explain it better, what is expected being the prior."""
+    renderer, present = scene.renderer, scene.present[..., None]
+
+    def explained(means: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B T"]:
+        positions = renderer.from_pixels(means)
+        nats = renderer.log_likelihood(positions, scene.present, scene.frames, looks)
+        away = mahalanobis((means - expected.mean)[..., None, :], expected.covariance)[..., 0]
+        return nats - 0.5 * torch.where(present, away, 0.0).sum(1)
+
+    better = (explained(other.place.mean) > explained(one.place.mean))[:, None].expand_as(one.seen)
+    place = chosen(better, other.place, one.place)
+    return Sightings(place, torch.where(better, other.seen, one.seen))

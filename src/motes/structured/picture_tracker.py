@@ -6,11 +6,11 @@ from motes import mixture
 from motes.lgssm import Dynamics
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.picture import Looks, PictureRenderer
-from motes.structured.picture_search import Kinds, Photos, arrange, follow, revisit
+from motes.structured.picture_search import Kinds, Photos, arrange, follow, likelier, revisit
 from motes.structured.places import chosen
 from motes.structured.posterior import OF_OBJECTS, PlacePosterior
 from motes.structured.search import expect_by
-from motes.structured.tracker import FINE_WINDOW, REVISITS, begun_later
+from motes.structured.tracker import FINE_WINDOW, begun_later
 
 
 @torch.no_grad()
@@ -64,10 +64,15 @@ def _search(scene: Photos, trusted: Bool[Tensor, "B T"], window: int) -> PlacePo
     place = chosen(trusted[:, None].expand_as(found.seen), found.place, expected)
     anyhow = torch.arange(kind.shape[1], device=kind.device).expand_as(kind)
     looks = arrange(scene, place.mean, Looks(kind, anyhow))
-    for _ in range(REVISITS):
-        _, found, looks = revisit(scene, coarse, place, looks, expected, window)
-        looks = arrange(scene, found.place.mean, looks)
-        place, expected = found.place, expect_by(dynamics, renderer, found)
+    _, found, looks = revisit(scene, coarse, place, looks, expected, window)
+    expected = expect_by(dynamics, renderer, found)
+    looks = arrange(scene, found.place.mean, looks)
+    # Objects that were mistaken for one another stay so when one is looked for at a time, each
+    # being held where the other should be found: so once from where all are expected.
+    _, again, looks = revisit(scene, coarse, expected, looks, expected, window)
+    found = likelier(scene, found, again, looks, expected)
+    place, expected = found.place, expect_by(dynamics, renderer, found)
+    looks = arrange(scene, place.mean, looks)
     cells, found, looks = revisit(scene, fine, place, looks, expected, FINE_WINDOW)
     looks = arrange(scene, found.place.mean, looks)
     return PlacePosterior.of(cells, found.seen, expected, renderer)._replace(looks=looks)
