@@ -59,6 +59,10 @@ TABLE |= {
     ("structured video", step): (rate, 0.5 * rate, 1, 0)
     for step, rate in ((0, 0.03), (200, 0.03), (250, (0.03 * 0.005) ** 0.5), (300, 0.005))
 }
+TABLE |= {
+    ("structured pictures", step): (rate, rate, 1, 0)
+    for step, rate in ((0, 0.03), (72, 0.03), (96, 0.03 * 0.1**0.5), (120, 0.003))
+}
 
 
 @pytest.mark.parametrize(("preset", "step"), TABLE)
