@@ -9,6 +9,7 @@ import torch
 
 from glyphs import disk_renderer, frame_with
 from motes import mixture
+from motes.bench.scale import peak_memory
 from motes.data import World, draw_clips
 from motes.lgssm import Dynamics
 from motes.structured.glyph import GlyphRenderer
@@ -265,6 +266,22 @@ def test_a_long_clip_is_looked_at_as_a_short_one_is(
     torch.testing.assert_close(pieces.means, whole.means)
     torch.testing.assert_close(pieces.log_weights.exp(), whole.log_weights.exp())
     torch.testing.assert_close(pieces.covariances(), whole.covariances())
+
+
+@pytest.mark.slow
+def test_the_pixels_of_a_long_clip_are_not_held_all_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parting, _ = parting_disks(10)
+    there_and_back = torch.cat([parting, parting.flip(1)], 1)
+    track(there_and_back, 2, max_objects=2)  # what the first call keeps is not counted
+    monkeypatch.setattr("motes.structured.search.AT_ONCE", 20 * 2 * SIZE**2)  # 20 frames
+    frames = there_and_back.repeat(1, 35, 1, 1)
+    with peak_memory() as grown:
+        track(frames, 2, max_objects=2)
+    # q holds 400 numbers for each object and frame, twice while its parts are joined, and the
+    # smoother some 10 kB: 18 MiB of 700 frames. Six pictures of each at once would be 100.
+    assert grown() < 45
 
 
 def test_a_clip_may_be_said_to_hold_more_objects_than_usual() -> None:
