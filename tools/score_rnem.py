@@ -1,13 +1,17 @@
 """Count the balls of the Relational-NEM animations, and follow those that go behind a curtain.
 
-The animations have no true positions. The count is known from their names (4 balls); behind the
-curtain a position is scored where it can be checked: at balls that show whole in the frame.
+The animations have no true positions. The count is known from their names (4 balls). Positions
+behind a curtain are scored on an animation without one, whose balls are found by their blobs: a
+black rectangle is laid over it, the model learns from what is left, and the blobs below are truth.
+On the animations with a curtain of their own only balls that show whole can be checked.
 
 Usage: python tools/score_rnem.py NPZ --write-clips FOLDER      (then motes train on them)
-       python tools/score_rnem.py NPZ --counting MODEL --curtain MODEL --out results/rnem.json
+       python tools/score_rnem.py NPZ --counting MODEL ... --covered MODEL ... --curtain MODEL ...
+           --out results/rnem.json
 """
 
 import argparse
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +21,28 @@ from scipy import ndimage
 from scipy.optimize import linear_sum_assignment
 
 import motes
-from motes.checkpoint import write_json
-from motes.data import Clips, pack
+from motes.checkpoint import load_with_config, write_json
+from motes.data import Clips
 from motes.run_folder import environment
-from motes.shapes import Float, UInt8
+from motes.shapes import Bool, Float, UInt8
 from motes.video.blobs import blob_inks, usual_count
 
-NUM_FRAMES = 20
-BALLS, CURTAIN = "balls", "curtain"
-FOUR = "balls4"
-CURTAIN_OBJECTS = 3
+SMALLER = 2  # frames are averaged over squares of so many pixels a side
+NUM_FRAMES, COVERED_FRAMES, COVERED_STRIDE = 20, 30, 10
+BALLS, CURTAIN, COVERED = "balls", "curtain", "balls4mass_rnem2"
+FOUR, CURTAIN_OBJECTS = 4, 3
+COVER = (slice(8, 40), slice(0, 32))  # rows and columns; where curtain_rnem2 has its curtain
+CORE = np.hypot(*np.mgrid[-3:4, -3:4]) <= 3.2  # smaller than any ball: parts those that touch
+REACH = 7.0  # pixels from a ball's centre to beyond its border
 WHOLE = 0.95  # of the largest blob that is no pair: such a ball is not cut by the curtain
-NEAR = 4.0  # pixels
+NEAR = 4.0  # pixels; balls have radii of 5 to 8
+FAR = 10.0  # pixels beyond which an object is not the ball, however far
+LEAST_SEEN = 3  # frames that a ball must show in, to be found behind the cover
+REGION_90 = -2 * np.log(0.1)  # squared Mahalanobis radius
 BATCH = 8
+
+Video = UInt8[torch.Tensor, "T height width"]
+Cut = UInt8[torch.Tensor, "B T height width"]
 
 
 def main() -> None:
@@ -37,44 +50,62 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("npz", type=Path)
     parser.add_argument("--write-clips", type=Path)
-    parser.add_argument("--counting")
-    parser.add_argument("--curtain")
+    for name in ("counting", "covered", "curtain"):
+        parser.add_argument(f"--{name}", nargs="+", default=[])
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     with np.load(given.npz) as archive:
-        clips = {name: cut(archive[name]) for name in archive.files}
+        videos = {name: torch.from_numpy(archive[name].astype(np.uint8)) for name in archive.files}
     if given.write_clips is not None:
-        write_clips(clips, given.write_clips)
+        write_clips(videos, given.write_clips)
         return
-    four = torch.cat([frames for name, frames in clips.items() if name.startswith(FOUR)])
+    four = of_kind(videos, f"{BALLS}{FOUR}")
     seems = np.array([seeming_count(clip) for clip in four.numpy()])
+    behind = of_kind(videos, CURTAIN)
     record: dict[str, Any] = {
         "recording": given.npz.name,
         "four_ball_clips": len(four),
-        "count_right_by_motes_prepare": float((seems == 4).mean()),
-    }
-    if given.counting is not None:
-        model = motes.load(given.counting)
-        told = [motes.infer(model, some.float()).num_objects for some in four.split(BATCH)]
-        record["count_right_by_the_model"] = float((torch.cat(told) == 4).double().mean())
-        record["largest_count_of_the_model"] = model.max_objects
-    if given.curtain is not None:
-        model = motes.load(given.curtain)
-        behind = torch.cat([frames for name, frames in clips.items() if name.startswith(CURTAIN)])
-        record["curtain"] = follow(model, behind)
-    record["environment"] = {
-        name: value for name, value in environment(torch.device("cpu")).items() if name != "command"
+        "count_right_by_motes_prepare": float((seems == FOUR).mean()),
+        "counting": [count(name, four) for name in given.counting],
+        "covered": [find_covered(name, videos[COVERED]) for name in given.covered],
+        "curtain": [follow(name, behind) for name in given.curtain],
+        "environment": {
+            name: value
+            for name, value in environment(torch.device("cpu")).items()
+            if name != "command"
+        },
     }
     if given.out is not None:
         write_json(given.out, record)
     print(record)
 
 
-def cut(video: np.ndarray) -> UInt8[torch.Tensor, "B T height width"]:
-    """Clips of NUM_FRAMES frames, one after the other."""
-    whole = len(video) // NUM_FRAMES * NUM_FRAMES
-    frames = torch.from_numpy(video[:whole].astype(np.uint8))
-    clips: UInt8[torch.Tensor, "B T height width"] = frames.unflatten(0, (-1, NUM_FRAMES))
+def cut(video: Video, num_frames: int, stride: int) -> Cut:
+    """Clips of so many frames, each a stride after the one before."""
+    clips: Cut = video.unfold(0, num_frames, stride).movedim(-1, 1).contiguous()
+    return clips
+
+
+def of_kind(videos: dict[str, Video], kind: str) -> Cut:
+    """Clips of NUM_FRAMES frames of all videos of a kind, one after the other."""
+    chosen = [video for name, video in videos.items() if name.startswith(kind)]
+    return torch.cat([cut(video, NUM_FRAMES, NUM_FRAMES) for video in chosen])
+
+
+def smaller(clips: Cut) -> Float[torch.Tensor, "B T height width"]:
+    """The clips as a model sees them: averaged over small squares."""
+    return torch.nn.functional.avg_pool2d(clips.float(), SMALLER)
+
+
+def in_full(pixels: np.ndarray) -> np.ndarray:
+    """Positions in small frames as positions in the animation."""
+    return np.asarray(SMALLER * pixels + (SMALLER - 1) / 2)
+
+
+def covered_clips(video: Video) -> Cut:
+    """The clips of a video with a black rectangle over it."""
+    clips = cut(video, COVERED_FRAMES, COVERED_STRIDE).clone()
+    clips[:, :, *COVER] = 0
     return clips
 
 
@@ -83,23 +114,126 @@ def seeming_count(clip: UInt8[np.ndarray, "T height width"]) -> int:
     return usual_count([blob_inks(frame * np.uint8(255)) for frame in clip])
 
 
-def write_clips(clips: dict[str, torch.Tensor], folder: Path) -> None:
-    """Clips to learn from: all free balls with their seeming counts, and those of the curtain."""
-    for kind in (BALLS, CURTAIN):
-        frames = torch.cat([part for name, part in clips.items() if name.startswith(kind)])
-        counts = [seeming_count(clip) for clip in frames.numpy()]
-        objects = torch.tensor(counts if kind == BALLS else [CURTAIN_OBJECTS] * len(frames))
-        order = torch.randperm(len(frames), generator=torch.Generator().manual_seed(0))
-        motes.save_clips(folder / f"{kind}.npz", Clips(pack(frames[order]), objects[order]))
+def write_clips(videos: dict[str, Video], folder: Path) -> None:
+    """Clips to learn from: free balls with their seeming counts, covered ones, and curtains."""
+    balls, behind = of_kind(videos, BALLS), of_kind(videos, CURTAIN)
+    covered = covered_clips(videos[COVERED])
+    counts = [seeming_count(clip) for clip in balls.numpy()]
+    for name, clips, objects in (
+        ("balls", balls, torch.tensor(counts)),
+        ("covered", covered, torch.full((len(covered),), FOUR)),
+        ("curtain", behind, torch.full((len(behind),), CURTAIN_OBJECTS)),
+    ):
+        order = torch.randperm(len(clips), generator=torch.Generator().manual_seed(0))
+        motes.save_clips(folder / f"{name}.npz", Clips(smaller(clips[order]), objects[order]))
 
 
-def follow(model: motes.Model, frames: torch.Tensor) -> dict[str, Any]:
+def count(name: str, four: Cut) -> dict[str, Any]:
+    """How often a model counts four balls."""
+    model, config = load_with_config(name)
+    told = [motes.infer(model, smaller(some)).num_objects for some in four.split(BATCH)]
+    return {
+        "seed": config.seed,
+        "steps": config.schedule.iterations,
+        "largest_count_of_the_model": model.max_objects,
+        "count_right": float((torch.cat(told) == FOUR).double().mean()),
+    }
+
+
+def find_covered(name: str, video: Video) -> dict[str, Any]:
+    """Where a model believes balls to be while they are wholly below the cover."""
+    model, config = load_with_config(name)
+    truth, hidden = true_paths(video)
+    starts = range(0, len(video) - COVERED_FRAMES + 1, COVERED_STRIDE)
+    errors, lines, held, shown, never = [], [], [], [], 0
+    clips = covered_clips(video)
+    for some, their_starts in zip(
+        clips.split(BATCH), np.array_split(starts, range(BATCH, len(clips), BATCH)), strict=True
+    ):
+        answer = motes.infer(model, smaller(some), FOUR)
+        spread = SMALLER**2 * answer.pixel_covariances.numpy()
+        for found, its_spread, start in zip(
+            in_full(answer.pixels.numpy()), spread, their_starts, strict=True
+        ):
+            span = slice(start, start + COVERED_FRAMES)
+            order = same_balls(found, truth[:, span])
+            for n, path, below in zip(order, truth[:, span], hidden[:, span], strict=True):
+                off = found[n] - path
+                shown += np.linalg.norm(off[~below], axis=-1).tolist()
+                if (~below).sum() < LEAST_SEEN:
+                    never += int(below.sum())
+                    continue
+                errors += np.linalg.norm(off[below], axis=-1).tolist()
+                solved = np.linalg.solve(its_spread[n, below], off[below][..., None])[..., 0]
+                held += ((off[below] * solved).sum(-1) < REGION_90).tolist()
+                lines += np.linalg.norm(straight(path, below) - path[below], axis=-1).tolist()
+    return {
+        "seed": config.seed,
+        "steps": config.schedule.iterations,
+        "clips": len(clips),
+        "positions_shown": len(shown),
+        "share_of_them_within_4_px": float((np.array(shown) < NEAR).mean()),
+        "positions_hidden": len(errors),
+        "positions_of_balls_that_hardly_show": never,
+        "median_error_px": float(np.median(errors)),
+        "median_error_of_a_straight_line_px": float(np.median(lines)),
+        "share_within_a_ball": float((np.array(errors) < REACH).mean()),
+        "share_of_a_straight_line_within_a_ball": float((np.array(lines) < REACH).mean()),
+        "share_in_90_percent_regions": float(np.mean(held)),
+    }
+
+
+def true_paths(video: Video) -> tuple[Float[np.ndarray, "N T 2"], Bool[np.ndarray, "N T"]]:
+    """Where the balls of an uncovered video are, and when nothing of one shows beside the cover."""
+    pictures = video.numpy() > 0
+    paths = np.full((FOUR, len(pictures), 2), np.nan)
+    hidden = np.zeros((FOUR, len(pictures)), dtype=bool)
+    y, x = np.mgrid[: pictures.shape[1], : pictures.shape[2]]
+    speed = np.zeros((FOUR, 2))
+    for t, picture in enumerate(pictures):
+        labels, number = ndimage.label(ndimage.binary_erosion(picture, CORE))
+        assert number == FOUR, f"frame {t} shows {number} balls"
+        centres = np.array(ndimage.center_of_mass(picture, labels, range(1, FOUR + 1)))[:, ::-1]
+        if t > 0:
+            guess = paths[:, t - 1] + speed
+            apart = np.linalg.norm(guess[:, None] - centres, axis=-1)
+            centres = centres[linear_sum_assignment(apart)[1]]
+            speed = centres - paths[:, t - 1]
+        paths[:, t] = centres
+        beside = picture.copy()
+        beside[COVER] = False
+        for n, (column, row) in enumerate(centres):
+            hidden[n, t] = not beside[np.hypot(x - column, y - row) < REACH].any()
+    return paths, hidden
+
+
+def same_balls(
+    found: Float[np.ndarray, "N T 2"], truth: Float[np.ndarray, "N T 2"]
+) -> tuple[int, ...]:
+    """For each ball the object that it is through the whole clip."""
+    apart = np.linalg.norm(found[:, None] - truth, axis=-1).clip(max=FAR).sum(-1)
+    return min(
+        permutations(range(len(truth))),
+        key=lambda order: float(sum(apart[n, m] for m, n in enumerate(order))),
+    )
+
+
+def straight(
+    path: Float[np.ndarray, "T 2"], below: Bool[np.ndarray, " T"]
+) -> Float[np.ndarray, "M 2"]:
+    """Hidden places by a line between the last and the next place seen, told who is who."""
+    seen, asked = np.flatnonzero(~below), np.flatnonzero(below)
+    return np.stack([np.interp(asked, seen, axis[seen]) for axis in path.T], 1)
+
+
+def follow(name: str, clips: Cut) -> dict[str, Any]:
     """How many whole balls have an object of their own beside them, and how many are hidden."""
-    whole_area = WHOLE * single_area(frames.numpy())
+    model, config = load_with_config(name)
+    whole_area = WHOLE * single_area(clips.numpy())
     near, seen, hidden = 0, 0, 0
-    for some in frames.split(BATCH):
-        answer = motes.infer(model, some.float(), CURTAIN_OBJECTS)
-        for clip, positions in zip(some.numpy(), answer.pixels.numpy(), strict=True):
+    for some in clips.split(BATCH):
+        answer = motes.infer(model, smaller(some), CURTAIN_OBJECTS)
+        for clip, positions in zip(some.numpy(), in_full(answer.pixels.numpy()), strict=True):
             for t, frame in enumerate(clip):
                 balls = whole_balls(frame, whole_area)
                 hidden += CURTAIN_OBJECTS - len(balls)
@@ -107,7 +241,9 @@ def follow(model: motes.Model, frames: torch.Tensor) -> dict[str, Any]:
                 apart = np.linalg.norm(balls[:, None] - positions[None, :, t], axis=-1)
                 near += int((apart[linear_sum_assignment(apart)] < NEAR).sum())
     return {
-        "clips": len(frames),
+        "seed": config.seed,
+        "steps": config.schedule.iterations,
+        "clips": len(clips),
         "balls_that_show_whole": seen,
         "share_of_them_within_4_px_of_their_object": near / seen,
         "balls_cut_or_hidden": hidden,
@@ -123,8 +259,8 @@ def single_area(frames: UInt8[np.ndarray, "B T height width"]) -> float:
 
 def whole_balls(frame: UInt8[np.ndarray, "height width"], area: float) -> Float[np.ndarray, "M 2"]:
     """Centres (x, y) of blobs of the size of one whole ball."""
-    labels, count = ndimage.label(frame)
-    names = range(1, count + 1)
+    labels, number = ndimage.label(frame)
+    names = range(1, number + 1)
     sizes = np.asarray(ndimage.sum(frame, labels, names)).reshape(-1)
     centres = np.array(ndimage.center_of_mass(frame, labels, names)).reshape(-1, 2)[:, ::-1]
     return centres[(sizes >= area) & (sizes <= area / WHOLE * 1.1)]
