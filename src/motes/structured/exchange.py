@@ -15,7 +15,7 @@ from motes.lgssm import LGSSM, Dynamics, identity, map_vector
 from motes.sequential import run_filter
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.places import Place, determinant, mahalanobis
-from motes.structured.search import Scene, Sightings
+from motes.structured.search import Sightings
 
 
 class Future(NamedTuple):
@@ -74,7 +74,7 @@ def overlap(
     return nats
 
 
-def exchange_gains(
+def gains_onwards(
     dynamics: Dynamics, positions: Float[Tensor, "B N T P"], seen: Bool[Tensor, "B N T"]
 ) -> Float[Tensor, "B N N T"]:
     """The gain in log p(a) if objects i and j were one another from frame t on, in nats."""
@@ -87,58 +87,36 @@ def exchange_gains(
     tails = (part[:, None, :, None] for part in (later.curvature, later.slope))
     met = overlap(*heads, *tails) + before[:, :, None] + later.level[:, None, :, None]
     joined = (met + dynamics.log_weights()[:, None]).logsumexp(3)  # head of, tail of, frame
-    own = joined.diagonal(dim1=1, dim2=2).movedim(-1, 1)
-    return joined + joined.transpose(1, 2) - own[:, :, None] - own[:, None]
+    return _of_pairs(joined)
 
 
-def best_exchange(
-    scene: Scene, clips: Int[Tensor, " b"], found: Sightings, expected: Place
-) -> tuple[Float[Tensor, " b"], Int[Tensor, "b N T"]]:
-    """The gain of each clip's best exchange, and whose place every object then takes."""
-    present, seen = scene.present[clips], found.seen
-    positions = scene.renderer.from_pixels(found.place.mean)
-    gains = _among(present, exchange_gains(scene.dynamics, positions, seen))
-    T = seen.shape[2]
-    gain, index = gains.flatten(1).max(1)
-    swapped = _swapped(index // T, present)
-    late = torch.arange(T, device=seen.device) >= (index % T)[:, None]
-    slots = torch.arange(seen.shape[1], device=seen.device)
-    return gain, torch.where(late[:, None], swapped[..., None], slots[:, None])
+def gains_in_frame(found: Sightings, expected: Place) -> Float[Tensor, "B N N T"]:
+    """The same if they were one another in frame t alone.
 
-
-def best_exchange_in_frames(
-    scene: Scene, clips: Int[Tensor, " b"], found: Sightings, expected: Place
-) -> tuple[Float[Tensor, " b"], Int[Tensor, "b N T"]]:
-    """The same for exchanges in single frames, the best one of each frame, all frames at once.
-
-    A place is weighed by where the other frames expect each of the two objects. That of one that
-    was not seen is what is expected, and weighs nothing.
+    A place is weighed by where the other frames expect each of the two. That of one that was not
+    seen is what is expected, and weighs nothing.
     """
-    present = scene.present[clips]
     away = found.place.mean[:, None] - expected.mean[:, :, None]  # of, at the place of, frame
     spread = expected.covariance[:, :, None]
     fit = -0.5 * (mahalanobis(away[..., None, :], spread)[..., 0] + determinant(spread).log())
-    fit = torch.where(found.seen[:, None], fit, 0.0)
+    return _of_pairs(torch.where(found.seen[:, None], fit, 0.0))
+
+
+def _of_pairs(fit: Float[Tensor, "B N N T"]) -> Float[Tensor, "B N N T"]:
+    """What two objects gain by an exchange, from how well each fits what each has."""
     own = fit.diagonal(dim1=1, dim2=2).movedim(-1, 1)
-    gains = _among(present, fit + fit.transpose(1, 2) - own[:, :, None] - own[:, None])
-    gain, index = gains.movedim(-1, 1).flatten(2).max(2)  # B T
-    swapped = _swapped(index, present[:, None])
-    return gain.clamp(min=0).sum(1), swapped.movedim(1, -1)
+    return fit + fit.transpose(1, 2) - own[:, :, None] - own[:, None]
 
 
-def _among(
-    present: Bool[Tensor, "B N"], gains: Float[Tensor, "B N N T"]
-) -> Float[Tensor, "B N N T"]:
-    """Gains of pairs of objects that are there; no other pair is worth an exchange."""
+def best_exchange(
+    gains: Float[Tensor, "B N N T"], present: Bool[Tensor, "B N"], onwards: bool
+) -> tuple[Float[Tensor, " B"], Int[Tensor, "B N T"]]:
+    """The gain of each clip's best exchange, and whose place every object then takes."""
+    N, T = gains.shape[2:]
     pairs = present[:, :, None] & present[:, None]
-    return gains.masked_fill(~pairs[..., None], -torch.inf)
-
-
-def _swapped(
-    pair: Int[Tensor, "*batch"], like: Bool[Tensor, "*#batch N"]
-) -> Int[Tensor, "*batch N"]:
-    """All objects in order, but for the two of a pair, which is numbered row by row."""
-    N = like.shape[-1]
-    slots = torch.arange(N, device=like.device)
-    one, other = (pair // N)[..., None], (pair % N)[..., None]
-    return torch.where(slots == one, other, torch.where(slots == other, one, slots))
+    gain, index = gains.masked_fill(~pairs[..., None], -torch.inf).flatten(1).max(1)
+    one, other, frame = (part[:, None] for part in (index // (N * T), index // T % N, index % T))
+    slots, time = (torch.arange(size, device=gains.device) for size in (N, T))
+    swapped = torch.where(slots == one, other, torch.where(slots == other, one, slots))
+    then = time >= frame if onwards else time == frame
+    return gain, torch.where(then[:, None], swapped[..., None], slots[:, None])

@@ -8,14 +8,14 @@ from torch import nn
 from motes import mixture
 from motes.lgssm import Dynamics
 from motes.shapes import Bool, Float, Int, Tensor
-from motes.structured.exchange import best_exchange, best_exchange_in_frames
+from motes.structured.exchange import best_exchange, gains_in_frame, gains_onwards
 from motes.structured.glyph import GlyphRenderer
 from motes.structured.places import Glyph, Place, chosen
 from motes.structured.posterior import PlacePosterior
 from motes.structured.search import Scene, Sightings, expect, follow, look_again
 
 FINE_WINDOW = 2  # pixels around the place found in which cells are told apart
-EXCHANGES = 4  # of parts of two tracks, tried one after the other
+EXCHANGES = 8  # of later parts of two tracks, then of places in a frame, one after the other
 REVISITS = 2  # rounds in which one object after the other is looked for with the others held
 # Of the frames up to the last seen one: where the second hypothesis begins; twice that, the third.
 LATER_START = 1 / 6
@@ -120,11 +120,16 @@ class Tracker(nn.Module):
         self, scene: Scene, coarse: Glyph, found: Sightings, expected: Place
     ) -> tuple[Sightings, Place]:
         """Let two objects exchange parts of their tracks, where the bound rises. [Choice 30]."""
-        for best in (best_exchange, best_exchange_in_frames):
+        for onwards in (True, False):
             clips = torch.arange(len(scene.present), device=scene.present.device)
             for _ in range(EXCHANGES):
                 kept, before = found.taken(clips), expected.taken(clips)
-                gain, source = best(scene, clips, kept, before)
+                if onwards:
+                    positions = scene.renderer.from_pixels(kept.place.mean)
+                    gains = gains_onwards(scene.dynamics, positions, kept.seen)
+                else:
+                    gains = gains_in_frame(kept, before)
+                gain, source = best_exchange(gains, scene.present[clips], onwards)
                 worth = (gain > 0).nonzero()[:, 0]
                 if not len(worth):
                     break
