@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from glyphs import odd_renderer
-from motes.structured.glyph import BACKGROUND_UNIT, CELLS, LEAST_BACKGROUND, GlyphRenderer
+from motes.structured.glyph import (
+    BACKGROUND_UNIT,
+    CELLS,
+    LEAST_BACKGROUND,
+    LEAST_COVER,
+    GlyphRenderer,
+)
 from motes.structured.places import Glyph
 
 HEIGHT, WIDTH, REACH, PIXELS_PER_UNIT = 6, 7, 2, 3.0
@@ -37,7 +43,7 @@ def naive_logits(
 ) -> torch.Tensor:
     B, N, T, _ = positions.shape
     background = (BACKGROUND_UNIT * renderer.root_background) ** 2 + LEAST_BACKGROUND
-    visibility = 1 / (1 + torch.exp(-renderer.visibility_logit))
+    visibility = (1 - LEAST_COVER) / (1 + torch.exp(-renderer.visibility_logit))
     logits = torch.zeros(B, T, HEIGHT, WIDTH, dtype=torch.float64)
     for b in range(B):
         for t in range(T):
@@ -91,7 +97,10 @@ def test_the_likelihood_of_sparse_frames_is_that_of_the_logits() -> None:
     )
 
 
-def test_without_a_cover_a_pixel_is_dark_only_if_every_object_leaves_it_dark() -> None:
+def test_without_a_cover_a_pixel_is_dark_only_if_every_object_leaves_it_dark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("motes.structured.glyph.LEAST_COVER", 0.0)
     renderer, generator = glyph_renderer(1)
     with torch.no_grad():
         renderer.visibility_logit.fill_(50.0)
@@ -102,6 +111,21 @@ def test_without_a_cover_a_pixel_is_dark_only_if_every_object_leaves_it_dark() -
     )
     torch.testing.assert_close(both * empty, one * other, **TOLERANCE)
     assert (both < one).any()
+
+
+def test_learning_goes_on_where_a_deep_object_leaves_a_pixel_dark() -> None:
+    """In float32 exp(-depth) is nothing beside one, and its logarithm infinite."""
+    renderer, _ = glyph_renderer(2)
+    renderer.float()
+    with torch.no_grad():
+        renderer.visibility_logit.fill_(200.0)
+        renderer.root_depth.fill_(10.0)
+    positions, present = torch.zeros(1, 1, 1, 2), torch.tensor([[True]])
+    nats = renderer.log_likelihood(positions, present, torch.zeros(1, 1, HEIGHT, WIDTH))
+    nats.sum().backward()
+    assert nats.isfinite().all()
+    assert renderer.root_depth.grad is not None
+    assert renderer.root_depth.grad.isfinite().all()
 
 
 def test_a_covered_pixel_shows_the_background_alone() -> None:

@@ -285,8 +285,9 @@ def test_what_the_background_lights_is_no_object() -> None:
     assert found[0].tolist() == [[6, 6]]
 
 
-def test_cells_are_those_that_the_renderer_tells_apart() -> None:
+def test_cells_are_those_that_the_renderer_tells_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing is lit, scores are the log likelihood of an object in each cell."""
+    monkeypatch.setattr("motes.structured.glyph.LEAST_COVER", 0.0)
     renderer = odd_renderer((HEIGHT, WIDTH), REACH)
     with torch.no_grad():
         renderer.visibility_logit.fill_(200.0)

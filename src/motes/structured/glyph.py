@@ -8,6 +8,9 @@ from torch import nn
 from motes.shapes import Bool, Float, Int, Tensor
 
 LEAST_BACKGROUND = 1e-5  # a depth: what nothing explains costs 11.5 nats, not infinitely many
+# A probability: a dark pixel where an object should shine costs 11.5 nats at most. In float32 the
+# logarithm of what a deep object leaves dark would be infinite.
+LEAST_COVER = 1e-5
 # Of the background's free numbers: a pixel that is lit once by something else shall not, by one
 # step of learning, shine in all clips.
 BACKGROUND_UNIT = 0.1
@@ -170,7 +173,7 @@ class GlyphRenderer(Stage):
 
     def visibility(self) -> Float[Tensor, "height width"]:
         """The probability that nothing stands before the objects in each pixel."""
-        return self.visibility_logit.sigmoid()
+        return (1 - LEAST_COVER) * self.visibility_logit.sigmoid()
 
 
 def by_phase(

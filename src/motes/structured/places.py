@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import conv2d, logsigmoid
+from torch.nn.functional import conv2d
 
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.glyph import GlyphRenderer, log_white
@@ -56,7 +56,7 @@ class Glyph(NamedTuple):
         typical = renderer.background().median()
         gain = log_white(depth + typical) - log_white(typical)
         background, visibility = renderer.background(), renderer.visibility()
-        missed = logsigmoid(-renderer.visibility_logit).median()
+        missed = torch.log1p(-visibility.median())
         return Glyph(depth, gain, background, visibility, missed, phases)
 
     @property
