@@ -6,8 +6,10 @@ import resource
 from pathlib import Path
 
 from motes.errors import InputError
+from motes.shapes import Tensor
 
 GIB = 2**30
+ON_A_GPU = 64  # times as much as on a CPU
 
 
 def free_bytes() -> int:
@@ -33,3 +35,11 @@ def require_memory(needed: int, what: str) -> None:
             f"{what} would take {needed / GIB:.1f} GiB of memory, and {free / GIB:.1f} GiB are "
             "free; give fewer, shorter or smaller ones"
         )
+
+
+def side_by_side(number: int, like: Tensor) -> int:
+    """How many things are held side by side where a tensor lives, if `number` suits a CPU.
+
+    A GPU has memory for more, and waits for every launch.
+    """
+    return number * ON_A_GPU if like.is_cuda else number

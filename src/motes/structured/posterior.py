@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from motes.lgssm import map_vector, square_root
+from motes.memory import side_by_side
 from motes.networks.inference import Encoding
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.glyph import Stage
@@ -106,7 +107,7 @@ class PlacePosterior(NamedTuple):
         Law: the ellipse holds 90 % of the draws
         (test_the_ellipse_of_an_answer_holds_its_share_of_the_draws).
         """
-        rows = self.log_weights.flatten(0, 2).split(AT_ONCE)
+        rows = self.log_weights.flatten(0, 2).split(side_by_side(AT_ONCE, self.origin))
         found = torch.cat([_ellipse(row.exp(), self.offsets, self.cell) for row in rows])
         found = found.view(*self.seen.shape, 2, 2)
         return torch.where(self.seen[..., None, None], found, self.expected_covariances)

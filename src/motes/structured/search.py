@@ -8,6 +8,7 @@ import torch
 
 from motes import kalman, mixture
 from motes.lgssm import LGSSM, POSITION_DIM, Dynamics, map_vector
+from motes.memory import side_by_side
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.glyph import GlyphRenderer, Stage
 from motes.structured.places import (
@@ -247,7 +248,8 @@ def look_again(
     Law: equals looking at all frames at once (test_a_long_clip_is_looked_at_as_a_short_one_is).
     """
     T = scene.observed.shape[1]
-    step = max(AT_ONCE // (scene.present.numel() * scene.frames[0, 0].numel()), 1)
+    room = side_by_side(AT_ONCE, scene.frames)
+    step = max(room // (scene.present.numel() * scene.frames[0, 0].numel()), 1)
     for time in (slice(t, t + step) for t in range(0, T, step)):
         here, there = (Place(*(part[:, :, time] for part in all)) for all in (guess, expected))
         yield time, *revisit(scene.during(time), glyph, here, there, window)
