@@ -154,7 +154,7 @@ def main() -> int:
         return 2
     config, steps = PRESETS["smoke" if arguments.smoke else "paper"], 100
     small = dataclasses.replace(PRESETS["small"], data=PRESETS["smoke"].data)
-    queries = {}
+    queries: dict[str, float] = {}
     for name in arguments.models:
         queries |= compare_queries(name, 8)
     with fast_arithmetic():
