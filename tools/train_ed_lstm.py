@@ -26,6 +26,7 @@ import torch
 import motes
 from motes.baselines.ed_lstm import EDLSTM, Layers, Recurrent, loss
 from motes.evaluate import evaluate
+from motes.examples import save_arrays
 from motes.metrics import frame_losses
 from motes.run_folder import environment
 
@@ -260,14 +261,17 @@ def main() -> None:
             how["rates"] = earlier[run.name]["rates"]
         variants[run.name] = {**how, "held_out": run.checks, **scores}
         print(run.name, run.steps, scores["by_count"], flush=True)
-    best = min(runs, key=lambda run: run.best[0])
     least = {n: min(loss for _, loss in v["held_out"]) for n, v in variants.items()}
-    levels = draw_examples(best, test[:NUM_EXAMPLES].frames.float().to(device))
-    np.savez_compressed(options.out / "ed-lstm.npz", frames=levels)
+    example = test[:NUM_EXAMPLES].frames.float().to(device)
+    drawn = {}
+    for key, own in (("frames", False), ("own_frames", True)):
+        kind = [run for run in runs if (run.num_seen is not None) == own]
+        if kind:
+            drawn[key] = draw_examples(min(kind, key=lambda run: run.best[0]), example)
+    save_arrays(options.out / "ed-lstm.npz", drawn)
     record = {
         "baseline": "ed-lstm",
         "best": min(least, key=lambda name: least[name]),
-        "drawn": best.name,
         "batch_size": options.batch,
         "training_clips": num_clips,
         "training_seed": TRAINING_SEED,

@@ -199,7 +199,7 @@ def latent_grid(
         expected: Where the affine pixel map says it should be.
         visited: Positions of real balls, to tell where the model could learn.
     """
-    figure, axes = axes_grid(1, 2, cell=4.2, room=(0.3, 0.3))
+    figure, axes = axes_grid(1, 2, cell=4.2, room=(0.3, 0.7))
     sheet, warp = axes[0]
     framed = np.pad(tiles, [(0, 0), (0, 0), (0, 2), (0, 2)], constant_values=0.45)
     sheet.imshow(np.block([list(row) for row in framed]), cmap="gray", vmin=0, vmax=1)
@@ -217,7 +217,7 @@ def latent_grid(
     for i, j in np.argwhere(folded_cells(centroids)):
         corners = centroids[[i, i, i + 1, i + 1], [j, j + 1, j + 1, j]]
         warp.fill(*corners.T, color=FORECAST.colour, alpha=0.5, hatch="//", label="folded")
-    _legend(warp, loc="lower right")
+    shared_legend(figure, [warp])
     return figure
 
 

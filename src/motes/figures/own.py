@@ -18,6 +18,8 @@ LINES: dict[str, tuple[str, str, Any]] = {
     "ed-lstm": ("ED-LSTM, as in the paper", "#d55e00", (0, (1, 1))),
     "ed-lstm-own": ("ED-LSTM, own frames", "#e69f00", (0, (4, 1, 1, 1))),
     "kalman": ("disks + Kalman", "#555555", (0, (8, 2))),
+    "disks-trackpy": ("disks + trackpy", "#cc79a7", (0, (6, 1, 1, 1))),
+    "trackpy": ("trackpy", "#cc79a7", (0, (1, 2))),
     "known-gravity": ("line + gravity", "#999999", (0, (5, 1))),
     "constant-velocity": ("constant velocity", "#999999", (0, (3, 1, 1, 1, 1, 1))),
     "constant-image": ("constant picture", "#999999", ":"),

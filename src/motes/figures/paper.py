@@ -136,16 +136,20 @@ def _first_swap(told: np.ndarray, true: np.ndarray) -> int:
 
 
 def generated_and_true(stored: Stored) -> "Figure":
-    """Figure 6: generated (left) against true (right) clips overlaid; ours above, ED-LSTM below."""
+    """Figure 6: generated (left) against true (right) clips overlaid; ours above, ED-LSTM below.
+
+    The last row is not in the paper: an ED-LSTM that was fed its own frames in training too.
+    """
     recurrent = stored.recurrent_frames
-    figure, axes = axes_grid(2, 6, cell=1.5, room=(0.3, 0.3))
+    figure, axes = axes_grid(3, 6, cell=1.5, room=(0.4, 0.3))
     for column, clip in enumerate(stored.with_count(2)[:3]):
         true = overlaid(stored.true_frames(clip))
-        for row, frames in enumerate((stored.drawn("forecast", clip), recurrent[clip])):
+        told = (recurrent["frames"][clip], recurrent["own_frames"][clip])
+        for row, frames in enumerate((stored.drawn("forecast", clip), *told)):
             show_frame(axes[row, 2 * column], overlaid(frames))
             show_frame(axes[row, 2 * column + 1], true)
-    for row, name in enumerate(("ours", "ED-LSTM")):
-        axes[row, 0].set_ylabel(name, fontsize=9)
+    for row, name in enumerate(("ours", "ED-LSTM", "ED-LSTM, trained\non its own frames")):
+        axes[row, 0].set_ylabel(name, fontsize=8)
     _titles(axes[0], ("generated", "true") * 3)
     return figure
 

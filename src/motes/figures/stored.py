@@ -113,12 +113,16 @@ class Stored:
         return frames
 
     @cached_property
-    def recurrent_frames(self) -> np.ndarray:
-        """The example clips as the ED-LSTM goes on with them: seen frames, then its own."""
-        frames = self.arrays("ed-lstm")["frames"].copy()
-        for clip, told in enumerate(frames):
-            told[:NUM_CONTEXT] = self.true_frames(clip)[:NUM_CONTEXT]
-        return frames
+    def recurrent_frames(self) -> dict[str, np.ndarray]:
+        """The example clips as the ED-LSTM goes on with them: seen frames, then its own.
+
+        By its training: `frames`, fed true frames as in the paper, and `own_frames`.
+        """
+        kinds = {name: frames.copy() for name, frames in self.arrays("ed-lstm").items()}
+        for frames in kinds.values():
+            for clip, told in enumerate(frames):
+                told[:NUM_CONTEXT] = self.true_frames(clip)[:NUM_CONTEXT]
+        return kinds
 
 
 def _unpacked(values: np.ndarray) -> np.ndarray:
