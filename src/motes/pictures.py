@@ -329,7 +329,7 @@ def shared_legend(figure: "matplotlib.figure.Figure", axes: Iterable[Any]) -> No
     """One legend above all panels, in which every label stands once."""
     once: dict[str, Any] = {}
     for axis in axes:
-        axis.tick_params(labelsize=7)
+        axis.tick_params(labelsize=7, which="both")
         handles, labels = axis.get_legend_handles_labels()
         once |= dict(zip(labels, handles, strict=True))
     place: dict[str, Any] = dict(loc="outside upper center", ncols=4, fontsize=8, frameon=False)

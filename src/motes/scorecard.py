@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from motes import pictures
+from motes import metrics, pictures
 from motes.data import Clips
 from motes.demo import ask_examples
 from motes.examples import latent_grid
@@ -192,14 +192,16 @@ def _worst(model: Model, clips: Clips, record: Record) -> Iterator[str]:
 
 
 def _trouble(truth: pictures.View, told: pictures.View) -> str:
-    """In words, where the largest error is."""
-    distance = np.linalg.norm(told.pixels[:, None] - truth.pixels[None], axis=-1)  # told true T
-    nearest = distance.min(axis=0)
-    ball, frame = np.unravel_index(int(nearest.argmax()), nearest.shape)
-    return (
-        f"Furthest from every estimate: {nearest[ball, frame]:.1f} pixels, in frame {frame + 1}. "
-        "Where this is small and the clip stands here, two balls were taken for one another."
-    )
+    """In words, where the largest error is, and whether another estimate is where it should be."""
+    estimate, true = (torch.from_numpy(view.pixels)[None].float() for view in (told, truth))
+    own = metrics.reorder(estimate, metrics.best_order(estimate, true))
+    errors = (own - true).norm(dim=-1)[0]
+    ball, frame = divmod(int(errors.argmax()), errors.shape[1])
+    words = f"Largest error: {errors[ball, frame]:.1f} pixels, in frame {frame + 1}."
+    others = (estimate[0, :, frame] - true[0, ball, frame]).norm(dim=-1)
+    if errors[ball, frame] > metrics.GATE and others.min() <= metrics.GATE:
+        words += " Another estimate is there: two balls were taken for one another."
+    return words
 
 
 def _origin(record: Record, command: str) -> str:

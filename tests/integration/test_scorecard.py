@@ -4,13 +4,15 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from motes.checkpoint import save_model
 from motes.cli import main
 from motes.model import build
+from motes.pictures import TRUTH, View
 from motes.presets import PRESETS
-from motes.scorecard import _comparable
+from motes.scorecard import _comparable, _trouble
 
 SMOKE = PRESETS["smoke"]
 
@@ -86,3 +88,23 @@ def test_a_baseline_is_scored_from_the_command_line(
     assert main(["evaluate", "kalman", "--num-clips", "3", "--out", str(out)]) == 0
     assert "forecast_rmse" in capsys.readouterr().out
     assert json.loads(out.read_text("utf-8"))["by_count"]
+
+
+def test_a_clip_that_went_wrong_is_told_in_words():
+    still = np.zeros((2, 3, 2), np.float32)
+    still[1, :, 0] = 9.0
+    certain, frames = np.zeros((2, 3, 2, 2), np.float32), np.zeros((3, 8, 8), np.float32)
+
+    def view(pixels: np.ndarray) -> View:
+        seen = np.ones(3, dtype=bool)
+        return View(TRUTH, frames, frames, pixels, certain, pixels, certain, seen)
+
+    swapped, lost = still.copy(), still.copy()
+    swapped[:, 2] = still[::-1, 2]
+    lost[1, 1, 1] = 5.0
+    told = _trouble(view(still), view(swapped))
+    assert told == (
+        "Largest error: 9.0 pixels, in frame 3. "
+        "Another estimate is there: two balls were taken for one another."
+    )
+    assert _trouble(view(still), view(lost)) == "Largest error: 5.0 pixels, in frame 2."
