@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LAST = -1  # the last frame, time-step 30
+TRAININGS = {"frames": "ED-LSTM", "own_frames": "ED-LSTM, trained\non its own frames"}
 
 
 def clips_overlaid(stored: Stored) -> "Figure":
@@ -141,14 +142,14 @@ def generated_and_true(stored: Stored) -> "Figure":
     The last row is not in the paper: an ED-LSTM that was fed its own frames in training too.
     """
     recurrent = stored.recurrent_frames
-    figure, axes = axes_grid(3, 6, cell=1.5, room=(0.4, 0.3))
+    figure, axes = axes_grid(1 + len(recurrent), 6, cell=1.5, room=(0.4, 0.3))
     for column, clip in enumerate(stored.with_count(2)[:3]):
         true = overlaid(stored.true_frames(clip))
-        told = (recurrent["frames"][clip], recurrent["own_frames"][clip])
+        told = (frames[clip] for frames in recurrent.values())
         for row, frames in enumerate((stored.drawn("forecast", clip), *told)):
             show_frame(axes[row, 2 * column], overlaid(frames))
             show_frame(axes[row, 2 * column + 1], true)
-    for row, name in enumerate(("ours", "ED-LSTM", "ED-LSTM, trained\non its own frames")):
+    for row, name in enumerate(("ours", *(TRAININGS[kind] for kind in recurrent))):
         axes[row, 0].set_ylabel(name, fontsize=8)
     _titles(axes[0], ("generated", "true") * 3)
     return figure
