@@ -308,15 +308,18 @@ def worlds_page(records: dict[str, Record]) -> str:
     if record is None:
         return "No record is stored yet."
     parts = [worlds_table(record)]
-    trained = [
-        f"`{world}` seed {seed}: {run['training']['wall_seconds']:.0f} s "
-        f"({run['training']['cpu_seconds']:.0f} s of one core)"
+    times = {
+        world: [run["training"]["cpu_seconds"] for run in runs.values() if "training" in run]
         for world, runs in record.get("worlds", {}).items()
-        for seed, run in runs.items()
-        if "training" in run
+    }
+    trained = [
+        f"`{world}` {min(taken):.0f}" + (f"-{max(taken):.0f}" if len(taken) > 1 else "")
+        for world, taken in times.items()
+        if taken
     ]
     if trained:
-        parts.append("Training took: " + "; ".join(trained) + ".")
+        told = "Training took, in seconds of one core of a machine with 7 to 14 such jobs at once: "
+        parts.append(told + "; ".join(trained) + ".")
     first = next(iter(record["oracles"].values()))
     return "\n\n".join([*parts, origin(first)])
 
