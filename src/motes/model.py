@@ -78,6 +78,11 @@ class Model(nn.Module):
         return self.image_size if self.channels == 1 else (*self.image_size, self.channels)
 
     @property
+    def paints_pictures(self) -> bool:
+        """Whether frames are levels of grey or colour, and not black and white."""
+        return isinstance(self.renderer, PictureRenderer)
+
+    @property
     def most_objects(self) -> int:
         """The most objects that a clip may be said to hold.
 

@@ -8,11 +8,12 @@ import torch
 import motes
 from motes import beginnings
 from motes.config import DataConfig
-from motes.data import save_clips, worlds
+from motes.data import load_clips, save_clips, worlds
 from motes.errors import InputError
 from motes.presets import preset
 from motes.structured.picture import PictureRenderer
 from motes.train import train
+from motes.verbs import ask
 
 SIZE = 24
 
@@ -78,6 +79,16 @@ def test_inferred_pictures_are_nearer_to_the_frames_than_the_background_is(learn
     background = model.renderer.background().detach().view(clips.frames.shape[2:])
     error, empty = ((clips.frames - picture).square().mean() for picture in (drawn, background))
     assert error < 0.5 * empty
+
+
+def test_imagined_pictures_are_written_as_they_are(learned, tmp_path, monkeypatch):
+    model, clips = learned
+    monkeypatch.setattr(ask, "load", lambda name: model)
+    ask.sample(tmp_path / "imagined.npz", num_clips=2, num_frames=5, gif=tmp_path / "a.gif")
+    written = load_clips(tmp_path / "imagined.npz").frames
+    assert written.shape[2:] == clips.frames.shape[2:]
+    assert torch.equal(written, motes.sample(model, 2, 2, 5).frames)
+    assert (tmp_path / "a.gif").exists()
 
 
 def test_hidden_pictures_cannot_matter(learned):

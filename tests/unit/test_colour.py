@@ -2,13 +2,16 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import motes
 from motes.config import DataConfig
 from motes.data import Clips, save_clips, worlds
 from motes.data.colour import find_axis, in_grey, to_grey
+from motes.data.files import write_gif
 from motes.errors import InputError
 from motes.model import build
 from motes.presets import preset
@@ -77,3 +80,15 @@ def test_hidden_colour_frames_cannot_matter(tmp_path):
 def test_grey_clips_stay_as_they_are():
     clips = Clips(torch.rand(1, 2, 4, 5))
     assert in_grey(clips, (1.0, 1.0, 1.0, 0.0)) is clips
+
+
+def test_a_gif_in_colour_keeps_its_colours(tmp_path):
+    colours = torch.tensor([[1.0, 0.2, 0.0], [0.0, 0.6, 0.2], [0.2, 0.2, 0.8]])
+    frames = colours[:, None, None].expand(3, 4, 5, 3)
+    write_gif(tmp_path / "clip.gif", frames)
+    with Image.open(tmp_path / "clip.gif") as gif:
+        for number, colour in enumerate(colours):
+            gif.seek(number)
+            shown = torch.from_numpy(np.array(gif.convert("RGB"))) / 255
+            # A palette of 256 colours has room for three: within the rounding to levels.
+            assert (shown - colour).abs().max() <= 1 / 255

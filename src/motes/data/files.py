@@ -9,8 +9,10 @@ from motes.errors import InputError
 from motes.shapes import Float, Tensor
 
 
-def write_gif(path: str | Path, frames: Float[Tensor, "T height width"], fps: float = 10.0) -> None:
-    """Write frames in [0, 1] as a grey GIF that repeats for ever, atomically.
+def write_gif(
+    path: str | Path, frames: Float[Tensor, "T height width *channels"], fps: float = 10.0
+) -> None:
+    """Write frames in [0, 1], grey or in colour, as a GIF that repeats for ever, atomically.
 
     Args:
         path: of the file.
@@ -33,6 +35,12 @@ def write_gif(path: str | Path, frames: Float[Tensor, "T height width"], fps: fl
         )
     levels = (255 * frames).round().to(torch.uint8).cpu().numpy()
     pictures = [Image.fromarray(level).convert("P") for level in levels]
+    if frames.ndim == 4:  # in colour: one palette for all frames, without dots
+        every = Image.fromarray(levels.reshape(-1, *levels.shape[2:])).quantize()
+        pictures = [
+            Image.fromarray(level).quantize(palette=every, dither=Image.Dither.NONE)
+            for level in levels
+        ]
     delay = max(2, round(100 / fps)) * 10  # milliseconds
     # Image.save would join equal frames into one; block by block every frame is kept.
     with atomic_path(path) as temporary, open(temporary, "wb") as file:

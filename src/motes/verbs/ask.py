@@ -158,7 +158,7 @@ def sample(
     Example: motes sample --num-clips 8 --num-objects 3 --gif imagined.gif
 
     Args:
-        out: npz file to write: black-and-white frames and the positions drawn.
+        out: npz file to write: frames (black and white, but of pictures) and the positions drawn.
         model: a shipped model's name or a run folder.
         num_clips: how many clips.
         num_objects: objects in each.
@@ -167,10 +167,11 @@ def sample(
         seed: another seed, other clips.
         as_json: print one JSON line instead of a sentence.
     """
-    answer = queries.sample(load(model), num_clips, num_objects, num_frames, seed=seed)
-    white = answer.frames > 0.5
+    imagining = load(model)
+    answer = queries.sample(imagining, num_clips, num_objects, num_frames, seed=seed)
+    video = answer.frames if imagining.paints_pictures else pack(answer.frames > 0.5)
     with all_or_none():
-        save_clips(out, Clips(pack(white), answer.num_objects, answer.pixels, answer.path_pixels))
+        save_clips(out, Clips(video, answer.num_objects, answer.pixels, answer.path_pixels))
         if gif is not None:
             write_gif(gif, answer.frames[0])
     record = {"verb": "sample", "clips": num_clips, "out": str(out), "gif": gif and str(gif)}

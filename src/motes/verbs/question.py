@@ -174,8 +174,8 @@ def _counted(
 def _enlarged(
     clip: Tensor,
 ) -> tuple[VideoMap, Callable[[], Iterator[UInt8[np.ndarray, "height width 3"]]]]:
-    """A clip [T, height, width] as pictures large enough to draw on, and the map to them."""
-    factor = max(1, round(CLIP_SIDE / max(clip.shape[1:])))
+    """A clip [T, height, width] or in colour as large pictures to draw on, and the map to them."""
+    factor = max(1, round(CLIP_SIDE / max(clip.shape[1:3])))
     times = np.arange(len(clip))[None]
     where = VideoMap(
         np.full(2, float(factor)), np.full(2, (factor - 1) / 2), times / CLIP_FPS, times
@@ -185,6 +185,6 @@ def _enlarged(
         for frame in clip:
             levels = (255 * frame.float()).round().to(torch.uint8).numpy()
             large = levels.repeat(factor, axis=0).repeat(factor, axis=1)
-            yield np.repeat(large[..., None], 3, axis=2)
+            yield large if large.ndim == 3 else np.repeat(large[..., None], 3, axis=2)
 
     return where, pictures
