@@ -23,6 +23,7 @@ from motes.structured.picture import PictureRenderer
 PAGE = Path(__file__).parent.parent / "docs" / "images" / "kinds.png"
 SEED, CLIP, OBJECTS = 3, 3, 3
 FRAMES = (0, 10, 20)
+KINDS = 6  # the preset's
 
 
 def show(axes: Axes, picture: np.ndarray, title: str) -> None:
@@ -39,7 +40,8 @@ def draw_row(row: list[Axes], model: Model, world: str) -> None:
     renderer = model.renderer
     assert isinstance(renderer, PictureRenderer)
     shares = renderer.kind_logits.softmax(-1)
-    show(row[0], renderer.background().clamp(0, 1).numpy(), f"{world}: background")
+    show(row[0], renderer.background().clamp(0, 1).numpy(), "background")
+    row[0].set_ylabel(world, fontsize=7)
     opacity = -torch.expm1(-renderer.root_depth.square())
     for panel, k in zip(row[1:], shares.argsort(descending=True).tolist(), strict=False):
         a, c = opacity[k][..., None], renderer.colours()[k]
@@ -56,7 +58,7 @@ def draw_row(row: list[Axes], model: Model, world: str) -> None:
 def main() -> None:
     """Write the picture."""
     models = [motes.load(folder) for folder in sys.argv[1:3]]
-    columns = 1 + max(len(model.renderer.kind_logits) for model in models) + len(FRAMES)
+    columns = 1 + KINDS + len(FRAMES)
     figure, axes = plt.subplots(2, columns, figsize=(columns, 2.4), layout="constrained")
     for row, model, world in zip(axes, models, ("pictures", "colour"), strict=True):
         draw_row(list(row), model, world)
