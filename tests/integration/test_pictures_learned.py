@@ -11,6 +11,7 @@ from motes.config import DataConfig
 from motes.data import load_clips, save_clips, worlds
 from motes.errors import InputError
 from motes.presets import preset
+from motes.server import playground
 from motes.structured.picture import PictureRenderer
 from motes.train import train
 from motes.verbs import ask
@@ -98,6 +99,13 @@ def test_hidden_pictures_cannot_matter(learned):
     spoiled = torch.where(observed.view(shape), clips.frames, torch.nan)
     one = motes.interpolate(model, clips.frames, observed, 2)
     assert torch.equal(one.pixels, motes.interpolate(model, spoiled, observed, 2).pixels)
+
+
+def test_the_playground_says_that_it_shows_no_pictures(learned, monkeypatch):
+    model, _ = learned
+    monkeypatch.setattr(playground, "load_with_config", lambda name: (model, None))
+    with pytest.raises(InputError, match="motes infer"):
+        playground.Playground.of("a run")
 
 
 def test_frames_of_the_wrong_colours_are_refused(learned):

@@ -8,9 +8,19 @@ import torch
 
 from motes.lgssm import Dynamics
 from motes.structured.picture import Looks
-from motes.structured.picture_search import Cast, Kinds, around, detect, look
+from motes.structured.picture_search import (
+    Cast,
+    Kinds,
+    Photos,
+    around,
+    detect,
+    likelier,
+    look,
+    revisit,
+)
 from motes.structured.picture_tracker import track_pictures
 from motes.structured.places import Place, Window
+from motes.structured.search import Sightings
 from photos import hollow_pictures, naive_log_density, naive_mean, odd_pictures
 
 SIZE = (9, 11)
@@ -79,20 +89,61 @@ def test_objects_are_detected_with_their_kinds_from_left_to_right(generator):
     assert kind[0, :2].tolist() == [1, 0]
 
 
-@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
-def test_two_objects_that_cross_keep_their_kind_and_who_is_in_front_is_found(order, generator):
-    renderer, T = hollow_pictures(32), 15
-    time = torch.arange(T)
+def crossing(order: list[int], generator: torch.Generator):
+    """A disk and a ring that cross: renderer, frames, positions and looks."""
+    renderer, time = hollow_pictures(32), torch.arange(15)
     left = torch.stack([4 + 1.7 * time, 12.3 + 0.3 * time], -1)
     right = torch.stack([28 - 1.6 * time, 17.1 - 0.2 * time], -1)
     positions = renderer.from_pixels(torch.stack([left, right])[None])
-    present = torch.ones(1, 2, dtype=torch.bool)
     looks = Looks(torch.tensor([[0, 1]]), torch.tensor([order]))
-    drawn = renderer(positions, present, looks).sigmoid().detach()
-    frames = drawn + 0.03 * torch.randn(drawn.shape, generator=generator)
+    drawn = renderer(positions, torch.ones(1, 2, dtype=torch.bool), looks).sigmoid().detach()
+    return renderer, drawn + 0.03 * torch.randn(drawn.shape, generator=generator), positions, looks
+
+
+def scene_of(renderer, frames, generator: torch.Generator) -> Photos:
     dynamics = Dynamics(
         position_noise=0.05, initial_spread=8.0, state_noise=1e-2, generator=generator
     )
+    observed = torch.ones(frames.shape[:2], dtype=torch.bool)
+    present = torch.ones(1, 2, dtype=torch.bool)
+    return Photos(frames[..., None], observed, torch.tensor([2]), present, dynamics, renderer)
+
+
+@torch.no_grad()
+def test_a_sighting_that_the_other_frames_exclude_is_none(generator):
+    renderer, frames, positions, looks = crossing([0, 1], generator)
+    scene, kinds = scene_of(renderer, frames, generator), Kinds.coarse(renderer)
+    truth = renderer.to_pixels(positions)
+    sharp = 0.25 * torch.eye(2).expand(*truth.shape, 2)
+    elsewhere = truth.clone()
+    elsewhere[0, 0, 3] += 3.0  # six standard deviations from where it is seen
+    guess, expected = Place(truth, sharp), Place(elsewhere, sharp)
+    _, found, _ = revisit(scene, kinds, guess, looks, expected, 7)
+    assert not found.seen[0, 0, 3]
+    assert torch.equal(found.place.mean[0, 0, 3], elsewhere[0, 0, 3])
+    others = torch.arange(15) != 3
+    assert found.seen[0, 0, others].float().mean() > 0.9
+
+
+@torch.no_grad()
+def test_of_each_frame_the_likelier_sightings_are_kept(generator):
+    renderer, frames, positions, looks = crossing([0, 1], generator)
+    scene, truth = scene_of(renderer, frames, generator), renderer.to_pixels(positions)
+    expected = Place(truth, torch.eye(2).expand(*truth.shape, 2))
+    seen = torch.ones(1, 2, 15, dtype=torch.bool)
+    exchanged = truth.clone()
+    exchanged[:, :, :5] = truth.flip(1)[:, :, :5]
+    moved = truth.clone()
+    moved[:, :, 5:] += 1.0
+    one, other = (Sightings(Place(mean, expected.covariance), seen) for mean in (exchanged, moved))
+    assert torch.equal(likelier(scene, one, other, looks, expected).place.mean, truth)
+    assert torch.equal(likelier(scene, other, one, looks, expected).place.mean, truth)
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_two_objects_that_cross_keep_their_kind_and_who_is_in_front_is_found(order, generator):
+    renderer, frames, positions, _ = crossing(order, generator)
+    dynamics = scene_of(renderer, frames, generator).dynamics
     q = track_pictures(frames, torch.tensor([2]), dynamics, renderer, None, 1, window=7)
     assert q.looks is not None
     assert q.looks.kind.tolist() == [[0, 1]]

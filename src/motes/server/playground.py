@@ -48,6 +48,11 @@ class Playground:
     def of(cls, name_or_folder: str, preparation: Preparation | None = None) -> "Playground":
         """The playground of a shipped model or a run folder."""
         model, config = load_with_config(name_or_folder)
+        if model.paints_pictures:
+            raise InputError(
+                f"{name_or_folder} is a model of pictures; the playground is of black and white: "
+                "ask it with motes infer"
+            )
         name = Path(name_or_folder).name
         return cls(model, config, name, preparation, held_out_clips(config.data))
 
