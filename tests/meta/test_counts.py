@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import torch
-
 from tools import score_counts
 
 
