@@ -50,6 +50,7 @@ RUNS: dict[str, tuple[Change, ...]] = {
     "no mixture seeding": (Change("motes.trainer", "seed_mixture", lambda *arguments: None),),
     "no exploring": (Change("motes.trainer", "EXPLORE", 0.0),),
     "no second look": (Change("motes.structured.tracker", "REVISITS", 0),),
+    "no exchange": (Change("motes.structured.tracker", "EXCHANGES", 0),),
     "no later hypotheses": (Change("motes.encoding", "HYPOTHESES", 1),),
 }
 
