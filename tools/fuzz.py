@@ -132,13 +132,14 @@ def try_cases(num_cases: int, first_seed: int, only: list[str]) -> dict[str, Any
 
 
 def joined(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """One record of several, made side by side on the same commit."""
+    """One record of several; where they are of several commits, all are named."""
     ends: dict[str, Counter[str]] = {name: Counter() for name in ENTRANCES}
     for record in records:
         for name, counts in record["ends"].items():
             ends[name].update(counts)
     return {
-        "environment": records[0]["environment"],
+        "environment": records[-1]["environment"],
+        "commits": sorted({str(record["environment"]["motes_commit"]) for record in records}),
         "cases": sum(record["cases"] for record in records),
         "ends": {name: dict(counter) for name, counter in ends.items() if counter},
         "defects": [defect for record in records for defect in record["defects"]],

@@ -32,8 +32,10 @@ def faults(record: Record) -> str:
     rows: list[tuple[object, ...]] = []
     for family, tried in record["families"].items():
         inside = tried["kills"] - tried["moments"].get("any", 0)
-        rows.append((family, tried["kills"], inside, "yes" if tried["bit_for_bit"] else "no"))
-    head = ("family", "kills (SIGKILL)", "of them inside a write", "same weights, bit for bit")
+        commit = tried.get("environment", record["environment"])["motes_commit"][:10]
+        same = "yes" if tried["bit_for_bit"] else "no"
+        rows.append((family, tried["kills"], inside, same, commit))
+    head = ("family", "kills (SIGKILL)", "inside a write", "same weights, bit for bit", "commit")
     told = [(fault, f"`{line}`") for fault, line in _lines(record["families"]["paper"])]
     return (
         "Runs of the smoke preset were killed at random moments and inside the writing of a "
@@ -175,7 +177,7 @@ SECTIONS = {
         faults,
         "python tools/try_faults.py --out results/faults.json",
     ),
-    "Wrong input": ("fuzz", inputs, "python tools/fuzz.py --cases 10500 --out results/fuzz.json"),
+    "Wrong input": ("fuzz", inputs, "python tools/fuzz.py --cases 10000 --out results/fuzz.json"),
     "Several processes and hosts": (
         *("processes", processes),
         "python tools/try_processes.py --out results/processes.json",

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fuzz import joined
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,6 +32,24 @@ def test_wrong_input_ends_in_an_answer_or_in_one_clear_error() -> None:
     assert record["cases"] >= 148  # shares are rounded
     assert record["defects"] == []
     assert set(record["ends"]) >= {"clips", "video", "config", "model file", "query", "http"}
+
+
+def test_joined_records_add_their_cases_and_keep_all_defects() -> None:
+    one = {
+        "environment": {"motes_commit": "a"},
+        "cases": 3,
+        "ends": {"clips": {"refused": 2, "hangs": 1}},
+        "defects": [{"entrance": "clips", "seed": 7}],
+        "limits": {},
+        "slowest_seconds": 2.0,
+        "largest_mib": 5,
+        "minutes": 1.0,
+    }
+    other = {**one, "environment": {"motes_commit": "b"}, "ends": {"clips": {"refused": 3}}}
+    both = joined([one, other])
+    assert (both["cases"], both["commits"], both["minutes"]) == (6, ["a", "b"], 2.0)
+    assert both["ends"] == {"clips": {"refused": 5, "hangs": 1}}
+    assert len(both["defects"]) == 2
 
 
 BREAK_OUTS = {
