@@ -16,6 +16,7 @@ from motes.structured.search import Scene, Sightings, expect, follow, look_again
 
 FINE_WINDOW = 2  # pixels around the place found in which cells are told apart
 EXCHANGES = 8  # of later parts of two tracks, then of places in a frame, one after the other
+EXCHANGED_FRAMES = 512  # of a clip are looked at again for them; but one is always tried
 REVISITS = 2  # rounds in which one object after the other is looked for with the others held
 # Of the frames up to the last seen one: where the second hypothesis begins; twice that, the third.
 LATER_START = 1 / 6
@@ -120,9 +121,10 @@ class Tracker(nn.Module):
         self, scene: Scene, coarse: Glyph, found: Sightings, expected: Place
     ) -> tuple[Sightings, Place]:
         """Let two objects exchange parts of their tracks, where the bound rises. [Choice 30]."""
+        rounds = min(max(EXCHANGED_FRAMES // scene.observed.shape[1], 1), EXCHANGES)
         for onwards in (True, False):
             clips = torch.arange(len(scene.present), device=scene.present.device)
-            for _ in range(EXCHANGES):
+            for _ in range(rounds):
                 kept, before = found.taken(clips), expected.taken(clips)
                 if onwards:
                     positions = scene.renderer.from_pixels(kept.place.mean)
