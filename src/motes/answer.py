@@ -47,7 +47,7 @@ class Answer:
 
     @cached_property
     def frames(self) -> Float[Tensor, "B T height width *channels"]:
-        """Probability that a pixel is white, marginal over what is unknown; drawn when asked."""
+        """Probability of white, or mean of a picture, over what is unknown; drawn when asked."""
         return self.draw_frames()
 
     @cached_property

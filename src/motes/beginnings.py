@@ -16,8 +16,8 @@ from motes.checkpoint import find_model, load, read_config
 from motes.config import RunConfig
 from motes.errors import InputError
 from motes.model import Model, build
-from motes.shapes import Tensor
-from motes.structured.kinds import seed_kinds
+from motes.shapes import Int, Tensor
+from motes.structured.kinds import seed_background, seed_kinds
 from motes.structured.picture import PictureRenderer
 from motes.trainer import Trainer
 
@@ -26,7 +26,7 @@ from motes.trainer import Trainer
 STARTS = ((1.0, 1.0), (0.25, 1.0), (1.0, 16.0), (0.25, 16.0))
 STEPS = 24
 BATCH = 16
-SEEN = 64  # clips in which kinds of object are looked for, of pictures
+SEEN = 64  # clips in which background and kinds are looked for, of pictures
 REPORTED = 4  # steps that a bound is averaged over
 
 
@@ -47,10 +47,27 @@ def first_weights(
 ) -> dict[str, Tensor]:
     """The weights, by name, that training begins with in place of those that are drawn."""
     if config.begins_with is not None:
-        return inherited(config)
+        return inherited(config) | _own_background(config, data, device)
     if config.model.family == "structured":
         return best_start(config, data, device, report)
     return {}
+
+
+def _own_background(
+    config: RunConfig, data: TrainingData, device: torch.device
+) -> dict[str, Tensor]:
+    """The background of the run's own clips, of pictures: another camera saw another one."""
+    renderer = build(config).to(device).renderer
+    if not isinstance(renderer, PictureRenderer):
+        return {}
+    some = _some_clips(data)
+    seed_background(renderer, data.frames(some), data.seen(some))
+    return {"renderer.raw_background": renderer.raw_background.detach()}
+
+
+def _some_clips(data: TrainingData) -> Int[Tensor, " b"]:
+    """The clips in which background and kinds of object are looked for, of pictures."""
+    return torch.arange(min(SEEN, len(data.num_objects)), device=data.num_objects.device)
 
 
 def begun_with(config: RunConfig, name_or_folder: str) -> RunConfig:
@@ -142,7 +159,7 @@ def _steps(
     """Takes the steps of one start; the last bound is that of the last few, not of the journey."""
     trainer = Trainer(config, data, device)
     if isinstance(trainer.model.renderer, PictureRenderer):
-        some = torch.arange(min(SEEN, len(data.num_objects)), device=device)
+        some = _some_clips(data)
         generator = torch.Generator().manual_seed(config.seed + number)
         counts, seen = data.num_objects[some], data.seen(some)
         seed_kinds(trainer.model.renderer, data.frames(some), counts, seen, generator)

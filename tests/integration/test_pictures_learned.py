@@ -7,21 +7,23 @@ import torch
 
 import motes
 from motes import beginnings
+from motes.beginnings import begun_with, first_weights
 from motes.config import DataConfig
 from motes.data import load_clips, save_clips, worlds
 from motes.errors import InputError
 from motes.presets import preset
 from motes.server import playground
-from motes.structured.picture import PictureRenderer
+from motes.structured.picture import BACKGROUND_UNIT, PictureRenderer
 from motes.train import train
+from motes.training_data import fit_to_data, make_dataset
 from motes.verbs import ask
 
 SIZE = 24
 
 
 @pytest.fixture(scope="module", params=["pictures", "colour"])
-def learned(request, tmp_path_factory):
-    """A model after a few steps, and clips that it has not seen."""
+def run(request, tmp_path_factory):
+    """The folder of a run of a few steps, and the world of its clips."""
     folder = tmp_path_factory.mktemp(request.param)
     save_clips(folder / "clips.npz", worlds.make(request.param, 20, (1, 2), 12, SIZE, seed=1))
     config = preset("structured", "pictures")
@@ -40,7 +42,14 @@ def learned(request, tmp_path_factory):
         patch.setattr(beginnings, "STEPS", 4)
         patch.setattr(beginnings, "STARTS", ((1.0, 1.0),))
         train(config, folder / "run")
-    return motes.load(folder / "run"), worlds.make(request.param, 4, 2, 12, SIZE, seed=2)
+    return folder / "run", request.param
+
+
+@pytest.fixture(scope="module")
+def learned(run):
+    """The model, and clips that it has not seen."""
+    folder, world = run
+    return motes.load(folder), worlds.make(world, 4, 2, 12, SIZE, seed=2)
 
 
 def test_objects_are_found_where_they_were_drawn_after_a_few_steps(learned):
@@ -106,6 +115,22 @@ def test_the_playground_says_that_it_shows_no_pictures(learned, monkeypatch):
     monkeypatch.setattr(playground, "load_with_config", lambda name: (model, None))
     with pytest.raises(InputError, match="motes infer"):
         playground.Playground.of("a run")
+
+
+def test_a_run_that_begins_with_another_sees_its_own_background_and_the_same_kinds(run, tmp_path):
+    folder, world = run
+    clips = worlds.make(world, 20, 1, 12, SIZE + 4, seed=3)
+    save_clips(tmp_path / "clips.npz", clips)
+    config = preset("structured", "pictures")
+    config = dataclasses.replace(config, data=DataConfig(path=str(tmp_path / "clips.npz")))
+    config = fit_to_data(begun_with(config, str(folder)))
+    data = make_dataset(config, torch.device("cpu")).training
+    weights = first_weights(config, data, torch.device("cpu"))
+    old = motes.load(folder).renderer
+    assert torch.equal(weights["renderer.root_depth"], old.root_depth)
+    background = BACKGROUND_UNIT * weights["renderer.raw_background"]
+    seen = data.frames(torch.arange(len(data.num_objects))).flatten(0, 1)
+    torch.testing.assert_close(background.view(seen.shape[1:]), seen.median(0).values)
 
 
 def test_frames_of_the_wrong_colours_are_refused(learned):

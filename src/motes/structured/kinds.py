@@ -62,11 +62,11 @@ def seed_kinds(
     Law: background and kinds of a made-up scene are found
     (test_kinds_of_a_made_up_scene_are_found).
     """
-    video = renderer.as_channels(frames).flatten(0, 1)
+    seed_background(renderer, frames, observed)
+    video, background = renderer.as_channels(frames).flatten(0, 1), renderer.background()
     counts = num_objects.repeat_interleave(frames.shape[1])
     if observed is not None:
         video, counts = video[observed.flatten()], counts[observed.flatten()]
-    background = video.median(0).values
     cuttings = cut_out(video, background, counts, renderer.reach)
     some = torch.randperm(len(cuttings.seen), generator=generator)[:CUTTINGS].to(video.device)
     cuttings = Cuttings(*(part[some] for part in cuttings))
@@ -75,11 +75,22 @@ def seed_kinds(
     fit = fit_kinds(middled, cluster(middled, num_kinds, generator), num_kinds)
     sizes = one_hot(fit.kind, num_kinds).sum(0)
     cells = -torch.log1p(-sharpen(cuttings, fit))
-    renderer.raw_background.copy_(background / BACKGROUND_UNIT)
     renderer.root_depth.copy_(cells.sqrt())
     renderer.raw_colour.copy_(fit.colour / COLOUR_UNIT)
     renderer.raw_scale.copy_(0.5 * fit.variance.log() / SCALE_UNIT)
     renderer.kind_logits.copy_((sizes + 1.0).log())
+
+
+@torch.no_grad()
+def seed_background(
+    renderer: PictureRenderer,
+    frames: Float[Tensor, "B T height width *channels"],
+    observed: Bool[Tensor, "B T"] | None,
+) -> None:
+    """Sets the background alone: the median over the seen frames."""
+    video = renderer.as_channels(frames).flatten(0, 1)
+    video = video if observed is None else video[observed.flatten()]
+    renderer.raw_background.copy_(video.median(0).values / BACKGROUND_UNIT)
 
 
 def cut_out(
