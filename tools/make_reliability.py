@@ -71,7 +71,7 @@ def inputs(record: Record) -> str:
     text = table(("entrance", "cases", *good, "defects"), rows)
     text += (
         f"\n\n{record['cases']} cases, each in a process of its own with at most "
-        f"{limits['seconds']} s and {limits['gib_beyond_start']} GiB; the slowest took "
+        f"{limits['seconds']} s of a processor and {limits['gib_beyond_start']} GiB; the slowest took "
         f"{record['slowest_seconds']} s on a busy machine, the largest held "
         f"{record['largest_mib']} MiB in all. A hook ends every case that runs code from data, "
         "calls out, or writes elsewhere: none did."
