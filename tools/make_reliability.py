@@ -71,8 +71,8 @@ def inputs(record: Record) -> str:
     text = table(("entrance", "cases", *good, "defects"), rows)
     text += (
         f"\n\n{record['cases']} cases, each in a process of its own with at most "
-        f"{limits['seconds']} s of a processor and {limits['gib_beyond_start']} GiB; the slowest took "
-        f"{record['slowest_seconds']} s on a busy machine, the largest held "
+        f"{limits['seconds']} s of a processor and {limits['gib_beyond_start']} GiB; "
+        f"the slowest took {record['slowest_seconds']} s on a busy machine, the largest held "
         f"{record['largest_mib']} MiB in all. A hook ends every case that runs code from data, "
         "calls out, or writes elsewhere: none did."
     )
@@ -131,8 +131,8 @@ def long_clips(record: Record) -> str:
     head = ("frames", "objects", "clips", "tracked", "switches", "IDF1", "found", "position, px")
     seeds = len(record["runs"])
     return (
-        f"Models of {seeds} training seeds learned the world `long` from clips of 30 frames, then "
-        "followed clips of up to 3,000; in parentheses the oracle, which knows the law and the "
+        f"Trained on clips of 30 frames of the world `long` ({seeds} seed{'s' * (seeds > 1)}), "
+        "then asked about clips of up to 3,000; in parentheses the oracle, which knows the law and the "
         "points but not which is which. *Tracked*: no object is ever 4 px away. *Switches*: how "
         "often an object is taken over by another's track, a clip. *Found*: positions that have "
         "some track within 2 px, whosever it is.\n\n"
