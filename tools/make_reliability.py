@@ -132,10 +132,10 @@ def long_clips(record: Record) -> str:
     seeds = len(record["runs"])
     return (
         f"Trained on clips of 30 frames of the world `long` ({seeds} seed{'s' * (seeds > 1)}), "
-        "then asked about clips of up to 3,000; in parentheses the oracle, which knows the law and the "
-        "points but not which is which. *Tracked*: no object is ever 4 px away. *Switches*: how "
-        "often an object is taken over by another's track, a clip. *Found*: positions that have "
-        "some track within 2 px, whosever it is.\n\n"
+        "then asked about clips of up to 3,000; in parentheses the oracle, which knows the law "
+        "and the points but not which is which. *Tracked*: no object is ever 4 px away. "
+        "*Switches*: how often an object is taken over by another's track, a clip. *Found*: "
+        "positions that have some track within 2 px, whosever it is.\n\n"
         f"{table((*head, 'processor', 'peak memory'), rows)}\n\n"
         "Objects look alike: where two meet, only their motion tells them apart, and in so long a "
         "clip some meetings cannot be told, by the oracle neither."
