@@ -81,6 +81,7 @@ def score_limit(size: int, frames: int, num_clips: int) -> dict[str, Any]:
     }
 
 
+LONG = ("curves", "forecast_loss_of_clips", "worst_clips")  # of a record: left out where many are merged
 SPREAD = {
     "tracked": ("clips tracked throughout", "{:.3f}"),
     "noisy_rmse": ("inferred position, RMSE in px", "{:.2f}"),
@@ -105,7 +106,7 @@ def spread_table(record: dict[str, Any]) -> str:
             kinds.setdefault(name, []).append(run)
         elif run["start"] == "limit":
             limits[name] = run["by_count"]
-    heads = [f"{name} ({len(runs)} seeds)" for name, runs in kinds.items()]
+    heads = [f"{name} ({len(runs)} seed{'s' * (len(runs) > 1)})" for name, runs in kinds.items()]
     lines = [f"| N = 1 / 2 / 3, least to largest | {' | '.join(heads)} |"]
     lines.append("|---" * (1 + len(kinds)) + "|")
     for score_name, (title, form) in SPREAD.items():
@@ -119,10 +120,11 @@ def spread_table(record: dict[str, Any]) -> str:
                 cell += f" ({' / '.join(best)})"
             cells.append(cell)
         lines.append(f"| {title} | {' | '.join(cells)} |")
-    first = record["runs"][0]["environment"]
+    places = [run["environment"] for runs in kinds.values() for run in runs]
+    commits = sorted({place["motes_commit"][:10] for place in places})
     told = "In parentheses the limit on the same clips: the true physics and the exact posterior. "
-    told += f"All seeds that were run: {record['note']}. Commit {first['motes_commit'][:10]}"
-    return "\n".join([*lines, "", f"{told}, {first['processor']}."])
+    told += f"All seeds that were run: {record['note']}. Commits {', '.join(commits)}"
+    return "\n".join([*lines, "", f"{told}, {places[0]['processor']}."])
 
 
 def main() -> None:
@@ -140,6 +142,9 @@ def main() -> None:
     given = parser.parse_args()
     if given.merge is not None:
         records = [json.loads(path.read_text("utf-8")) for path in given.merge.glob("*.json")]
+        for record in records:
+            for long in LONG:
+                record.pop(long, None)
         keys = ("size", "num_frames", "start", "seed")
         runs = sorted(records, key=lambda record: [record[key] for key in keys])
         write_json(given.out, {"note": given.note, "runs": runs})
