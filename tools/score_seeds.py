@@ -81,7 +81,7 @@ def score_limit(size: int, frames: int, num_clips: int) -> dict[str, Any]:
     }
 
 
-LONG = ("curves", "forecast_loss_of_clips", "worst_clips")  # of a record: left out where many are merged
+LONG = ("curves", "forecast_loss_of_clips", "worst_clips")  # left out where many are merged
 SPREAD = {
     "tracked": ("clips tracked throughout", "{:.3f}"),
     "noisy_rmse": ("inferred position, RMSE in px", "{:.2f}"),
