@@ -12,6 +12,7 @@ from motes.bench.scale import growth
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "reliability.md"
 MISSING = "No record is stored yet; run `{command}`."
+STILL = "Everything else stays at {frames} frames, {objects} objects, {clips} clip, {size} px."
 Record = dict[str, Any]
 
 OPENING = """# Reliability
@@ -166,7 +167,7 @@ def curves(record: Record) -> str:
     head = ("axis", "family", "range", "power of seconds", "power of memory", "at the end")
     return (
         f"{table(head, rows)}\n\nPowers over the last tenfold: 1 is linear, 0 is flat. "
-        f"Everything else stays at {record['crossing']}.\n\n"
+        f"{STILL.format(**record['crossing'])}\n\n"
         "![Seconds and memory over every axis](images/scale.png)"
     )
 

@@ -42,4 +42,6 @@ def _draw(axis: Any, curve: dict[str, Any], field: str) -> None:
             axis.loglog(at, values, "o-", color=colour, label=family, ms=4)
     top = max(point[field] for point in curve["paper"][-1:])
     axis.loglog(at, [max(top, 1e-3) * x / at[-1] for x in at], ":", color="#999999", label="linear")
+    axis.set_xticks(at, [f"{x:,}" if x < 10_000 else f"{x:.0e}" for x in at])
+    axis.minorticks_off()
     axis.grid(alpha=0.3)
