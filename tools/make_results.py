@@ -241,7 +241,7 @@ def long_form(records: dict[str, Record]) -> str:
             beside = limit if name in contenders(records) else None
             table = score_table(record, names, beside)
             sections.append(f"### {name}\n\n{table}\n\n{told_of_model(record)}\n{origin(record)}")
-        elif "bench" in record:
+        elif "bench" in record and "curves" not in record:  # those are in reliability.md
             sections.append(f"### {name}\n\n{bench_table(record)}\n\n{origin(record)}")
     return "\n\n".join(sections) or "No record is stored yet."
 
