@@ -1,9 +1,7 @@
 """Try to break training: kill it, fill its disk, close its folder, turn its clock, spoil numbers.
 
 After every fault the run must go on from a whole checkpoint and end with exactly the weights of a
-run that nothing happened to. What was tried and how it ended becomes a record.
-
-Usage: python tools/try_faults.py --out results/faults.json
+run that nothing happened to. Usage: python tools/try_faults.py --out results/faults.json
 """
 
 import argparse
@@ -320,9 +318,8 @@ def spoil(at_call: int, times: int) -> None:
 
 def not_finite(family: str, straight: Path, place: Path) -> dict[str, str]:
     """Spoils the numbers of a run: it stops, or rolls back where that was asked for; it says so."""
-    folder, at = place / "spoiled", FAMILIES[family] // 2 - 2
-    if family == "structured":
-        at += len(STARTS) * STEPS  # rough starts take steps too, before anything is saved
+    rough = len(STARTS) * STEPS if family == "structured" else 0  # steps before the run's own
+    folder, at = place / "spoiled", rough + FAMILIES[family] // 2 - 2
     stopped = run_forked(motes(command(family, folder), lambda: spoil(at, 1)))
     expect(stopped.code == 1 and "not finite" in one_line(stopped), "not told", stopped)
     expect(whole(folder) >= 0, "no checkpoint is kept")
