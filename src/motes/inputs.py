@@ -1,5 +1,6 @@
 """What a query may be asked with: every input is checked here, once, with one clear line."""
 
+import math
 from typing import Any
 
 import torch
@@ -56,9 +57,9 @@ def check_frames(
     if observed is not None:
         shown = observed.reshape(*observed.shape, *[1] * (given.ndim - 2))
         given = torch.where(shown, given, 0.0)
-    if not bool(given.isfinite().all()):
+    low, high = float(given.min()), float(given.max())  # NaN, if there is one
+    if not math.isfinite(low + high):
         raise InputError("frames hold NaN or infinite values; expected values in [0, 1]")
-    low, high = float(given.min()), float(given.max())
     if low < 0 or high > 1:
         raise InputError(
             f"frames hold values from {low:g} to {high:g}; expected [0, 1]"

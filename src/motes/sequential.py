@@ -15,6 +15,8 @@ from motes.lgssm import LGSSM, identity, map_vector, solve_covariance
 from motes.shapes import Bool, Float, Tensor
 from motes.unrolled import Smoothed
 
+AT_ONCE = 256  # frames that the smoother holds side by side, which bounds memory
+
 
 class Belief(NamedTuple):
     """What is known of one state: its mean and its covariance."""
@@ -100,24 +102,23 @@ def _update(
 
 
 def run_filter(
-    model: LGSSM, positions: Float[Tensor, "... T P"], observed: Bool[Tensor, "... T"] | None
+    model: LGSSM,
+    positions: Float[Tensor, "... T P"],
+    observed: Bool[Tensor, "... T"] | None,
+    before: Belief | None = None,
 ) -> tuple[Filtered, Surprise]:
     """The filtered states, and for the smoother what the positions told.
 
     Covariances depend on the model and the mask alone, and have the leading axes of those.
+
+    Args:
+        model: The dynamics.
+        positions: What was seen.
+        observed: Where; everywhere, if None.
+        before: What is known of the first state; that it starts a video, if None.
     """
-    if observed is None:
-        observed = torch.ones(positions.shape[-2], dtype=torch.bool, device=positions.device)
-    matrices = (model.transition, model.emission, model.state_noise, model.position_noise)
-    mu, Sigma = model.initial_mean, model.initial_covariance
-    lead = torch.broadcast_shapes(
-        observed.shape[:-1], Sigma.shape[:-2], *(matrix.shape[:-2] for matrix in matrices)
-    )
-    means_lead = torch.broadcast_shapes(
-        lead, positions.shape[:-2], mu.shape[:-1], model.force.shape[:-1]
-    )
-    D = mu.shape[-1]
-    before = Belief(mu.expand(*means_lead, D), Sigma.expand(*lead, D, D))
+    observed = _everywhere(positions) if observed is None else observed
+    before = _start(model, positions, observed) if before is None else before
     predicted, filtered, surprises = [], [], []
     for a_t, observed_t in zip(positions.unbind(-2), observed.unbind(-1), strict=True):
         after, surprise = _update(model, before, a_t, observed_t)
@@ -131,12 +132,70 @@ def run_filter(
     return Filtered(*states, told.log_density.sum(-1)), told
 
 
+def _everywhere(positions: Float[Tensor, "... T P"]) -> Bool[Tensor, " T"]:
+    """A mask that hides nothing."""
+    return torch.ones(positions.shape[-2], dtype=torch.bool, device=positions.device)
+
+
+def _start(
+    model: LGSSM, positions: Float[Tensor, "... T P"], observed: Bool[Tensor, "... T"]
+) -> Belief:
+    """What is known of the first state of a video, with the axes that all later beliefs have."""
+    matrices = (model.transition, model.emission, model.state_noise, model.position_noise)
+    mu, Sigma = model.initial_mean, model.initial_covariance
+    lead = torch.broadcast_shapes(
+        observed.shape[:-1], Sigma.shape[:-2], *(matrix.shape[:-2] for matrix in matrices)
+    )
+    means_lead = torch.broadcast_shapes(
+        lead, positions.shape[:-2], mu.shape[:-1], model.force.shape[:-1]
+    )
+    D = mu.shape[-1]
+    return Belief(mu.expand(*means_lead, D), Sigma.expand(*lead, D, D))
+
+
 def _stack(
     beliefs: list[Belief],
 ) -> tuple[Float[Tensor, "... T D"], Float[Tensor, "... T D D"]]:
     """Means and covariances of all frames."""
     means, covariances = zip(*beliefs, strict=True)
     return torch.stack(means, -2), torch.stack(covariances, -3)
+
+
+class _Seen(NamedTuple):
+    """What a smoother is given: positions, their mask, and their own variances, if they have."""
+
+    positions: Float[Tensor, "... T P"]
+    observed: Bool[Tensor, "... T"]
+    variances: Float[Tensor, "... T P"] | None
+
+    def during(self, time: slice) -> "_Seen":
+        """Some of the frames."""
+        variances = None if self.variances is None else self.variances[..., time, :]
+        return _Seen(self.positions[..., time, :], self.observed[..., time], variances)
+
+
+class _Reached(NamedTuple):
+    """What the way forward knows when it comes to a frame."""
+
+    predicted: Belief
+    spread: Float[Tensor, "... D D"] | None
+    """Of the filtered mean there by all positions up to it; None where a video begins."""
+
+
+class _Ahead(NamedTuple):
+    """What the way back knows of the last frame of a stretch."""
+
+    smoothed: Belief
+    later: "_Later | None"  # if positions vary
+
+
+class _Later(NamedTuple):
+    """The smoothed mean is N m + r: m the filtered one, r by later positions alone."""
+
+    kept: Float[Tensor, "... D D"]
+    """N"""
+    spread: Float[Tensor, "... D D"]
+    """Cov(r)"""
 
 
 def smooth_sequential(
@@ -147,61 +206,116 @@ def smooth_sequential(
 ) -> Smoothed:
     """The smoothed states by one pass forward and one back; cost O(T).
 
-    The backward pass is Rauch, Tung and Striebel's,
+    A long video is gone through in stretches. The way forward keeps what it knows where each of
+    them begins, and the way back filters each again: beside the answer, memory does not grow.
+
+    Law: equals the dense smoother (test_dense_and_sequential_smoothers_agree), however long the
+        stretches (test_a_long_video_is_smoothed_as_a_short_one_is).
+    """
+    mask = _everywhere(positions) if observed is None else observed
+    seen, last = _Seen(positions, mask, position_variances), positions.shape[-2] - 1
+    # Each ends with the first frame of the next one.
+    stretches = [slice(t, t + AT_ONCE + 1) for t in range(0, max(last, 1), AT_ONCE)]
+    starts = [_Reached(_start(model, positions, mask), None)]
+    for time in stretches[:-1]:
+        filtered, _, spread = _go_forward(model, seen.during(time), starts[-1])
+        mean, covariance = filtered.predicted_means, filtered.predicted_covariances
+        reached = Belief(mean[..., -1, :].clone(), covariance[..., -1, :, :].clone())
+        starts.append(_Reached(reached, None if spread is None else spread[..., -1, :, :].clone()))
+    ahead, means, covariances = None, [], []
+    for time, start in zip(reversed(stretches), reversed(starts), strict=True):
+        smoothed, ahead_of_it = _go_back(model, seen.during(time), start, ahead)
+        own = slice(None) if ahead is None else slice(-1)
+        means.append(smoothed.means[..., own, :])
+        covariances.append(smoothed.covariances[..., own, :, :])
+        ahead = ahead_of_it
+    mean = torch.cat(means[::-1], -2)
+    return Smoothed(mean, torch.cat(covariances[::-1], -3).expand(*mean.shape, mean.shape[-1]))
+
+
+def _go_forward(
+    model: LGSSM, seen: _Seen, start: _Reached
+) -> tuple[Filtered, Surprise, Float[Tensor, "... T D D"] | None]:
+    """The filter, and the spread of its means m_t = F_t m_{t-1} + K_t a_t if positions vary."""
+    filtered, told = run_filter(model, seen.positions, seen.observed, start.predicted)
+    if seen.variances is None:
+        return filtered, told, None
+    added = (told.gain * seen.variances.unsqueeze(-2)) @ told.gain.mT
+    spread = [added[..., 0, :, :] if start.spread is None else start.spread]
+    steps = _steps(model, told.gain).unbind(-3)
+    for F_t, added_t in zip(steps[1:], added.unbind(-3)[1:], strict=True):
+        spread.append(F_t @ spread[-1] @ F_t.mT + added_t)
+    return filtered, told, torch.stack(spread, -3)
+
+
+def _steps(model: LGSSM, gain: Float[Tensor, "... T D P"]) -> Float[Tensor, "... T D D"]:
+    """F = (I - K B) A, which takes the filtered mean of one frame to that of the next."""
+    eye = identity(gain.shape[-2], gain)
+    return (eye - gain @ model.emission.unsqueeze(-3)) @ model.transition.unsqueeze(-3)
+
+
+def _go_back(
+    model: LGSSM, seen: _Seen, start: _Reached, ahead: _Ahead | None
+) -> tuple[Smoothed, _Ahead]:
+    """The smoothed states of a stretch, and what the stretch before it needs of the first one.
+
+    The pass is Rauch, Tung and Striebel's,
         m_t + G (m_{t+1 given all} - m_{t+1 predicted}),  G = P_t A' (A P_t A' + Sigma_H)^-1,
     with the covariance in Joseph's form: a sum of squares, which rounding cannot make negative
     where almost nothing is left of a wide start. Singular covariances are welcome.
-
-    Law: equals the dense smoother (test_dense_and_sequential_smoothers_agree).
     """
-    filtered, told = run_filter(model, positions, observed)
-    A, B, P = model.transition, model.emission, filtered.covariances
+    filtered, told, spread = _go_forward(model, seen, start)
+    P = filtered.covariances
     eye, before = identity(P.shape[-1], P), P[..., :-1, :, :]
-    A_t, Sigma_H = A.unsqueeze(-3), model.state_noise.unsqueeze(-3)
-    G = solve_covariance(filtered.predicted_covariances[..., 1:, :, :], A_t @ before).mT
-    rest = eye - G @ A_t
+    A, Sigma_H = model.transition.unsqueeze(-3), model.state_noise.unsqueeze(-3)
+    G = solve_covariance(filtered.predicted_covariances[..., 1:, :, :], A @ before).mT
+    rest = eye - G @ A
     own = rest @ before @ rest.mT + G @ Sigma_H @ G.mT
     shift = filtered.means[..., :-1, :] - map_vector(G, filtered.predicted_means[..., 1:, :])
-    means, covariances = [filtered.means[..., -1, :]], [P[..., -1, :, :]]
+    if ahead is None:
+        ahead = _Ahead(Belief(filtered.means[..., -1, :], P[..., -1, :, :]), None)
+    means, covariances = [ahead.smoothed.mean], [ahead.smoothed.covariance]
     shifts = reversed(shift.unbind(-2))
     for G_t, own_t, shift_t in zip(_backwards(G), _backwards(own), shifts, strict=True):
         means.append(shift_t + map_vector(G_t, means[-1]))
         covariances.append(own_t + G_t @ covariances[-1] @ G_t.mT)
-    smoothed = torch.stack(covariances[::-1], -3)
-    if position_variances is not None:
-        step = (eye - told.gain @ B.unsqueeze(-3)) @ A_t
-        smoothed = smoothed + _spread(G, rest, step, told.gain, position_variances.unsqueeze(-2))
-    mean = torch.stack(means[::-1], -2)
-    return Smoothed(mean, smoothed.expand(*mean.shape, mean.shape[-1]))
+    first, smoothed, later = (
+        Belief(means[-1], covariances[-1]),
+        torch.stack(covariances[::-1], -3),
+        None,
+    )
+    if seen.variances is not None and spread is not None:
+        K, variances = told.gain, seen.variances.unsqueeze(-2)
+        N, by_later = _spread_back(G, rest, _steps(model, K), K, variances, ahead.later)
+        smoothed = smoothed + (N @ spread @ N.mT + by_later)
+        later = _Later(N[..., 0, :, :], by_later[..., 0, :, :])
+    return Smoothed(torch.stack(means[::-1], -2), smoothed), _Ahead(first, later)
 
 
-def _spread(
+def _spread_back(
     gain_back: Float[Tensor, "... T_less_1 D D"],
     rest: Float[Tensor, "... T_less_1 D D"],
     step: Float[Tensor, "... T D D"],
     gain: Float[Tensor, "... T D P"],
     variances: Float[Tensor, "... T 1 P"],
-) -> Float[Tensor, "... T D D"]:
-    """The covariance of the smoothed mean when positions vary by themselves.
+    ahead: _Later | None,
+) -> tuple[Float[Tensor, "... T D D"], Float[Tensor, "... T D D"]]:
+    """N and Cov(r) of all frames when positions vary by themselves.
 
-    The filtered mean is m_t = F_t m_{t-1} + K_t a_t, and the smoothed one N_t m_t + r_t, where r_t
-    depends on later positions alone: N_t = I - G A + G N_{t+1} F_{t+1}, and
-    r_t = G (N_{t+1} K_{t+1} a_{t+1} + r_{t+1}). Both obey a linear recursion.
+    N_t = I - G A + G N_{t+1} F_{t+1}, and r_t = G (N_{t+1} K_{t+1} a_{t+1} + r_{t+1}).
     """
     G, F, K = gain_back, step, gain
-    N = [identity(F.shape[-1], F).expand(F[..., 0, :, :].shape)]
+    N = [identity(F.shape[-1], F).expand(F[..., 0, :, :].shape) if ahead is None else ahead.kept]
     for rest_t, G_t, F_next in zip(*map(_backwards, (rest, G, F[..., 1:, :, :])), strict=True):
         N.append(rest_t + G_t @ N[-1] @ F_next)
-    by_filtered = torch.stack(N[::-1], -3)
-    by_later = G @ by_filtered[..., 1:, :, :] @ K[..., 1:, :, :]
-    told, told_later = (K * variances) @ K.mT, (by_later * variances[..., 1:, :, :]) @ by_later.mT
-    past, future = [told[..., 0, :, :]], [torch.zeros_like(told[..., 0, :, :])]
-    for F_t, told_t in zip(F.unbind(-3)[1:], told.unbind(-3)[1:], strict=True):
-        past.append(F_t @ past[-1] @ F_t.mT + told_t)
-    for G_t, told_t in zip(*map(_backwards, (G, told_later)), strict=True):
-        future.append(G_t @ future[-1] @ G_t.mT + told_t)
-    own = by_filtered @ torch.stack(past, -3) @ by_filtered.mT
-    return own + torch.stack(future[::-1], -3)
+    kept = torch.stack(N[::-1], -3)
+    by_next = G @ kept[..., 1:, :, :] @ K[..., 1:, :, :]
+    told = (by_next * variances[..., 1:, :, :]) @ by_next.mT
+    nothing = torch.zeros_like((K * variances)[..., 0, :, :] @ K[..., 0, :, :].mT)
+    spread = [nothing if ahead is None else ahead.spread]
+    for G_t, told_t in zip(*map(_backwards, (G, told)), strict=True):
+        spread.append(G_t @ spread[-1] @ G_t.mT + told_t)
+    return kept, torch.stack(spread[::-1], -3)
 
 
 def _backwards(parts: Float[Tensor, "... T rows columns"]) -> Iterator[Tensor]:

@@ -148,6 +148,69 @@ def prior_gradients(
     )
 
 
+class Stretch(NamedTuple):
+    """L frames as one map of the state h at the first of them; `LP` runs over frame and axis.
+
+    a = E h + d + v,  h_next = F h + c + w,  Cov(v) = C,  Cov(w) = G,  Cov(w, v) = X,
+    where h_next is the state at the first frame after the stretch.
+    """
+
+    emission: Float[Tensor, "... LP D"]
+    """E"""
+    offset: Float[Tensor, "... LP"]
+    """d"""
+    noise: Float[Tensor, "... LP LP"]
+    """C"""
+    transition: Float[Tensor, "... D D"]
+    """F"""
+    force: Float[Tensor, "... D"]
+    """c"""
+    next_noise: Float[Tensor, "... D D"]
+    """G"""
+    cross: Float[Tensor, "... D LP"]
+    """X"""
+
+
+def unroll(model: LGSSM, num_frames: int) -> Stretch:
+    """The stretch of `num_frames` frames of an aligned model: what follows a start that is known.
+
+    Law: chained stretches are the model (test_all_routes_to_the_log_likelihood_agree).
+    """
+    P, D = model.emission.shape[-2:]
+    now, T = slice(0, num_frames * P), num_frames + 1
+    S = emissions(model.emission, T)[..., now, :]
+    last = torch.eye(T * D, dtype=S.dtype, device=S.device)[-D:].expand(*S.shape[:-2], D, T * D)
+    R = rows_over_kicks(torch.cat([S, last], -2), differences(model.transition, T))
+    start, covariance = R[..., :D], kicked(model, R) @ R[..., D:].mT
+    drift = pushed(model, R)
+    return Stretch(
+        emission=start[..., now, :],
+        offset=drift[..., now],
+        noise=add_to_diagonal_blocks(covariance[..., now, now], model.position_noise),
+        transition=start[..., -D:, :],
+        force=drift[..., -D:],
+        next_noise=covariance[..., -D:, -D:],
+        cross=covariance[..., -D:, now],
+    )
+
+
+def free_motion(
+    model: LGSSM, powers: Float[Tensor, "... TD D"]
+) -> tuple[Float[Tensor, "... T D"], Float[Tensor, "... T D D"]]:
+    """Mean and covariance of every state before anything is seen, from I, A, ..., A^(T-1).
+
+    A^t mu + sum_s A^s u and A^t Sigma A^t' + sum_s A^s Sigma_H A^s', over s < t.
+    """
+    D = powers.shape[-1]
+    frames, back = (-1, D), powers.unflatten(-2, (-1, D)).mT
+    mean = map_vector(powers, model.initial_mean).unflatten(-1, frames)
+    covariance = (powers @ model.initial_covariance).unflatten(-2, frames) @ back
+    pushes = map_vector(powers, model.force).unflatten(-1, frames)
+    kicks = (powers @ model.state_noise).unflatten(-2, frames) @ back
+    # Sums over s < t: up to t, less t itself.
+    return mean + (pushes.cumsum(-2) - pushes), covariance + (kicks.cumsum(-3) - kicks)
+
+
 def _sum_of_later(matrix: Float[Tensor, "... n TD"], state_dim: int) -> Float[Tensor, "... n D"]:
     """The D columns of all frames but the first, added up."""
     frames: Tensor = matrix.unflatten(-1, (-1, state_dim))

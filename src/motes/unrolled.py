@@ -28,15 +28,19 @@ from motes.lgssm import LGSSM, identity, map_vector
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.stretch import (
     Prior,
+    Stretch,
     add_to_diagonal_blocks,
     differences,
     emissions,
+    free_motion,
     kicked,
     prior_gradients,
     prior_positions,
-    pushed,
     rows_over_kicks,
+    unroll,
 )
+
+AT_ONCE = 32  # stretches that are held side by side, which bounds memory
 
 
 class Smoothed(NamedTuple):
@@ -54,7 +58,11 @@ def log_likelihood_dense(
     Law: equals the filter's (test_all_routes_to_the_log_likelihood_agree).
     """
     a, model, T = positions.flatten(-2), aligned(model), positions.shape[-2]
-    seen = None if observed is None else _per_axis(model, observed)
+    seen = (
+        None
+        if observed is None
+        else _per_axis(observed, model.emission.shape[-2], model.emission.dtype)
+    )
     density: Tensor = _DenseLogLikelihood.apply(a, seen, T, *model)
     return density
 
@@ -165,50 +173,11 @@ class _PositionPrior(torch.autograd.Function):
         return None, *prior_gradients(LGSSM(*fields), ctx.prior, by_mean, by_covariance)
 
 
-class Stretch(NamedTuple):
-    """L frames as one map of the state h at the first of them; `LP` runs over frame and axis.
+class Start(NamedTuple):
+    """What is known of the state at the first frame of a stretch."""
 
-    a = E h + d + v,  h_next = F h + c + w,  Cov(v) = C,  Cov(w) = G,  Cov(w, v) = X,
-    where h_next is the state at the first frame after the stretch.
-    """
-
-    emission: Float[Tensor, "... LP D"]
-    """E"""
-    offset: Float[Tensor, "... LP"]
-    """d"""
-    noise: Float[Tensor, "... LP LP"]
-    """C"""
-    transition: Float[Tensor, "... D D"]
-    """F"""
-    force: Float[Tensor, "... D"]
-    """c"""
-    next_noise: Float[Tensor, "... D D"]
-    """G"""
-    cross: Float[Tensor, "... D LP"]
-    """X"""
-
-
-def unroll(model: LGSSM, num_frames: int) -> Stretch:
-    """The stretch of `num_frames` frames of an aligned model: what follows a start that is known.
-
-    Law: chained stretches are the model (test_all_routes_to_the_log_likelihood_agree).
-    """
-    P, D = model.emission.shape[-2:]
-    now, T = slice(0, num_frames * P), num_frames + 1
-    S = emissions(model.emission, T)[..., now, :]
-    last = torch.eye(T * D, dtype=S.dtype, device=S.device)[-D:].expand(*S.shape[:-2], D, T * D)
-    R = rows_over_kicks(torch.cat([S, last], -2), differences(model.transition, T))
-    start, covariance = R[..., :D], kicked(model, R) @ R[..., D:].mT
-    drift = pushed(model, R)
-    return Stretch(
-        emission=start[..., now, :],
-        offset=drift[..., now],
-        noise=add_to_diagonal_blocks(covariance[..., now, now], model.position_noise),
-        transition=start[..., -D:, :],
-        force=drift[..., -D:],
-        next_noise=covariance[..., -D:, -D:],
-        cross=covariance[..., -D:, now],
-    )
+    mean: Float[Tensor, "... D"]
+    covariance: Float[Tensor, "... D D"]
 
 
 def log_likelihood_chunked(
@@ -217,7 +186,7 @@ def log_likelihood_chunked(
     observed: Bool[Tensor, "... T"] | None,
     num_frames: int,
 ) -> Float[Tensor, "..."]:
-    """The log density of the seen positions, `num_frames` at a time; cost O(T).
+    """The log density of the seen positions, `num_frames` at a time; cost O(T), memory O(1).
 
     With r the whitened residual of a stretch at the predicted state m of covariance P,
     and J = E' C^-1 E, the covariance of its state given its positions is M = (I + P J)^-1 P and
@@ -225,26 +194,48 @@ def log_likelihood_chunked(
     No covariance of a state is ever inverted, so singular ones are welcome.
 
     Law: equals the dense form for any length of stretch
-        (test_all_routes_to_the_log_likelihood_agree).
+        (test_all_routes_to_the_log_likelihood_agree), and any number of them at once
+        (test_a_long_video_is_weighed_as_a_short_one_is).
     """
-    masks, kind = _stretch_masks(positions, observed, num_frames)
-    E, d, C, F, c, G, X = unroll(aligned(_with_stretch_axis(model)), num_frames)
-    seen = _per_axis(model, masks)
+    stretch, T = unroll(aligned(_with_stretch_axis(model)), num_frames), positions.shape[-2]
+    start = Start(model.initial_mean, valid(model.initial_covariance))
+    total = torch.zeros((), dtype=positions.dtype, device=positions.device)
+    for t in range(0, T, AT_ONCE * num_frames):
+        time = slice(t, t + AT_ONCE * num_frames)
+        mask = None if observed is None else observed[..., time]
+        nats, start = _through_stretches(stretch, positions[..., time, :], mask, start)
+        total = total + nats
+    return total
+
+
+def _through_stretches(
+    stretch: Stretch,
+    positions: Float[Tensor, "... T P"],
+    observed: Bool[Tensor, "... T"] | None,
+    start: Start,
+) -> tuple[Float[Tensor, "..."], Start]:
+    """The log density of some stretches in a row, all side by side, and the start of the next."""
+    E, d, C, F, c, G, X = stretch
+    axes = positions.shape[-1]
+    masks, kind = _stretch_masks(positions, observed, C.shape[-1] // axes)
+    seen = _per_axis(masks, axes, C.dtype)
     W = whitener(hide(C, seen))
     E, X = W @ (E * seen.unsqueeze(-1)), W @ (X.mT * seen.unsqueeze(-1))
     F, G = F - X.mT @ E, G - X.mT @ X
 
-    # From here on all stretches side by side; only `_chain` goes through them one by one.
+    # From here on only `_chain` goes through the stretches one by one.
     seen = seen.index_select(-2, kind)
     W, E, X, F, G = (part.index_select(-3, kind) for part in (W, E, X, F, G))
-    a = pad(positions, (0, 0, 0, -positions.shape[-2] % num_frames)).flatten(-2)
+    a = pad(positions, (0, 0, 0, -positions.shape[-2] % masks.shape[-1])).flatten(-2)
     a = map_vector(W, (a.unflatten(-1, (len(kind), -1)) - d) * seen)
     J = E.mT @ E
-    m, P, M = _chain(model, J, map_vector(E.mT, a), F, c + map_vector(X.mT, a), G)
+    m, P, M = _chain(start, J, map_vector(E.mT, a), F, c + map_vector(X.mT, a), G)
+    after = Start(m[..., -1, :], P[..., -1, :, :])
+    m, P = m[..., :-1, :], P[..., :-1, :, :]
     residual = a - map_vector(E, m)
     pull = map_vector(E.mT, residual)
     gain = map_vector(M, pull).mul(pull).sum(-1) - torch.logdet(identity(J.shape[-1], J) + P @ J)
-    return (log_density(W, residual, residual, seen.sum(-1)) + 0.5 * gain).sum(-1)
+    return (log_density(W, residual, residual, seen.sum(-1)) + 0.5 * gain).sum(-1), after
 
 
 def _stretch_masks(
@@ -266,37 +257,36 @@ def _stretch_masks(
 
 
 def _chain(
-    model: LGSSM,
+    start: Start,
     precision: Float[Tensor, "... chunks D D"],
     evidence: Float[Tensor, "... chunks D"],
     transition: Float[Tensor, "... chunks D D"],
     force: Float[Tensor, "... chunks D"],
     noise: Float[Tensor, "... chunks D D"],
 ) -> tuple[
-    Float[Tensor, "... chunks D"],
-    Float[Tensor, "... chunks D D"],
+    Float[Tensor, "... chunks+1 D"],
+    Float[Tensor, "... chunks+1 D D"],
     Float[Tensor, "... chunks D D"],
 ]:
     """Mean and covariance of each stretch's first state before, and covariance after, seeing it.
 
-    The stretch says exp(-1/2 h'J h + h'y) about its first state h, and h_next = F h + c + N(0, G).
+    The first two of one stretch more: the one that would come next. A stretch says
+    exp(-1/2 h'J h + h'y) about its first state h, and h_next = F h + c + N(0, G).
     """
     J, y, F, c, G = precision, evidence, transition, force, noise
     eye = identity(J.shape[-1], J)
-    Sigma, mu = valid(model.initial_covariance), model.initial_mean
-    P_next = Sigma.expand(torch.broadcast_shapes(J[..., 0, :, :].shape, Sigma.shape))
-    P, M = [], []
+    mu, Sigma = start
+    P, M = [Sigma.expand(torch.broadcast_shapes(J[..., 0, :, :].shape, Sigma.shape))], []
     for J_t, F_t, G_t in zip(J.unbind(-3), F.unbind(-3), G.unbind(-3), strict=True):
-        P.append(P_next)
-        M.append(_symmetric(torch.linalg.solve_ex(eye + P_next @ J_t, P_next)[0]))
-        P_next = F_t @ M[-1] @ F_t.mT + G_t
+        M.append(_symmetric(torch.linalg.solve_ex(eye + P[-1] @ J_t, P[-1])[0]))
+        P.append(F_t @ M[-1] @ F_t.mT + G_t)
     covariance, covariance_seen = torch.stack(P, -3), torch.stack(M, -3)
 
     # m_next = F (m + M (y - J m)) + c, with everything but the running m formed beforehand.
     step = F @ (eye - covariance_seen @ J)
     shift = map_vector(F, map_vector(covariance_seen, y)) + c
     m = [mu.expand(torch.broadcast_shapes(shift[..., 0, :].shape, mu.shape))]
-    for step_t, shift_t in zip(step.unbind(-3)[:-1], shift.unbind(-2)[:-1], strict=True):
+    for step_t, shift_t in zip(step.unbind(-3), shift.unbind(-2), strict=True):
         m.append(map_vector(step_t, m[-1]) + shift_t)
     return torch.stack(m, -2), covariance, covariance_seen
 
@@ -312,7 +302,11 @@ def smooth_dense(
     Law: equals the sequential smoother (test_dense_and_sequential_smoothers_agree).
     """
     T, D = positions.shape[-2], model.transition.shape[-1]
-    seen = None if observed is None else _per_axis(model, observed)
+    seen = (
+        None
+        if observed is None
+        else _per_axis(observed, model.emission.shape[-2], model.emission.dtype)
+    )
     model = aligned(model)
     M, S = differences(model.transition, T), emissions(model.emission, T)
     kept = None
@@ -358,23 +352,6 @@ def _seen_alone(
     return values if seen is None else torch.where(seen > 0, values, 0.0)
 
 
-def free_motion(
-    model: LGSSM, powers: Float[Tensor, "... TD D"]
-) -> tuple[Float[Tensor, "... T D"], Float[Tensor, "... T D D"]]:
-    """Mean and covariance of every state before anything is seen, from I, A, ..., A^(T-1).
-
-    A^t mu + sum_s A^s u and A^t Sigma A^t' + sum_s A^s Sigma_H A^s', over s < t.
-    """
-    D = powers.shape[-1]
-    frames, back = (-1, D), powers.unflatten(-2, (-1, D)).mT
-    mean = map_vector(powers, model.initial_mean).unflatten(-1, frames)
-    covariance = (powers @ model.initial_covariance).unflatten(-2, frames) @ back
-    pushes = map_vector(powers, model.force).unflatten(-1, frames)
-    kicks = (powers @ model.state_noise).unflatten(-2, frames) @ back
-    # Sums over s < t: up to t, less t itself.
-    return mean + (pushes.cumsum(-2) - pushes), covariance + (kicks.cumsum(-3) - kicks)
-
-
 def _with_stretch_axis(model: LGSSM) -> LGSSM:
     """The same model with an axis of length 1 for the stretches behind its leading axes."""
     A, u, B, Sigma_H, Sigma_A, mu, Sigma = model
@@ -383,10 +360,11 @@ def _with_stretch_axis(model: LGSSM) -> LGSSM:
     return LGSSM(A, u.unsqueeze(-2), B, Sigma_H, Sigma_A, mu.unsqueeze(-2), Sigma)
 
 
-def _per_axis(model: LGSSM, observed: Bool[Tensor, "... T"]) -> Float[Tensor, "... TP"]:
+def _per_axis(
+    observed: Bool[Tensor, "... T"], num_axes: int, dtype: torch.dtype
+) -> Float[Tensor, "... TP"]:
     """1 for each coordinate that was seen and 0 for each that was not."""
-    B = model.emission
-    return observed.to(B.dtype).unsqueeze(-1).expand(*observed.shape, B.shape[-2]).flatten(-2)
+    return observed.to(dtype).unsqueeze(-1).expand(*observed.shape, num_axes).flatten(-2)
 
 
 def _symmetric(matrix: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:

@@ -5,6 +5,8 @@ Tolerance 1e-9, absolute and relative: condition numbers of the random problems 
 by far more than 1e-9.
 """
 
+from unittest.mock import patch
+
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -94,6 +96,31 @@ def test_dense_and_sequential_smoothers_agree(problem: Problem) -> None:
         sequential = smooth_sequential(model, positions, observed, given_variances)
         assert_same(sequential.means, dense.means)
         assert_same(sequential.covariances, dense.covariances)
+
+
+@few
+@given(problems(), st.integers(1, 4))
+def test_a_long_video_is_smoothed_as_a_short_one_is(problem: Problem, frames_at_once: int) -> None:
+    model, positions, observed, _ = problem
+    for given_variances in (None, positions.square()):
+        question = (model, positions, observed, given_variances)
+        whole = smooth_sequential(*question)
+        with patch("motes.sequential.AT_ONCE", frames_at_once):
+            pieces = smooth_sequential(*question)
+        assert_same(pieces.means, whole.means)
+        assert_same(pieces.covariances, whole.covariances)
+
+
+@few
+@given(problems(), st.integers(1, 3), st.integers(1, 3))
+def test_a_long_video_is_weighed_as_a_short_one_is(
+    problem: Problem, num_frames: int, stretches_at_once: int
+) -> None:
+    model, positions, observed, _ = problem
+    for mask in (None, observed):
+        whole = log_likelihood_chunked(model, positions, mask, num_frames)
+        with patch("motes.unrolled.AT_ONCE", stretches_at_once):
+            assert_same(log_likelihood_chunked(model, positions, mask, num_frames), whole)
 
 
 @few

@@ -82,7 +82,9 @@ def test_recurrence_can_be_differentiated_twice_from_one_forward(generator):
     torch.testing.assert_close(torch.autograd.grad(total, inputs), first, rtol=0, atol=0)
 
 
-def test_forward_equals_steps():
+@pytest.mark.parametrize("frames_at_once", [1, 4, 6])
+def test_forward_equals_steps(frames_at_once: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("motes.networks.inference.AT_ONCE", frames_at_once)
     network, generator = network_of((3, 2), 3, 5, seed=1)
     frames, num_objects = clips_of(4, 6, (3, 2), 3, generator)
     states, means, scales = network.initial_states(num_objects), [], []

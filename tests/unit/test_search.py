@@ -41,6 +41,7 @@ def scene_of(frames: torch.Tensor, num_objects: int, dynamics: Dynamics) -> Scen
     B, T = frames.shape[:2]
     return Scene(
         frames,
+        torch.arange(B),
         torch.ones(B, T, dtype=torch.bool),
         torch.full((B,), num_objects),
         torch.ones(B, num_objects, dtype=torch.bool),
@@ -114,7 +115,8 @@ def test_looking_again_is_a_loop_over_frames_and_objects_as_the_others_stand(
     renderer = odd_renderer(size).float()
     observed = torch.tensor([[True, False, True], [True, True, True]])
     present = torch.tensor([[True, True, True], [True, True, False]])
-    scene = Scene(frames, observed, torch.tensor([3, 2]), present, dynamics_of(1), renderer)
+    clips, counts = torch.arange(B), torch.tensor([3, 2])
+    scene = Scene(frames, clips, observed, counts, present, dynamics_of(1), renderer)
     glyph = Glyph.fine(renderer)
 
     def random_place() -> Place:

@@ -12,6 +12,8 @@ from motes.networks import paper_init
 from motes.networks.recurrence import recur
 from motes.shapes import Float, Int, Tensor
 
+AT_ONCE = 256  # frames whose states are held side by side, which bounds memory
+
 
 class Encoding(NamedTuple):
     """q(a | v): an independent Gaussian for each position, in latent units."""
@@ -43,7 +45,7 @@ class InferenceNetwork(nn.Module):
     object n at frame t depends on objects 1..n and frames 1..t only.
 
     Law: that sentence (test_later_frames_and_objects_cannot_matter), and `forward` equals `step`
-    taken frame by frame (test_forward_equals_steps).
+    taken frame by frame, however long the clip (test_forward_equals_steps).
     """
 
     def __init__(
@@ -95,15 +97,15 @@ class InferenceNetwork(nn.Module):
             frames: values in [0, 1].
             num_objects: objects in each clip, 1 to `max_objects`; it chooses the initial states.
         """
-        pixels = frames.flatten(2).transpose(0, 1)  # B T pixels -> T B pixels
-        states = recur(
-            self.initial_states(num_objects).transpose(0, 1),
-            self.image_part(pixels),
-            self.from_past,
-            self.from_below,
+        before, read = self.initial_states(num_objects).transpose(0, 1), []
+        for part in frames.flatten(2).transpose(0, 1).split(AT_ONCE):  # T B pixels
+            states = recur(before, self.image_part(part), self.from_past, self.from_below)
+            before = states[:, -1]
+            read.append(self.read_out(states))  # N T B 2
+        means, scales = (
+            torch.cat(parts, 1).permute(2, 0, 1, 3) for parts in zip(*read, strict=True)
         )
-        means, scales = self.read_out(states)  # N T B 2
-        return Encoding(means.permute(2, 0, 1, 3), scales.permute(2, 0, 1, 3))
+        return Encoding(means, scales)
 
     def initial_states(self, num_objects: Int[Tensor, " B"]) -> Float[Tensor, "B N state"]:
         """Return s_0 of each object, learned separately for each number of objects.

@@ -35,11 +35,12 @@ AT_ONCE = 2**22  # pixels of frames, for each object, that are held side by side
 class Scene(NamedTuple):
     """What a search knows: the frames, and the model so far.
 
-    Searches of the same clips stand one after the other in all fields but the frames, which are
-    kept once: a long video is the largest thing that there is.
+    Frames are kept once, however many searches see them: a long video is the largest thing that
+    there is.
     """
 
     frames: Float[Tensor, "clips T height width"]
+    clip: Int[Tensor, " B"]  # whose frames each search sees
     observed: Bool[Tensor, "B T"]
     num_objects: Int[Tensor, " B"]
     present: Bool[Tensor, "B N"]
@@ -47,17 +48,13 @@ class Scene(NamedTuple):
     renderer: GlyphRenderer
 
     def repeated(self, times: int) -> "Scene":
-        """All clips, again and again."""
-        return self._replace(
-            observed=torch.cat([self.observed] * times),
-            num_objects=torch.cat([self.num_objects] * times),
-            present=torch.cat([self.present] * times),
-        )
+        """All searches, again and again."""
+        return self.taken(torch.arange(len(self.clip), device=self.clip.device).repeat(times))
 
     def taken(self, searches: Int[Tensor, " b"]) -> "Scene":
-        """Some of the searches, with frames of their own."""
+        """Some of the searches."""
         return self._replace(
-            frames=self.frames[searches % len(self.frames)],
+            clip=self.clip[searches],
             observed=self.observed[searches],
             num_objects=self.num_objects[searches],
             present=self.present[searches],
@@ -65,14 +62,15 @@ class Scene(NamedTuple):
 
     def frame(self, time: Int[Tensor, " B"] | int) -> Float[Tensor, "B height width"]:
         """One frame for each search."""
-        clip = torch.arange(len(self.observed), device=self.frames.device) % len(self.frames)
-        return self.frames[clip, time]
+        return self.frames[self.clip, time]
 
     def during(self, time: slice) -> "Scene":
-        """Some of the frames, for each search."""
-        searches = len(self.observed) // len(self.frames)
-        frames = torch.cat([self.frames[:, time]] * searches)
-        return self._replace(frames=frames, observed=self.observed[:, time])
+        """Some of the frames, for each search its own."""
+        return self._replace(
+            frames=self.frames[:, time][self.clip],
+            clip=torch.arange(len(self.clip), device=self.clip.device),
+            observed=self.observed[:, time],
+        )
 
 
 class Sightings(NamedTuple):

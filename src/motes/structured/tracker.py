@@ -82,11 +82,11 @@ class Tracker(nn.Module):
         most = int(num_objects.max())
         slots = max(self.max_objects, most)
         present = torch.arange(most, device=frames.device) < num_objects[:, None]
-        scene = Scene(frames, observed, num_objects, present, dynamics, renderer)
+        clips = torch.arange(len(frames), device=frames.device)
+        scene = Scene(frames, clips, observed, num_objects, present, dynamics, renderer)
         if hypotheses == 1 or most == 1:
             return _posterior(scene, *self._search(scene, observed), explore).widened(slots)
         # At once: a search of one clip is many small steps, and three of them cost little more.
-        clips = torch.arange(len(frames), device=frames.device)
         many = scene.repeated(hypotheses)
         found, expected = self._search(many, begun_later(observed, hypotheses))
         best = _bound(many, found, expected).unflatten(0, (hypotheses, -1)).argmax(0)
