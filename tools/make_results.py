@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from beside import paired_table, reference_table
-from score_seeds import spread_table
+from seed_tables import ablation_table, spread_table, start_table
 
 from motes.standings import CONTENDERS, HEADS, TABLE, contenders
 
@@ -254,26 +254,6 @@ def scores_of(model: str, records: dict[str, Record], names: Sequence[str]) -> s
     return score_table(records[model], names, limit)
 
 
-ABLATION = ("tracked", "noisy_rmse", "forecast_rmse", "forecast_loss", "infer_coverage90")
-
-
-def ablation_table(records: Mapping[str, Record]) -> str:
-    """Return what is left of the structured family with one part taken away."""
-    record = records.get("ablation_structured")
-    if record is None:
-        return "No record of ablations is stored yet."
-    rows = [
-        f"| N = 1 / 2 / 3 | {' | '.join(HEADS[name] for name in ABLATION)} | held-out bound |",
-        "|---" * (2 + len(ABLATION)) + "|",
-    ]
-    for name, run in record["ablations"].items():
-        cells = " | ".join(triple(run, score) for score in ABLATION)
-        rows.append(f"| {name} | {cells} | {run['held_out_bound']:.1f} |")
-    last = list(record["ablations"].values())[-1]
-    clips = sum(column["clips"] for column in last["by_count"].values())
-    return "\n".join(rows) + f"\n\nOne seed each, {clips} clips. {origin(last)}"
-
-
 def worlds_table(record: Record) -> str:
     """Return every world's scores beside its oracle's, for each number of objects."""
     lines = [
@@ -367,6 +347,8 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
                 scores_of("cannonballs-structured", records, STRUCTURED),
                 "### From seed to seed",
                 spread_table(records["structured_seeds"]),
+                "### From other starts",
+                start_table(records["structured_seeds"]),
                 "### With one part taken away",
                 ablation_table(records),
             ]

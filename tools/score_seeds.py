@@ -1,75 +1,171 @@
 """Learn the paper's clips with the structured family from one seed after another, and score all.
 
-Each run is a record of its own, so that runs can go side by side and on several machines; `--merge`
-puts the records of a folder into one file. Test clips come from a seed that nothing was chosen by.
+Learning and scoring are two steps: many runs learn side by side, one core each, and are scored
+wherever a model is quick to ask. Test clips come from a seed that nothing was chosen by.
 
-Usage: python tools/score_seeds.py --size 48 --frames 30 --seed 0 --runs runs/seeds
-       python tools/score_seeds.py --size 48 --frames 30 --start limit --runs runs/seeds
-       python tools/score_seeds.py --merge runs/seeds --out results/structured_seeds.json
+Usage: python tools/score_seeds.py --learn --size 48 --frames 30 --seed 0 --runs runs/seeds
+       python tools/score_seeds.py --score --device cuda --runs runs/seeds
+       python tools/score_seeds.py --limit --size 48 --frames 30 --runs runs/seeds
+       python tools/score_seeds.py --merge --runs runs/seeds --out results/structured_seeds.json
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
+from seed_tables import SPREAD
 
+from motes import model as models
 from motes.baselines.limit import Limit
-from motes.checkpoint import load, write_json
-from motes.config import RunConfig
-from motes.data import World, cannonballs
-from motes.evaluate import Asked, compare_physics, evaluate
+from motes.checkpoint import load_with_config, write_json
+from motes.config import DataConfig, RunConfig
+from motes.data import Clips, World, cannonballs
+from motes.evaluate import BATCH, Asked, compare_physics, evaluate
+from motes.lgssm import POSITION_DIM
+from motes.model import Model
 from motes.presets import preset
 from motes.run_folder import environment
+from motes.starts import true_force
+from motes.structured.glyph import GlyphRenderer
 from motes.train import train
 
 TEST_SEED = 2_000_000
-FACTORS = {"as it is": {}, "glyph x 4": {"glyph_width": 4.0}, "glyph / 4": {"glyph_width": 0.25},
-           "noise x 4": {"position_noise": 16.0}, "noise / 4": {"position_noise": 1 / 16},
-           "spread x 4": {"initial_spread": 4.0}, "spread / 4": {"initial_spread": 0.25},
-           "drift x 4": {"state_noise": 16.0}, "drift / 4": {"state_noise": 1 / 16}}  # fmt: skip
+GPU_BATCH = 300  # clips; a GPU waits for every launch, whatever it holds
+Record = dict[str, Any]
 
 
-def configuration(size: int, frames: int, seed: int, start: str) -> RunConfig:
+class Start(NamedTuple):
+    """How a run begins, against the preset."""
+
+    factors: Mapping[str, float] = MappingProxyType({})  # of fields of its configuration
+    nudge: Callable[[Model], None] = lambda model: None  # of weights that no field sets
+
+
+def _ink(factor: float) -> Callable[[Model], None]:
+    """Return what makes the first glyph deeper or fainter."""
+
+    def nudge(model: Model) -> None:
+        assert isinstance(model.renderer, GlyphRenderer)
+        model.renderer.root_depth.data *= factor**0.5
+
+    return nudge
+
+
+def _gravity(factor: float) -> Callable[[Model], None]:
+    """Return what begins with a multiple of the true gravity; the preset begins with none."""
+
+    def nudge(model: Model) -> None:
+        clips = cannonballs(60, (1,), 30, model.image_size, seed=0)
+        assert isinstance(model.renderer, GlyphRenderer)
+        a_frame = model.dynamics.log_delta.exp() * model.renderer.pixels_per_unit
+        model.dynamics.force.data[POSITION_DIM:] = factor * true_force(clips) / a_frame.detach()
+
+    return nudge
+
+
+# Noises are variances.
+STARTS = {
+    "as it is": Start(),
+    "glyph x 4": Start({"glyph_width": 4.0}),
+    "glyph / 4": Start({"glyph_width": 0.25}),
+    "ink x 4": Start(nudge=_ink(4.0)),
+    "ink / 4": Start(nudge=_ink(0.25)),
+    "noise x 4": Start({"position_noise": 16.0}),
+    "noise / 4": Start({"position_noise": 1 / 16}),
+    "drift x 4": Start({"state_noise": 16.0}),
+    "drift / 4": Start({"state_noise": 1 / 16}),
+    "spread x 4": Start({"initial_spread": 4.0}),
+    "spread / 4": Start({"initial_spread": 0.25}),
+    "speed x 4": Start({"sampling_period": 4.0}),
+    "speed / 4": Start({"sampling_period": 0.25}),
+    "gravity x 4": Start(nudge=_gravity(4.0)),
+    "gravity / 4": Start(nudge=_gravity(0.25)),
+}
+
+
+@contextlib.contextmanager
+def nudged(nudge: Callable[[Model], None]) -> Iterator[None]:
+    """Changes the first weights of all models that training builds."""
+
+    def build(config: RunConfig) -> Model:
+        model = models.build(config)
+        nudge(model)
+        return model
+
+    with mock.patch("motes.trainer.build", build):
+        yield
+
+
+def configuration(size: int, frames: int, seed: int, start: Start) -> RunConfig:
     """Return the preset for these clips, drawn from a seed of their own, with another start."""
     config = preset("structured", "robust")
     data = dataclasses.replace(
         config.data, height=size, width=size, num_frames=frames, seed=seed + 1
     )
-    factors = FACTORS[start]
-    model = dataclasses.replace(
-        config.model, **{name: by * getattr(config.model, name) for name, by in factors.items()}
-    )
+    changed = {name: by * getattr(config.model, name) for name, by in start.factors.items()}
+    model = dataclasses.replace(config.model, **changed)
     return dataclasses.replace(config, data=data, model=model, seed=seed)
 
 
-def score(config: RunConfig, folder: Path, num_clips: int, start: str) -> dict[str, Any]:
-    """Return what training gave, and the scores on unseen clips."""
+def learn(config: RunConfig, folder: Path, told: Record, device: str) -> None:
+    """Train into a folder, and note there what was run and what it took."""
     wall, cpu = time.monotonic(), time.process_time()
-    outcome = train(config, folder)
+    outcome = train(config, folder, device=device)
     taken = {"wall_seconds": time.monotonic() - wall, "cpu_seconds": time.process_time() - cpu}
-    data, model = config.data, load(str(folder))
-    size = (data.height, data.width)
-    clips = cannonballs(num_clips, data.num_objects, data.num_frames, size, seed=TEST_SEED)
-    return {
-        "size": data.height,
-        "num_frames": data.num_frames,
+    note = {
+        **told,
+        "size": config.data.height,
+        "num_frames": config.data.num_frames,
         "seed": config.seed,
-        "start": start,
-        "test_seed": TEST_SEED,
         "training": {"held_out_bound": outcome.held_out_bound, **taken},
-        "environment": environment(model.device),
-        "physics": compare_physics(model, clips),
-        **evaluate(Asked(model), clips),
+        "environment": environment(torch.device(device)),
+    }
+    write_json(folder / "learned.json", note)
+
+
+def score(folder: Path, num_clips: int, device: str) -> Record:
+    """Return what was noted of a run, and its scores on unseen clips."""
+    model, config = load_with_config(folder, device=device)
+    clips = unseen(config.data, num_clips)
+    begun = time.monotonic()
+    scores = evaluate(Asked(model), clips, batch_size=BATCH if device == "cpu" else GPU_BATCH)
+    return {
+        **json.loads((folder / "learned.json").read_text("utf-8")),
+        "test_seed": TEST_SEED,
+        "scored_on": environment(model.device)["processor"],
+        "scoring_seconds": time.monotonic() - begun,
+        "physics": {**compare_physics(model.cpu(), clips), **learned_scales(model)},
+        **scores,
     }
 
 
-def score_limit(size: int, frames: int, num_clips: int) -> dict[str, Any]:
+def unseen(data: DataConfig, num_clips: int) -> Clips:
+    """Return test clips like those that were learned from."""
+    size = (data.height, data.width)
+    return cannonballs(num_clips, data.num_objects, data.num_frames, size, seed=TEST_SEED)
+
+
+@torch.no_grad()
+def learned_scales(model: Model) -> dict[str, float]:
+    """Return the pixels that an object lights, and how far it strays from its path, in pixels."""
+    renderer, noise = model.renderer, model.dynamics.components().position_noise
+    assert isinstance(renderer, GlyphRenderer)
+    lit = -torch.expm1(-renderer.kernels().mean((0, 1)))
+    strays = noise.diagonal().mean().sqrt() * renderer.pixels_per_unit
+    return {"lit_pixels": float(lit.sum()), "noise_px": float(strays)}
+
+
+def score_limit(size: int, frames: int, num_clips: int) -> Record:
     """Return the scores of the true physics on the same clips."""
-    clips = cannonballs(num_clips, (1, 2, 3), frames, (size, size), seed=TEST_SEED)
+    clips = unseen(DataConfig(height=size, width=size, num_frames=frames), num_clips)
     return {
         "size": size,
         "num_frames": frames,
@@ -81,82 +177,58 @@ def score_limit(size: int, frames: int, num_clips: int) -> dict[str, Any]:
     }
 
 
-LONG = ("curves", "forecast_loss_of_clips", "worst_clips")  # left out where many are merged
-SPREAD = {
-    "tracked": ("clips tracked throughout", "{:.3f}"),
-    "noisy_rmse": ("inferred position, RMSE in px", "{:.2f}"),
-    "path_rmse": ("smoothed path, RMSE in px", "{:.2f}"),
-    "forecast_rmse": ("forecast, RMSE in px", "{:.2f}"),
-    "interpolation_rmse": ("gap, RMSE in px", "{:.2f}"),
-    "forecast_loss": ("forecast pictures, nats a pixel", "{:.4f}"),
-    "infer_coverage90": ("truth inside 90 % region: inferred", "{:.2f}"),
-    "path_coverage90": ("truth inside 90 % region: path", "{:.2f}"),
-    "forecast_coverage90": ("truth inside 90 % region: forecast", "{:.2f}"),
-    "interpolation_coverage90": ("truth inside 90 % region: gap", "{:.2f}"),
-}
+def kept(record: Record) -> Record:
+    """Return a record with the scores of the tables alone."""
+    names = ("clips", *SPREAD)
+    rest = {name: part for name, part in record.items() if name not in ("curves", "worst_clips")}
+    rest.pop("forecast_loss_of_clips", None)
+    for part in ("by_count", "standard_errors"):
+        columns = record[part].items()
+        rest[part] = {n: {s: c[s] for s in names if s in c} for n, c in columns}
+    return rest
 
 
-def spread_table(record: dict[str, Any]) -> str:
-    """Return, for each kind of clips, the least and the largest score of all seeds."""
-    kinds: dict[str, list[dict[str, Any]]] = {}
-    limits: dict[str, dict[str, Any]] = {}
-    for run in record["runs"]:
-        name = f"{run['size']}x{run['size']}, T = {run['num_frames']}"
-        if run["start"] == "as it is":
-            kinds.setdefault(name, []).append(run)
-        elif run["start"] == "limit":
-            limits[name] = run["by_count"]
-    heads = [f"{name} ({len(runs)} seed{'s' * (len(runs) > 1)})" for name, runs in kinds.items()]
-    lines = [f"| N = 1 / 2 / 3, least to largest | {' | '.join(heads)} |"]
-    lines.append("|---" * (1 + len(kinds)) + "|")
-    for score_name, (title, form) in SPREAD.items():
-        cells = []
-        for name, runs in kinds.items():
-            values = [[run["by_count"][n][score_name] for run in runs] for n in ("1", "2", "3")]
-            ranges = ((form.format(min(column)), form.format(max(column))) for column in values)
-            cell = " / ".join(low if low == high else f"{low}-{high}" for low, high in ranges)
-            if name in limits:
-                best = (form.format(limits[name][n][score_name]) for n in ("1", "2", "3"))
-                cell += f" ({' / '.join(best)})"
-            cells.append(cell)
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    places = [run["environment"] for runs in kinds.values() for run in runs]
-    commits = sorted({place["motes_commit"][:10] for place in places})
-    told = "In parentheses the limit on the same clips: the true physics and the exact posterior. "
-    told += f"All seeds that were run: {record['note']}. Commits {', '.join(commits)}"
-    return "\n".join([*lines, "", f"{told}, {places[0]['processor']}."])
+def merge(folder: Path, note: str) -> Record:
+    """Return all records of a folder as one, in order."""
+    records = [kept(json.loads(path.read_text("utf-8"))) for path in folder.glob("*.json")]
+    starts = [*STARTS, "limit"]
+    records.sort(key=lambda r: (r["size"], r["num_frames"], starts.index(r["start"]), r["seed"]))
+    return {"note": note, "runs": records}
 
 
 def main() -> None:
-    """Score one run, or merge the records of many."""
+    """Learn, score, or merge."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for step in ("learn", "score", "limit", "merge"):
+        parser.add_argument(f"--{step}", action="store_true")
     parser.add_argument("--size", type=int, default=48)
     parser.add_argument("--frames", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--start", choices=[*FACTORS, "limit"], default="as it is")
-    parser.add_argument("--clips", type=int, default=300)
+    parser.add_argument("--start", choices=STARTS, default="as it is")
+    parser.add_argument("--clips", type=int, default=600)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--runs", type=Path, default=Path("runs/seeds"))
-    parser.add_argument("--merge", type=Path)
     parser.add_argument("--note", default="one after the other", help="how they were run")
     parser.add_argument("--out", type=Path, default=Path("results/structured_seeds.json"))
     given = parser.parse_args()
-    if given.merge is not None:
-        records = [json.loads(path.read_text("utf-8")) for path in given.merge.glob("*.json")]
-        for record in records:
-            for long in LONG:
-                record.pop(long, None)
-        keys = ("size", "num_frames", "start", "seed")
-        runs = sorted(records, key=lambda record: [record[key] for key in keys])
-        write_json(given.out, {"note": given.note, "runs": runs})
-        return
-    name = f"{given.size}x{given.frames}-{given.start.replace(' ', '_').replace('/', 'over')}"
-    name = f"{name}-{given.seed}"
-    if given.start == "limit":
+    kind = f"{given.size}x{given.frames}"
+    if given.learn:
+        start = STARTS[given.start]
+        config = configuration(given.size, given.frames, given.seed, start)
+        words = given.start.replace("/", "over").replace(" ", "-")
+        with nudged(start.nudge):
+            folder = given.runs / f"{kind}-{words}-{given.seed}"
+            learn(config, folder, {"start": given.start}, given.device)
+    if given.score:
+        for note in sorted(given.runs.glob("*/learned.json")):
+            path = given.runs / f"{note.parent.name}.json"
+            if not path.is_file():
+                write_json(path, score(note.parent, given.clips, given.device))
+    if given.limit:
         record = score_limit(given.size, given.frames, given.clips)
-    else:
-        config = configuration(given.size, given.frames, given.seed, given.start)
-        record = score(config, given.runs / name, given.clips, given.start)
-    write_json(given.runs / f"{name}.json", record)
+        write_json(given.runs / f"{kind}-limit.json", record)
+    if given.merge:
+        write_json(given.out, merge(given.runs, given.note))
 
 
 if __name__ == "__main__":

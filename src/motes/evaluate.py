@@ -54,6 +54,7 @@ def evaluate(
     clips: Clips,
     training: Clips | None = None,
     progress: Progress = lambda done: None,
+    batch_size: int = BATCH,
 ) -> dict[str, Any]:
     """Scores of the three questions for each number of objects, with standard errors and curves.
 
@@ -63,6 +64,7 @@ def evaluate(
         training: Clips of the training set with truth, which fit one affine map from what is
             told to the truth; without them no scores after that map.
         progress: Told after every batch how many clips are done.
+        batch_size: Clips that are asked about at once.
     """
     counts = _require_truth(clips)
     affine = None if training is None else _align(contender, training)
@@ -73,7 +75,7 @@ def evaluate(
     for count in sorted(set(counts.tolist())):
         own = (counts == count).nonzero()[:, 0]
         parts = []
-        for indices in own.split(BATCH):
+        for indices in own.split(batch_size):
             found = _ask_all(contender, clips[indices], count, affine)
             if (furthest := found.pop(FURTHEST, None)) is not None:
                 worst += zip(furthest.totals.tolist(), indices.tolist(), strict=True)

@@ -5,47 +5,48 @@ import json
 import sys
 
 import pytest
-from tools import ablate_structured, make_results
-from tools.ablate_structured import RUNS, SCORES, changed, store
+import score_seeds
+from tools import ablate_structured, seed_tables
+from tools.ablate_structured import PARTS, without
 
 from motes.presets import preset
 
-CHANGES = [change for changes in RUNS.values() for change in changes]
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_is_there_is_taken_away_and_comes_back(part):
+    for change in PARTS[part]:
+        module = importlib.import_module(change.module)
+        before = getattr(module, change.name)
+        with without(part):
+            assert getattr(module, change.name) is change.value
+            assert change.value != before
+        assert getattr(module, change.name) is before
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.name)
-def test_a_part_is_there_is_taken_away_and_comes_back(change):
-    module = importlib.import_module(change.module)
-    before = getattr(module, change.name)
-    with changed((change,)):
-        assert getattr(module, change.name) is change.value
-        assert change.value != before
-    assert getattr(module, change.name) is before
-
-
-def test_runs_of_one_configuration_are_stored_side_by_side_in_their_order(tmp_path):
-    path, config = tmp_path / "a.json", preset("structured", "smoke")
-    for name in ("no exploring", "everything", "no exploring"):
-        store(path, name, config, {"told": name})
-    stored = json.loads(path.read_text())
-    assert list(stored["ablations"]) == ["everything", "no exploring"]
-    other = preset("structured", "small")
-    store(path, "everything", other, {"told": "anew"})
-    assert json.loads(path.read_text())["ablations"] == {"everything": {"told": "anew"}}
-
-
-def test_two_runs_make_a_record_that_becomes_a_table(tmp_path, monkeypatch):
-    out = tmp_path / "ablation_structured.json"
-    runs = ["everything", "no second look"]
-    words = ["--preset", "smoke", "--test-clips", "4", "--out", str(out), "--only", *runs]
+@pytest.fixture
+def small(monkeypatch):
+    """Runs of few steps on small clips."""
+    monkeypatch.setattr(score_seeds, "preset", lambda family, name: preset(family, "smoke"))
+    monkeypatch.setattr(ablate_structured, "SIZE", 16)
+    monkeypatch.setattr(ablate_structured, "FRAMES", 11)
     monkeypatch.setattr("motes.beginnings.STEPS", 4)
-    monkeypatch.setattr(sys, "argv", ["ablate_structured.py", *words])
-    ablate_structured.main()
-    record = json.loads(out.read_text())
-    for run in runs:
-        for column in record["ablations"][run]["by_count"].values():
-            assert set(SCORES) < set(column)
-    table = make_results.ablation_table({"ablation_structured": record})
-    assert [line.split(" | ")[0] for line in table.splitlines()[2:4]] == [f"| {r}" for r in runs]
-    bounds = {record["ablations"][run]["held_out_bound"] for run in runs}
-    assert len(bounds) == 2  # the change was there while it learned
+    monkeypatch.setattr("motes.structured.seeding.RESTARTS", 1)
+    monkeypatch.setattr("motes.structured.seeding.ITERATIONS", 2)
+
+
+def test_runs_without_a_part_become_rows_below_the_whole(tmp_path, monkeypatch, small):
+    def call(tool, *words):
+        monkeypatch.setattr(sys, "argv", ["tool.py", "--runs", str(tmp_path / tool), *words])
+        {"ablations": ablate_structured, "seeds": score_seeds}[tool].main()
+
+    out = [tmp_path / f"{name}.json" for name in ("parts", "seeds")]
+    call("ablations", "--learn", "--part", "no second look")
+    call("ablations", "--score", "--clips", "4", "--merge", "--out", str(out[0]))
+    call("seeds", "--learn", "--size", "16", "--frames", "11")
+    call("seeds", "--score", "--clips", "4", "--merge", "--out", str(out[1]))
+    parts, seeds = (json.loads(path.read_text()) for path in out)
+    table = seed_tables.ablation_table({"ablation_structured": parts, "structured_seeds": seeds})
+    rows = [line.split(" | ")[0] for line in table.splitlines()[2:4]]
+    assert rows == ["| everything", "| no second look"]
+    bounds = {run["training"]["held_out_bound"] for run in parts["runs"] + seeds["runs"]}
+    assert len(bounds) == 2  # what was taken away was away while it learned
