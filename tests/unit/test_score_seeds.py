@@ -60,7 +60,7 @@ def test_goals_that_are_just_reached_are_not_missed():
     limit = run()
     assert list(missed(run(), limit, moves=False)) == []
     named = list(missed(run(forecast_rmse=2.3, gravity=1.04), limit, moves=False))
-    assert named == ["forecast, RMSE in px, N = 1", "forecast, RMSE in px, N = 2", "gravity"]
+    assert named == ["forecast N = 1", "forecast N = 2", "gravity"]
 
 
 def test_goals_move_with_a_limit_that_is_worse_and_not_with_one_that_is_better():
@@ -72,8 +72,8 @@ def test_goals_move_with_a_limit_that_is_worse_and_not_with_one_that_is_better()
 
 def test_seeds_that_miss_a_goal_are_named():
     runs = [run(0), run(1, gravity=0.9), run(2)]
-    assert told_misses(runs, run(), moves=False) == "gravity: seed 1"
-    assert told_misses(runs[1:2], run(), moves=False) == "gravity: all"
+    assert told_misses(runs, run(), moves=False) == "gravity (1)"
+    assert told_misses(runs[1:2], run(), moves=False) == "gravity (all)"
     assert told_misses(runs[:1], run(), moves=False) == "none"
 
 
