@@ -10,8 +10,9 @@ from scipy import stats
 from glyphs import odd_renderer
 from motes.structured.expected import expected_frames
 from motes.structured.glyph import CELLS, GlyphRenderer
-from motes.structured.places import Place, window_offsets
+from motes.structured.places import Place
 from motes.structured.posterior import PlacePosterior
+from motes.structured.windows import window_offsets
 
 HEIGHT, WIDTH, UNIT, WINDOW = 12, 14, 3.0, 1
 K = 2

@@ -19,8 +19,9 @@ from motes.structured.picture_search import (
     revisit,
 )
 from motes.structured.picture_tracker import track_pictures
-from motes.structured.places import Place, Window
+from motes.structured.places import Place
 from motes.structured.search import Sightings
+from motes.structured.windows import Window
 from photos import hollow_pictures, naive_log_density, naive_mean, odd_pictures
 
 SIZE = (9, 11)

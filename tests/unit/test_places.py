@@ -9,25 +9,33 @@ from motes.structured.glyph import BACKGROUND_UNIT
 from motes.structured.places import (
     Glyph,
     Place,
-    Window,
+    View,
     chosen,
     covers,
+    darkness,
     detect,
     look,
     responsibility,
     spot,
     unexplained,
-    window_offsets,
 )
+from motes.structured.windows import Window, bordered, pixel_of, window_offsets
 
 HEIGHT, WIDTH, REACH = 9, 11, 2
 
 
-def odd_glyph(phases: int) -> Glyph:
+def odd_glyph(phases: int, window: int = 1) -> Glyph:
     renderer = odd_renderer((HEIGHT, WIDTH), REACH)
-    glyph = Glyph.coarse(renderer) if phases == 1 else Glyph.fine(renderer)
+    with torch.no_grad():
+        glyph = (Glyph.coarse if phases == 1 else Glyph.fine)(renderer, window)
     assert glyph.phases == phases
-    return Glyph(*(part.detach() for part in glyph[:-1]), glyph.phases)
+    return glyph
+
+
+def seen_around(glyph: Glyph, mean: torch.Tensor, frames: torch.Tensor) -> View:
+    """What is seen of frames around places."""
+    near = Window.around(mean, glyph.far, (HEIGHT, WIDTH))
+    return View.through(near, glyph, bordered(frames, glyph.far))
 
 
 def random_place(generator: torch.Generator, num_clips: int, num_objects: int) -> Place:
@@ -102,11 +110,12 @@ def naive_look(
 def test_looking_equals_the_naive_loop(
     phases: int, window: int, generator: torch.Generator
 ) -> None:
-    glyph, guess, prior = odd_glyph(phases), *(random_place(generator, 2, 3) for _ in range(2))
+    guess, prior = (random_place(generator, 2, 3) for _ in range(2))
+    glyph = odd_glyph(phases, window)
     frames = (torch.rand(2, HEIGHT, WIDTH, generator=generator) < 0.3).double()
     present = torch.tensor([[True, True, True], [True, True, False]])
-    near = Window.around(guess.mean, window + REACH, (HEIGHT, WIDTH))
-    found = look(glyph, frames, near, responsibility(glyph, near, guess, present), prior)
+    view = seen_around(glyph, guess.mean, frames)
+    found = look(glyph, view, responsibility(glyph, view.window, guess, present), prior)
     summary = found.place()
     for b, n in present.nonzero().tolist():
         share = naive_shares(glyph, Place(*(part[b] for part in guess)), present[b].tolist(), n)
@@ -172,18 +181,32 @@ def test_an_object_covers_what_its_glyph_lights_in_the_frame(generator: torch.Ge
         assert ours[b, n, row, column].item() == pytest.approx(lit, rel=1e-9, abs=1e-12)
 
 
+def test_others_leave_dark_what_they_do_not_cover(generator: torch.Generator) -> None:
+    glyph, mean = odd_glyph(4), random_place(generator, 40, 3).mean
+    mean[0, 1] = mean[0, 0] + 100  # as far as can be
+    present = torch.rand(40, 3, generator=generator) < 0.8
+    view = seen_around(glyph, mean[:, :1], torch.zeros(40, HEIGHT, WIDTH).double())
+    ours = darkness(glyph, view, pixel_of(mean[:, 1:], (HEIGHT, WIDTH)), present[:, 1:])
+    whole = (1 - covers(glyph, mean[:, 1:], present[:, 1:])).prod(1).view(40, HEIGHT, WIDTH)
+    theirs = view.window.cut(bordered(whole, glyph.far))
+    inside = view.window.inside
+    assert (theirs[inside] < 0.9).any()
+    torch.testing.assert_close(ours[inside], theirs[inside])
+    assert (ours[~inside] == 1).all()
+
+
 def test_what_others_light_for_sure_is_no_gain_and_what_nobody_lights_is_all(
     generator: torch.Generator,
 ) -> None:
-    glyph = odd_glyph(1)
-    near = Window.around(random_place(generator, 2, 3).mean, 3, (HEIGHT, WIDTH))
-    covered = torch.rand(2, HEIGHT * WIDTH, generator=generator, dtype=torch.float64)
-    covered[:, ::3], covered[:, 1::3] = 0.0, 1.0
-    share = unexplained(glyph, near, covered)
+    glyph, mean = odd_glyph(1), random_place(generator, 2, 3).mean
+    covered = torch.rand(2, HEIGHT, WIDTH, generator=generator, dtype=torch.float64)
+    covered[:, :, ::3], covered[:, :, 1::3] = 0.0, 1.0
+    view = seen_around(glyph, mean, 1 - covered)
+    near, share = view.window, unexplained(glyph, view, view.seen)
     bare = 1 - np.exp(-glyph.background.median().item())
     for b, n, i, j in near.inside.nonzero().tolist():
         x, y = near.x[b, n, j].item(), near.y[b, n, i].item()
-        by_others = covered[b, y * WIDTH + x].item()
+        by_others = covered[b, y, x].item()
         white = 1 - (1 - by_others) * np.exp(-glyph.background[y, x].item())
         expected = min(np.log(white) / np.log(bare), 1.0)
         assert share[b, n, i, j].item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
@@ -192,9 +215,10 @@ def test_what_others_light_for_sure_is_no_gain_and_what_nobody_lights_is_all(
 def test_blending_spreads_a_share_over_the_cells_of_each_pixel(generator: torch.Generator) -> None:
     window, share = 1, 0.3
     guess = random_place(generator, 2, 3)
-    near = Window.around(guess.mean, window + REACH, (HEIGHT, WIDTH))
+    glyph = odd_glyph(4, window)
     frames = (torch.rand(2, HEIGHT, WIDTH, generator=generator) < 0.3).double()
-    fine = look(odd_glyph(4), frames, near, torch.ones(near.flat.shape).double(), guess)
+    view = seen_around(glyph, guess.mean, frames)
+    fine = look(glyph, view, torch.ones_like(view.seen), guess)
     blended, weights = fine.blended(share).log_weights.exp(), fine.log_weights.exp()
     pixel = fine.offsets.round()
     for k in range(len(pixel)):
@@ -216,7 +240,7 @@ def test_a_place_is_chosen_by_its_flag(generator: torch.Generator) -> None:
 
 
 def disk_glyph(size: int = 24) -> Glyph:
-    return Glyph.coarse(disk_renderer(size))
+    return Glyph.coarse(disk_renderer(size), window=1)
 
 
 def test_separated_disks_are_found_from_left_to_right() -> None:
@@ -277,11 +301,11 @@ def test_spotting_equals_the_naive_loop(generator: torch.Generator) -> None:
 def test_what_the_background_lights_is_no_object() -> None:
     renderer, frame = disk_renderer(24), frame_with([(6, 6)])
     frame[0, 14:20, 14:20] = 1  # a lamp, of which more is lit than of the ball
-    dazzled, _ = detect(Glyph.coarse(renderer), frame, torch.tensor([1]), slots=1)
+    dazzled, _ = detect(Glyph.coarse(renderer, 1), frame, torch.tensor([1]), slots=1)
     assert dazzled[0].min() >= 14
     with torch.no_grad():
         renderer.root_background[14:20, 14:20] = 2.0 / BACKGROUND_UNIT
-    found, _ = detect(Glyph.coarse(renderer), frame, torch.tensor([1]), slots=1)
+    found, _ = detect(Glyph.coarse(renderer, 1), frame, torch.tensor([1]), slots=1)
     assert found[0].tolist() == [[6, 6]]
 
 
@@ -293,9 +317,10 @@ def test_cells_are_those_that_the_renderer_tells_apart(monkeypatch: pytest.Monke
         renderer.visibility_logit.fill_(200.0)
     centre = torch.tensor([[[5.0, 4.0]]], dtype=torch.float64)
     frame = torch.zeros(1, HEIGHT, WIDTH, dtype=torch.float64)
-    near = Window.around(centre, 1 + REACH, (HEIGHT, WIDTH))
     anywhere = Place(centre, 1e12 * torch.eye(2).double()[None, None])
-    found = look(Glyph.fine(renderer), frame, near, torch.ones(near.flat.shape), anywhere)
+    glyph = Glyph.fine(renderer, 1)
+    view = seen_around(glyph, centre, frame)
+    found = look(glyph, view, torch.ones_like(view.seen), anywhere)
     places = renderer.from_pixels(centre + window_offsets(4, 1))
     nats = renderer.log_likelihood(
         places[None], torch.tensor([[True]]), frame[:, None].expand(1, 144, -1, -1)

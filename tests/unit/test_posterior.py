@@ -9,8 +9,9 @@ import torch
 from scipy import stats
 
 from glyphs import odd_renderer
-from motes.structured.places import Look, Place, window_offsets
+from motes.structured.places import Look, Place
 from motes.structured.posterior import REGION, PlacePosterior
+from motes.structured.windows import window_offsets
 
 PHASES, WINDOW, UNIT = 4, 1, 3.0  # cells a pixel, pixels around the centre, pixels a unit
 

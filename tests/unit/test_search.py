@@ -7,7 +7,7 @@ import torch
 from glyphs import disk_renderer, frame_with, odd_renderer
 from motes import kalman
 from motes.lgssm import Dynamics
-from motes.structured.places import Glyph, Place, Window, covers, look, unexplained
+from motes.structured.places import Glyph, Place, View, covers, look, unexplained
 from motes.structured.search import (
     TOLD,
     Scene,
@@ -17,6 +17,7 @@ from motes.structured.search import (
     predict_place,
     revisit,
 )
+from motes.structured.windows import Window, bordered
 from oracles import diagonal_blocks, log_density, one_model, posterior
 
 SIZE, UNIT = 48, 3.0
@@ -110,14 +111,14 @@ def test_a_prediction_has_the_moments_of_the_mixture(generator: torch.Generator)
 def test_looking_again_is_a_loop_over_frames_and_objects_as_the_others_stand(
     generator: torch.Generator,
 ) -> None:
-    B, N, T, window, size = 2, 3, 3, 2, (9, 11)
+    B, N, T, size = 2, 3, 3, (9, 11)
     frames = (torch.rand(B, T, *size, generator=generator) < 0.3).float()
     renderer = odd_renderer(size).float()
     observed = torch.tensor([[True, False, True], [True, True, True]])
     present = torch.tensor([[True, True, True], [True, True, False]])
     clips, counts = torch.arange(B), torch.tensor([3, 2])
     scene = Scene(frames, clips, observed, counts, present, dynamics_of(1), renderer)
-    glyph = Glyph.fine(renderer)
+    glyph = Glyph.fine(renderer, window=2)
 
     def random_place() -> Place:
         mean = 2 + 6 * torch.rand(B, N, T, 2, generator=generator)
@@ -125,18 +126,20 @@ def test_looking_again_is_a_loop_over_frames_and_objects_as_the_others_stand(
         return Place(mean, root @ root.mT + torch.eye(2))
 
     guess, expected = random_place(), random_place()
-    cells, found = revisit(scene, glyph, guess, expected, window)
+    cells, found = revisit(scene, glyph, guess, expected)
     for b, t in np.ndindex(B, T):
         clip, mean = slice(b, b + 1), guess.mean[b, :, t].clone()
         for n in range(N):
-            dark = torch.ones(1, size[0] * size[1])
+            dark = torch.ones(1, *size)
             for other in range(N):
                 if other != n and present[b, other]:
-                    dark *= 1 - covers(glyph, mean[None, other, None], torch.tensor([[True]]))[0]
-            near = Window.around(mean[None, n, None], window + glyph.reach, size)
+                    lit = covers(glyph, mean[None, other, None], torch.tensor([[True]]))
+                    dark *= 1 - lit.view(1, *size)
+            near = Window.around(mean[None, n, None], glyph.far, size)
+            view = View.through(near, glyph, bordered(frames[clip, t], glyph.far))
             prior = Place(expected.mean[clip, n, t, None], expected.covariance[clip, n, t, None])
-            share = unexplained(glyph, near, 1 - dark)
-            alone = look(glyph, frames[clip, t], near, share, prior)
+            share = unexplained(glyph, view, near.cut(bordered(dark, glyph.far)))
+            alone = look(glyph, view, share, prior)
             seen = bool(observed[b, t]) and alone.told.item() > TOLD
             place = alone.place() if seen else prior
             mean[n] = place.mean[0, 0]  # the objects after it see it there
@@ -172,7 +175,7 @@ GAP = torch.tensor([[True, True, True, False, False, False, False, True]])
 def test_in_a_hidden_frame_an_object_is_followed_by_the_kalman_prediction() -> None:
     dynamics = dynamics_of(1)
     scene = scene_of(moving_disk(8), 1, dynamics)
-    found = follow(scene, Glyph.coarse(scene.renderer), GAP, window=7)
+    found = follow(scene, Glyph.coarse(scene.renderer, window=7), GAP)
     assert torch.equal(found.seen[:, 0], GAP)
     model = one_model(dynamics.components(), (1,), (0,))
     positions = scene.renderer.from_pixels(found.place.mean[0, 0]).double().numpy()
@@ -194,7 +197,7 @@ def test_in_a_hidden_frame_an_object_is_followed_by_the_kalman_prediction() -> N
 def test_an_object_is_found_in_the_first_trusted_frame() -> None:
     scene = scene_of(moving_disk(8), 1, dynamics_of(1))
     late = torch.arange(8)[None] >= 5
-    found = follow(scene, Glyph.coarse(scene.renderer), late, window=7)
+    found = follow(scene, Glyph.coarse(scene.renderer, window=7), late)
     assert torch.equal(found.seen[:, 0], late)
     truth = torch.tensor([[20.0 + t, 25.0 - t] for t in range(8)])
     assert (found.place.mean[0, 0] - truth)[5:].abs().max() < 0.5
@@ -206,7 +209,7 @@ def test_an_object_behind_a_cover_is_followed_without_being_seen() -> None:
     scene.renderer.visibility_logit[:, 21:] = -20.0  # from the fourth frame on all is behind it
     scene.frames[..., 21:] = 0
     everything = torch.ones(1, 8, dtype=torch.bool)
-    found = follow(scene, Glyph.coarse(scene.renderer), everything, window=7)
+    found = follow(scene, Glyph.coarse(scene.renderer, window=7), everything)
     assert found.seen[0, 0, :3].all()
     assert not found.seen[0, 0, 3:].any()
     assert (torch.linalg.det(found.place.covariance[0, 0, 3:]).diff() > 0).all()
@@ -230,7 +233,7 @@ def test_a_lost_object_is_found_where_its_dynamics_allow_it_however_wide_the_win
         dynamics.state_factor.copy_(torch.eye(4) * 0.5 * np.log(state_noise))
     scene = scene_of(disks(places), 1, dynamics)
     everything = torch.ones(1, 8, dtype=torch.bool)
-    found = follow(scene, Glyph.coarse(scene.renderer), everything, window=3)
+    found = follow(scene, Glyph.coarse(scene.renderer, window=3), everything)
     assert found.seen[0, 0].tolist() == [True] * 4 + [False] * 2 + [found_again] * 2
     if found_again:
         torch.testing.assert_close(found.place.mean[0, 0, 6], torch.tensor([39.0, 25.0]))
@@ -244,7 +247,7 @@ def test_an_object_that_does_not_show_at_first_is_found_when_it_does() -> None:
         scene.dynamics.force.zero_()
         scene.dynamics.initial_factor[:, range(4), range(4)] = np.log(4.0)
     everything = torch.ones(1, 6, dtype=torch.bool)
-    found = follow(scene, Glyph.coarse(scene.renderer), everything, window=5)
+    found = follow(scene, Glyph.coarse(scene.renderer, window=5), everything)
     seen = found.seen[0]
     order = [0, 1] if seen[0, 0] else [1, 0]
     assert seen[order].tolist() == [[True] * 6, [False] * 3 + [True] * 3]

@@ -133,12 +133,12 @@ def test_in_a_hidden_frame_an_object_is_where_the_seen_frames_say() -> None:
     q = track(frames, observed=GAP)
     clip, count, there = torch.tensor([0]), torch.tensor([1]), torch.tensor([[True]])
     scene = Scene(frames, clip, GAP, count, there, dynamics, renderer)
-    coarse = Glyph.coarse(renderer)
-    found = follow(scene, coarse, GAP, WINDOW)
+    coarse = Glyph.coarse(renderer, WINDOW)
+    found = follow(scene, coarse, GAP)
     expected = expect(scene, found)
     place = chosen(GAP[:, None], found.place, expected)
     for _ in range(REVISITS):
-        _, found = revisit(scene, coarse, place, expected, WINDOW)
+        _, found = revisit(scene, coarse, place, expected)
         place, expected = found.place, expect(scene, found)
     positions = renderer.from_pixels(found.place.mean[0, 0]).double().numpy()
     model = one_model(dynamics.components(), (1,), (0,))
@@ -233,7 +233,9 @@ def test_tracks_that_took_the_later_parts_of_one_another_give_them_back() -> Non
     place = Place(torch.stack([wrong, truth]), torch.eye(2).expand(2, 2, 18, 2, 2))
     found = Sightings(place, torch.ones(2, 2, 18, dtype=torch.bool))
     expected = expect(scene, found)
-    after, there = Tracker(2, WINDOW)._exchange(scene, Glyph.coarse(renderer), found, expected)
+    after, there = Tracker(2, WINDOW)._exchange(
+        scene, Glyph.coarse(renderer, WINDOW), found, expected
+    )
     assert (after.place.mean[0] - truth).abs().max() < 0.5
     torch.testing.assert_close(there.mean, expect(scene, after).mean)
     assert torch.equal(after.place.mean[1], truth)

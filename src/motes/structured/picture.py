@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.glyph import Stage, by_phase
-from motes.structured.places import Window
+from motes.structured.windows import Window
 
 # Units of the free numbers, so that one learning rate suits them and the glyphs: a background is
 # known to a hundredth from the start, a colour to a tenth.

@@ -3,10 +3,11 @@
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import conv2d
+from torch.nn.functional import conv1d, conv2d
 
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.glyph import GlyphRenderer, log_white
+from motes.structured.windows import Window, bordered, window_offsets
 
 
 class Place(NamedTuple):
@@ -30,6 +31,7 @@ class Glyph(NamedTuple):
 
     `phases` is the number of places that are told apart in a pixel along each axis: 1 for a
     coarse look (the glyph is averaged over the pixel), or that of the glyph's table.
+    `window` is the number of pixels around a guess in which places are weighed, along each axis.
     """
 
     depth: Float[Tensor, "phases*phases taps taps"]
@@ -38,31 +40,46 @@ class Glyph(NamedTuple):
     visibility: Float[Tensor, "height width"]
     missed: Float[Tensor, ""]  # log probability that an object does not show in a frame
     phases: int
+    window: int
+    kernels: Float[Tensor, "rows columns taps"]  # of lit_gain and -depth, see `by_rows`
 
     @staticmethod
-    def coarse(renderer: GlyphRenderer) -> "Glyph":
+    def coarse(renderer: GlyphRenderer, window: int) -> "Glyph":
         """The glyph of an object that is anywhere in its pixel."""
-        return Glyph._of(renderer.kernels().mean((0, 1))[None], renderer, 1)
+        return Glyph._of(renderer.kernels().mean((0, 1))[None], renderer, 1, window)
 
     @staticmethod
-    def fine(renderer: GlyphRenderer) -> "Glyph":
+    def fine(renderer: GlyphRenderer, window: int) -> "Glyph":
         """The glyph of an object in each cell of its pixel."""
         kernels = renderer.kernels()
-        return Glyph._of(kernels.flatten(0, 1), renderer, len(kernels))
+        return Glyph._of(kernels.flatten(0, 1), renderer, len(kernels), window)
 
     @staticmethod
-    def _of(depth: Float[Tensor, "P taps taps"], renderer: GlyphRenderer, phases: int) -> "Glyph":
+    def _of(
+        depth: Float[Tensor, "P taps taps"], renderer: GlyphRenderer, phases: int, window: int
+    ) -> "Glyph":
         # One background for all pixels: what is brighter is left to the background by `share`.
         typical = renderer.background().median()
         gain = log_white(depth + typical) - log_white(typical)
         background, visibility = renderer.background(), renderer.visibility()
         missed = torch.log1p(-visibility.median())
-        return Glyph(depth, gain, background, visibility, missed, phases)
+        kernels = by_rows(torch.stack([gain, -depth], 1), 2 * window + 1)
+        return Glyph(depth, gain, background, visibility, missed, phases, window, kernels)
 
     @property
     def reach(self) -> int:
         """Pixels from the centre of the glyph to its border."""
         return self.depth.shape[-1] // 2
+
+    @property
+    def far(self) -> int:
+        """Pixels from the centre of a window to the border of what is seen through it."""
+        return self.window + self.reach
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of a frame."""
+        return self.background.shape[0], self.background.shape[1]
 
     def ink(self) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """The glyph's total depth, and the variance of its ink along one axis in pixels."""
@@ -70,6 +87,21 @@ class Glyph(NamedTuple):
         axis = torch.arange(-self.reach, self.reach + 1, device=depth.device)
         along = depth.sum(0) + depth.sum(1)
         return depth.sum(), (along * axis.square()).sum() / along.sum()
+
+
+def by_rows(
+    kernels: Float[Tensor, "P pictures taps taps"], num_rows: int
+) -> Float[Tensor, "rows columns taps"]:
+    """Kernels as those of a convolution along x alone, whose channels are rows.
+
+    It gives all rows of places at once. A CPU fills its vectors with channels: a kernel or two by
+    themselves would leave them empty.
+    """
+    P, pictures, taps, _ = kernels.shape
+    rows = kernels.new_zeros(P, num_rows, pictures, num_rows + taps - 1, taps)
+    for row in range(num_rows):
+        rows[:, row, :, row : row + taps] = kernels
+    return rows.flatten(2, 3).flatten(0, 1)
 
 
 class Look(NamedTuple):
@@ -84,14 +116,27 @@ class Look(NamedTuple):
     def blended(self, share: float) -> "Look":
         """With this share of the weight of each pixel spread evenly over its cells."""
         pixels = (2 * round(float(self.offsets.max())) + 1) ** 2
-        weights = self.log_weights.exp().unflatten(-1, (-1, pixels))  # cells of a pixel, pixels
+        weights = self.weights.unflatten(-1, (-1, pixels))  # cells of a pixel, pixels
         blend = torch.lerp(weights, weights.mean(-2, keepdim=True).expand_as(weights), share)
         return self._replace(log_weights=blend.flatten(-2).log())
 
+    @property
+    def weights(self) -> Float[Tensor, "*batch places"]:
+        """Those of the places, which sum to one."""
+        return probabilities(self.log_weights)
+
     def place(self) -> Place:
         """Mean and covariance."""
-        mean, covariance = moments(self.log_weights.exp(), self.offsets, self.cell)
+        mean, covariance = moments(self.weights, self.offsets, self.cell)
         return Place(self.centre + mean, covariance)
+
+
+def probabilities(log_weights: Float[Tensor, "*batch places"]) -> Float[Tensor, "*batch places"]:
+    """Weights that sum to one from their logarithms.
+
+    A softmax of what is normalised already: `exp` takes ten times as long where it underflows.
+    """
+    return log_weights.softmax(-1)
 
 
 def moments(
@@ -153,7 +198,8 @@ def spot(
     Law: equals a loop over pixels (test_spotting_equals_the_naive_loop).
     """
     height, width = frame.shape[1:]
-    lit = frame * glyph.visibility * left_over(glyph, covered).view_as(frame)
+    dark = (1 - covered).view_as(frame) * (-glyph.background).exp()
+    lit = frame * glyph.visibility * left_over(glyph, dark)
     dark = (1 - frame) * glyph.visibility
     kernel = torch.stack([glyph.lit_gain.mean(0), -glyph.depth.mean(0)])[None]
     score = conv2d(torch.stack([lit, dark], 1), kernel, padding=glyph.reach).flatten(1)
@@ -165,35 +211,22 @@ def spot(
     return pixels[best], told
 
 
-class Window(NamedTuple):
-    """The pixels around each object: a square, larger by the glyph's reach than what is weighed."""
+class View(NamedTuple):
+    """What is seen through windows; nothing of all that, beside the frame."""
 
-    centre: Int[Tensor, "B N 2"]
-    x: Int[Tensor, "B N side"]
-    y: Int[Tensor, "B N side"]
-    flat: Int[Tensor, "B N side side"]  # row-major place in the frame of each of its pixels
-    inside: Bool[Tensor, "B N side side"]  # the frame; where it is not, `flat` means nothing
+    window: Window
+    seen: Float[Tensor, "B N side side"]  # of the frame
+    shown: Float[Tensor, "B N side side"]  # visibility
+    empty: Float[Tensor, "B N side side"]  # the probability that the background is dark
 
     @staticmethod
-    def around(mean: Float[Tensor, "B N 2"], far: int, image_size: tuple[int, int]) -> "Window":
-        """The window of pixels up to `far` from the pixel that an object is in."""
-        height, width = image_size
-        limit = torch.tensor([width - 1, height - 1], device=mean.device)
-        centre = mean.round().long().clamp(min=0).minimum(limit)
-        near = torch.arange(-far, far + 1, device=mean.device)
-        x, y = centre[..., 0, None] + near, centre[..., 1, None] + near
-        inside = ((y >= 0) & (y < height))[..., :, None] & ((x >= 0) & (x < width))[..., None, :]
-        flat = y.clamp(0, height - 1)[..., :, None] * width + x.clamp(0, width - 1)[..., None, :]
-        return Window(centre, x, y, flat, inside)
+    def through(window: Window, glyph: Glyph, frame: Float[Tensor, "B rows columns"]) -> "View":
+        """The view of bordered frames."""
+        still = bordered(torch.stack([glyph.visibility, (-glyph.background).exp()]), glyph.far)
+        return View(window, window.cut(frame), *(window.cut(picture) for picture in still))
 
 
-def look(
-    glyph: Glyph,
-    frame: Float[Tensor, "B height width"],
-    window: Window,
-    share: Float[Tensor, "B N side side"],
-    prior: Place,
-) -> Look:
+def look(glyph: Glyph, view: View, share: Float[Tensor, "B N side side"], prior: Place) -> Look:
     """The posterior belief about each object's place in a window.
 
     Each place is scored by how well the object would explain its share of the lit pixels
@@ -201,28 +234,19 @@ def look(
 
     Law: equals a loop over objects and places (test_looking_equals_the_naive_loop).
     """
-    seen = frame.flatten(1).gather(1, window.flat.flatten(1)).view(window.flat.shape)
-    shown = glyph.visibility.flatten()[window.flat] * window.inside
-    pictures = torch.stack([seen * shown * share, (1 - seen) * shown], 2).flatten(0, 1)
-    kernels = torch.stack([glyph.lit_gain, -glyph.depth], 1)  # phases*phases 2 taps taps
-    score = conv2d(pictures, kernels).flatten(1).unflatten(0, window.centre.shape[:2])
+    (centre, *_), seen, shown, _ = view
+    lit = seen * shown
+    pictures = torch.stack([lit * share, shown - lit], 2).flatten(0, 1)
+    score = conv1d(pictures.flatten(1, 2), glyph.kernels).flatten(1).unflatten(0, centre.shape[:2])
     # However much a dark frame speaks against an object, it may be there and not show.
     score = score.logaddexp(glyph.missed)
-    offsets = window_offsets(glyph.phases, window.x.shape[-1] // 2 - glyph.reach).to(frame)
-    away = window.centre[:, :, None] + offsets - prior.mean[:, :, None]
+    offsets = window_offsets(glyph.phases, glyph.window).to(seen)
+    away = centre[:, :, None] + offsets - prior.mean[:, :, None]
     before = (-0.5 * mahalanobis(away, prior.covariance)).log_softmax(-1)
     after = (score + before).log_softmax(-1)
-    told = (after.exp() * score).sum(-1)  # where an object is not tells nothing of where it is
-    return Look(window.centre.to(frame), after, offsets, 1 / glyph.phases, told)
-
-
-def window_offsets(phases: int, window: int) -> Float[Tensor, "places 2"]:
-    """(x, y) of the cells of a window, in the order in which `conv2d` gives their scores."""
-    cells = (torch.arange(phases) + 0.5) / phases - 0.5
-    near = torch.arange(-window, window + 1)
-    y = cells[:, None, None, None] + near[:, None]
-    x = cells[:, None, None] + near
-    return torch.stack(torch.broadcast_tensors(x, y), -1).flatten(0, -2)
+    # Where an object is not tells nothing of where it is.
+    told = (probabilities(after) * score).sum(-1)
+    return Look(centre.to(seen), after, offsets, 1 / glyph.phases, told)
 
 
 def responsibility(
@@ -236,7 +260,8 @@ def responsibility(
     Law: shares sum to one with that of the background
     (test_shares_of_a_pixel_sum_to_one_over_all_that_may_light_it).
     """
-    x, y, background = window.x, window.y, glyph.background.flatten()[window.flat]
+    x, y = window.x, window.y
+    background = window.cut(bordered(glyph.background, x.shape[-1] // 2))
     mass, spread = glyph.ink()
     ink = guess.covariance + spread * torch.eye(2, device=x.device)
     scale = determinant(ink)
@@ -250,38 +275,52 @@ def responsibility(
     distance += (a * dx * dx)[..., None, :]
     distance += (c * dy * dy)[..., None]
     density = present * mass / (2 * torch.pi * scale.sqrt())
-    depth = density[:, None, :, None, None] * distance.mul_(-0.5).exp_()
+    # Not farther than where there is next to nothing left: `exp` is slow where it underflows.
+    depth = density[:, None, :, None, None] * distance.clamp_(max=160).mul_(-0.5).exp_()
     own = depth.diagonal(dim1=1, dim2=2).movedim(-1, 1)
     return own / (depth.sum(2) + background).clamp(min=1e-30)
 
 
 def unexplained(
-    glyph: Glyph, window: Window, covered: Float[Tensor, "B pixels"]
+    glyph: Glyph, view: View, dark: Float[Tensor, "B N side side"]
 ) -> Float[Tensor, "B N side side"]:
-    """How much of the gain of a lit pixel is left when others light it with some probability.
+    """How much of the gain of a lit pixel is left when others leave it dark with some probability.
 
     For a second look: what the others explain is taken from them as it is, and not divided. With
     p the probability of white by the others and the background, the object that lights the pixel
     for sure gains -log p of the gain -log b that it has before the bare background.
     """
-    return left_over(glyph, covered).gather(1, window.flat.flatten(1)).view(window.flat.shape)
+    return left_over(glyph, dark * view.empty)
 
 
-def left_over(glyph: Glyph, covered: Float[Tensor, "B pixels"]) -> Float[Tensor, "B pixels"]:
-    """What `unexplained` says, of all pixels of a frame."""
-    dark = (1 - covered) * (-glyph.background.flatten()).exp()
+def left_over(glyph: Glyph, dark: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """What `unexplained` says, of pixels that others and the background leave dark."""
     least = -torch.expm1(-glyph.background.median())
     return (1 - dark).clamp(min=least).log() / least.log()
+
+
+def darkness(
+    glyph: Glyph, view: View, others: Int[Tensor, "B M 2"], present: Bool[Tensor, "B M"]
+) -> Float[Tensor, "B 1 side side"]:
+    """The probability that objects in some pixels leave those that are seen of one object dark.
+
+    Law: equals what they cover of the frame (test_others_leave_dark_what_they_do_not_cover).
+    """
+    side, reach = view.seen.shape[-1], glyph.reach
+    lit = bordered(-torch.expm1(-glyph.depth.mean(0)), side)  # far away nothing but the border
+    corner = view.window.centre - others + (side - side // 2 + reach)
+    x, y = torch.where(present[..., None], corner.clamp(0, side + 2 * reach + 1), 0).unbind(-1)
+    squares = lit.unfold(0, side, 1).unfold(1, side, 1)[y, x]
+    return (1 - squares * view.shown).prod(1, keepdim=True)
 
 
 def covers(
     glyph: Glyph, mean: Float[Tensor, "B N 2"], present: Bool[Tensor, "B N"]
 ) -> Float[Tensor, "B N pixels"]:
     """The probability that each object, in the pixel where its mean is, lights each pixel."""
-    size = (glyph.background.shape[0], glyph.background.shape[1])
-    window = Window.around(mean, glyph.reach, size)
+    window = Window.around(mean, glyph.reach, glyph.image_size)
     lit = -torch.expm1(-glyph.depth.mean(0)) * window.inside * present[..., None, None]
-    canvas = lit.new_zeros(*mean.shape[:2], size[0] * size[1])
+    canvas = lit.new_zeros(*mean.shape[:2], glyph.background.numel())
     # Pixels beside the frame lie on its border in `flat`, with nothing to add.
     canvas.scatter_add_(2, window.flat.flatten(2), lit.flatten(2))
     return canvas * glyph.visibility.flatten()

@@ -11,7 +11,7 @@ from motes.networks.inference import Encoding
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.glyph import Stage
 from motes.structured.picture import Looks
-from motes.structured.places import Look, Place, mahalanobis, moments
+from motes.structured.places import Look, Place, mahalanobis, moments, probabilities
 
 REGION = 0.9  # the probability whose region an answer's ellipse shall hold
 FINE_CELLS = 16  # the likeliest cells, a pixel of them: if q is narrow, its region cuts them
@@ -79,7 +79,7 @@ class PlacePosterior(NamedTuple):
     ) -> tuple[Int[Tensor, "B N T"], Float[Tensor, "B N T 2"]]:
         """The cell that a noise chooses, and where in it: -1/2 to 1/2 of its side."""
         uniform = 0.5 * torch.erfc(-noise * math.sqrt(0.5))
-        weights = self.log_weights.exp()
+        weights = probabilities(self.log_weights)
         cumulative = weights.cumsum(-1)
         target = uniform[..., :1] * cumulative[..., -1:]  # the last one is 1 up to rounding
         index = torch.searchsorted(cumulative, target).clamp(max=weights.shape[-1] - 1)
@@ -89,13 +89,13 @@ class PlacePosterior(NamedTuple):
     def entropy(self) -> Float[Tensor, "B N T"]:
         """The entropy of each position in nats; 0 where the object was not seen."""
         # A weight of zero has a log of minus infinity, and no entropy.
-        surprise = -(self.log_weights.exp() * self.log_weights.clamp(min=-1e4)).sum(-1)
+        surprise = -(probabilities(self.log_weights) * self.log_weights.clamp(min=-1e4)).sum(-1)
         return torch.where(self.seen, surprise + 2 * math.log(self.cell), 0.0)
 
     @property
     def means(self) -> Float[Tensor, "B N T 2"]:
         """The mean of each position."""
-        found = self.origin + self.log_weights.exp() @ self.offsets
+        found = self.origin + probabilities(self.log_weights) @ self.offsets
         return torch.where(self.seen[..., None], found, self.expected_means)
 
     def covariances(self) -> Float[Tensor, "B N T 2 2"]:
@@ -107,8 +107,9 @@ class PlacePosterior(NamedTuple):
         Law: the ellipse holds 90 % of the draws
         (test_the_ellipse_of_an_answer_holds_its_share_of_the_draws).
         """
-        rows = self.log_weights.flatten(0, 2).split(side_by_side(AT_ONCE, self.origin))
-        found = torch.cat([_ellipse(row.exp(), self.offsets, self.cell) for row in rows])
+        rows = probabilities(self.log_weights.flatten(0, 2))
+        parts = rows.split(side_by_side(AT_ONCE, self.origin))
+        found = torch.cat([_ellipse(part, self.offsets, self.cell) for part in parts])
         found = found.view(*self.seen.shape, 2, 2)
         return torch.where(self.seen[..., None, None], found, self.expected_covariances)
 

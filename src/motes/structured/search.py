@@ -15,15 +15,17 @@ from motes.structured.places import (
     Glyph,
     Look,
     Place,
-    Window,
+    View,
     chosen,
     covers,
+    darkness,
     detect,
     look,
     responsibility,
     spot,
     unexplained,
 )
+from motes.structured.windows import Window, bordered, pixel_of
 
 LOOKS = 2  # at each frame: the second shares lit pixels out by what the first one found
 # Nats that a frame must tell of an object's place, or the object was not seen: it is behind
@@ -108,7 +110,7 @@ class Sightings(NamedTuple):
         return Sightings(place, self.seen.take_along_dim(source, 1))
 
 
-def follow(scene: Scene, glyph: Glyph, trusted: Bool[Tensor, "B T"], window: int) -> Sightings:
+def follow(scene: Scene, glyph: Glyph, trusted: Bool[Tensor, "B T"]) -> Sightings:
     """Finds the objects in the first trusted frame and follows them forwards from there.
 
     One that does not show in that frame, or is lost later, is looked for in the whole of each
@@ -131,15 +133,16 @@ def follow(scene: Scene, glyph: Glyph, trusted: Bool[Tensor, "B T"], window: int
         # Of a first place nothing is known before.
         prior = chosen(new, Place(start, 1e6 * wide), prediction)
         seen = trusted[:, t, None].expand(B, N)
+        around = bordered(frame, glyph.far)
         for _ in range(LOOKS if bool(seen.any()) else 0):
-            near = Window.around(place.mean, window + glyph.reach, renderer.image_size)
+            near = Window.around(place.mean, glyph.far, renderer.image_size)
             share = responsibility(glyph, near, place, present)
-            looked = look(glyph, frame, near, share, prior)
+            looked = look(glyph, View.through(near, glyph, around), share, prior)
             place, seen = looked.place(), trusted[:, t, None] & (looked.told > TOLD)
         sighting = Sightings(chosen(seen, place, guess), seen)
         lost = trusted[:, t, None] & present & ~seen
         if bool(lost.any()):
-            sighting = recover(scene, glyph, frame, sighting, lost, window)
+            sighting = recover(glyph, frame, sighting, lost)
         place, seen = sighting
         found.append(sighting)
         position = renderer.from_pixels(place.mean)[:, :, None]
@@ -152,12 +155,10 @@ def follow(scene: Scene, glyph: Glyph, trusted: Bool[Tensor, "B T"], window: int
 
 
 def recover(
-    scene: Scene,
     glyph: Glyph,
     frame: Float[Tensor, "B height width"],
     found: Sightings,
     lost: Bool[Tensor, "B N"],
-    window: int,
 ) -> Sightings:
     """Looks for lost objects in a whole frame, in the ink that objects in sight leave unexplained.
 
@@ -166,12 +167,10 @@ def recover(
     wide, and by the ink. [Choice 29]
 
     Args:
-        scene: Says how large a frame is.
         glyph: What to look for.
         frame: One frame of each clip.
         found: The objects in that frame, the lost ones where they are predicted.
         lost: Those that are looked for.
-        window: Pixels around the place found in which it is weighed, along each axis.
     """
     means, covariances = (part.clone() for part in found.place)
     seen = found.seen.clone()
@@ -180,8 +179,10 @@ def recover(
         covered = 1 - (1 - covers(glyph, means, seen)).prod(1)
         prior = Place(means[:, one], covariances[:, one])
         best, told = spot(glyph, frame, covered, Place(means[:, n], covariances[:, n]))
-        near = Window.around(best[:, None], window + glyph.reach, scene.renderer.image_size)
-        looked = look(glyph, frame, near, unexplained(glyph, near, covered), prior)
+        near = Window.around(best[:, None], glyph.far, glyph.image_size)
+        view = View.through(near, glyph, bordered(frame, glyph.far))
+        dark = near.cut(bordered((1 - covered).view_as(frame), glyph.far))
+        looked = look(glyph, view, unexplained(glyph, view, dark), prior)
         back = (lost[:, n] & (told > glyph.missed))[:, None] & (looked.told > TOLD)
         means[:, one], covariances[:, one] = chosen(back, looked.place(), prior)
         seen[:, one] |= back
@@ -239,7 +240,7 @@ def expect_by(dynamics: Dynamics, renderer: Stage, found: Sightings) -> Place:
 
 
 def look_again(
-    scene: Scene, glyph: Glyph, guess: Place, expected: Place, window: int
+    scene: Scene, glyph: Glyph, guess: Place, expected: Place
 ) -> Iterator[tuple[slice, Look, Sightings]]:
     """`revisit`, a stretch of frames at a time, so that memory does not grow with the clip.
 
@@ -250,12 +251,10 @@ def look_again(
     step = max(room // (scene.present.numel() * scene.frames[0, 0].numel()), 1)
     for time in (slice(t, t + step) for t in range(0, T, step)):
         here, there = (Place(*(part[:, :, time] for part in all)) for all in (guess, expected))
-        yield time, *revisit(scene.during(time), glyph, here, there, window)
+        yield time, *revisit(scene.during(time), glyph, here, there)
 
 
-def revisit(
-    scene: Scene, glyph: Glyph, guess: Place, expected: Place, window: int
-) -> tuple[Look, Sightings]:
+def revisit(scene: Scene, glyph: Glyph, guess: Place, expected: Place) -> tuple[Look, Sightings]:
     """Looks at all frames at once, near a guess, with what is expected there as the prior.
 
     One object after the other, each time as the others stand: what they light is explained.
@@ -274,20 +273,20 @@ def revisit(
         grouped: Tensor = whole.unflatten(0, (B, T))
         return grouped.transpose(1, 2)
 
-    frames = scene.frames.flatten(0, 1)[shown]
+    frames = bordered(scene.frames.flatten(0, 1)[shown], glyph.far)
     present = scene.present.repeat_interleave(T, 0)[shown]
-    means, prior = by_frame(guess.mean), Place(*map(by_frame, expected))
-    dark = 1 - covers(glyph, means, present)
+    prior, pixels = Place(*map(by_frame, expected)), pixel_of(by_frame(guess.mean), size)
     looks, found = [], []
     for n in range(N):
         one = slice(n, n + 1)
         its_prior = Place(*(part[:, one] for part in prior))
-        near = Window.around(means[:, one], window + glyph.reach, size)
-        others = torch.cat([dark[:, :n], dark[:, n + 1 :]], 1).prod(1)
-        looked = look(glyph, frames, near, unexplained(glyph, near, 1 - others), its_prior)
+        view = View.through(Window.at(pixels[:, one], glyph.far, size), glyph, frames)
+        others = [other for other in range(N) if other != n]
+        dark = darkness(glyph, view, pixels[:, others], present[:, others])
+        looked = look(glyph, view, unexplained(glyph, view, dark), its_prior)
         seen = looked.told > TOLD
         place = chosen(seen, looked.place(), its_prior)
-        dark[:, one] = 1 - covers(glyph, place.mean, present[:, one])
+        pixels[:, one] = pixel_of(place.mean, size)
         looks.append(looked)
         found.append(Sightings(place, seen))
     place = Place(*(torch.cat(parts, 1) for parts in zip(*(s.place for s in found), strict=True)))

@@ -99,8 +99,8 @@ class Tracker(nn.Module):
 
         What comes out is where they are, and where the other frames say that they are.
         """
-        coarse = Glyph.coarse(scene.renderer)
-        found = follow(scene, coarse, trusted, self.window)
+        coarse = Glyph.coarse(scene.renderer, self.window)
+        found = follow(scene, coarse, trusted)
         found, expected = self._settle(scene, coarse, found, trusted)
         several = scene.present.shape[1] > 1
         return self._exchange(scene, coarse, found, expected) if several else (found, expected)
@@ -112,7 +112,7 @@ class Tracker(nn.Module):
         expected = expect(scene, found)
         place = chosen(trusted[:, None] & found.seen, found.place, expected)
         for _ in range(REVISITS):
-            looks = look_again(scene, coarse, place, expected, self.window)
+            looks = look_again(scene, coarse, place, expected)
             found = Sightings.joined([part for *_, part in looks])
             place, expected = found.place, expect(scene, found)
         return found, expected
@@ -170,8 +170,8 @@ def _stretches(
     scene: Scene, found: Sightings, expected: Place, explore: float = 0.0
 ) -> Iterator[tuple[slice, PlacePosterior]]:
     """q, a stretch of frames at a time: its cells are many."""
-    fine = Glyph.fine(scene.renderer)
-    for time, cells, _ in look_again(scene, fine, found.place, expected, FINE_WINDOW):
+    fine = Glyph.fine(scene.renderer, FINE_WINDOW)
+    for time, cells, _ in look_again(scene, fine, found.place, expected):
         there = Place(*(part[:, :, time] for part in expected))
         seen = found.seen[:, :, time]
         yield time, PlacePosterior.of(cells.blended(explore), seen, there, scene.renderer)

@@ -1,0 +1,70 @@
+"""Squares of pixels around objects: what is seen of pictures through them."""
+
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from motes.shapes import Bool, Float, Int, Tensor
+
+
+class Window(NamedTuple):
+    """The pixels around each object: a square, larger by the glyph's reach than what is weighed."""
+
+    centre: Int[Tensor, "B N 2"]
+    x: Int[Tensor, "B N side"]
+    y: Int[Tensor, "B N side"]
+    image_size: tuple[int, int]
+
+    @staticmethod
+    def around(mean: Float[Tensor, "B N 2"], far: int, image_size: tuple[int, int]) -> "Window":
+        """The window of pixels up to `far` from the pixel that an object is in."""
+        return Window.at(pixel_of(mean, image_size), far, image_size)
+
+    @staticmethod
+    def at(centre: Int[Tensor, "B N 2"], far: int, image_size: tuple[int, int]) -> "Window":
+        """The window of pixels up to `far` from a pixel of the frame."""
+        near = torch.arange(-far, far + 1, device=centre.device)
+        return Window(centre, centre[..., 0, None] + near, centre[..., 1, None] + near, image_size)
+
+    @property
+    def inside(self) -> Bool[Tensor, "B N side side"]:
+        """Which pixels lie in the frame."""
+        (height, width), x, y = self.image_size, self.x, self.y
+        return ((y >= 0) & (y < height))[..., :, None] & ((x >= 0) & (x < width))[..., None, :]
+
+    @property
+    def flat(self) -> Int[Tensor, "B N side side"]:
+        """The row-major place in the frame of each pixel; of no meaning beside the frame."""
+        height, width = self.image_size
+        rows, columns = self.y.clamp(0, height - 1), self.x.clamp(0, width - 1)
+        return rows[..., :, None] * width + columns[..., None, :]
+
+    def cut(self, pictures: Float[Tensor, "*one height width"]) -> Float[Tensor, "B N side side"]:
+        """What is seen of pictures, of one for all clips or of one for each; `bordered` ones."""
+        side, (x, y) = self.x.shape[-1], self.centre.unbind(-1)
+        squares = pictures.unfold(-2, side, 1).unfold(-2, side, 1)  # no memory of their own
+        if pictures.ndim == 2:
+            return squares[y, x]
+        return squares[torch.arange(len(pictures), device=x.device)[:, None], y, x]
+
+
+def bordered(pictures: Float[Tensor, "*B height width"], far: int) -> Float[Tensor, "*B rows cols"]:
+    """Pictures with a border of zeros, so that a window may look beyond the frame."""
+    return pad(pictures, (far, far, far, far))
+
+
+def pixel_of(mean: Float[Tensor, "*B 2"], image_size: tuple[int, int]) -> Int[Tensor, "*B 2"]:
+    """The pixel of the frame that a place is in, or is nearest to."""
+    height, width = image_size
+    x, y = mean.round().long().unbind(-1)
+    return torch.stack([x.clamp(0, width - 1), y.clamp(0, height - 1)], -1)
+
+
+def window_offsets(phases: int, window: int) -> Float[Tensor, "places 2"]:
+    """(x, y) of the cells of a window, in the order in which `conv2d` gives their scores."""
+    cells = (torch.arange(phases) + 0.5) / phases - 0.5
+    near = torch.arange(-window, window + 1)
+    y = cells[:, None, None, None] + near[:, None]
+    x = cells[:, None, None] + near
+    return torch.stack(torch.broadcast_tensors(x, y), -1).flatten(0, -2)
