@@ -35,7 +35,7 @@ from motes.presets import preset
 from motes.run_folder import environment
 from motes.starts import true_force
 from motes.structured.glyph import GlyphRenderer
-from motes.train import train
+from motes.train import resume, train
 
 TEST_SEED = 2_000_000
 GPU_BATCH = 300  # clips; a GPU waits for every launch, whatever it holds
@@ -116,16 +116,25 @@ def configuration(size: int, frames: int, seed: int, start: Start) -> RunConfig:
 
 
 def learn(config: RunConfig, folder: Path, told: Record, device: str) -> None:
-    """Train into a folder, and note there what was run and what it took."""
-    wall, cpu = time.monotonic(), time.process_time()
-    outcome = train(config, folder, device=device)
-    taken = {"wall_seconds": time.monotonic() - wall, "cpu_seconds": time.process_time() - cpu}
+    """Train into a folder, and note there what was run and what it took.
+
+    A run that was stopped goes on where it was; what it took before is added.
+    """
+    spent = folder / "spent.json"
+    taken = json.loads(spent.read_text("utf-8")) if spent.is_file() else [0.0, 0.0]
+    wall, cpu = taken[0] - time.monotonic(), taken[1] - time.process_time()
+    begun = (folder / "config.json").is_file()
+    outcome = resume(folder, device=device) if begun else train(config, folder, device=device)
+    wall, cpu = wall + time.monotonic(), cpu + time.process_time()
+    if not outcome.finished:
+        return write_json(spent, [wall, cpu])
+    bound = outcome.held_out_bound
     note = {
         **told,
         "size": config.data.height,
         "num_frames": config.data.num_frames,
         "seed": config.seed,
-        "training": {"held_out_bound": outcome.held_out_bound, **taken},
+        "training": {"held_out_bound": bound, "wall_seconds": wall, "cpu_seconds": cpu},
         "environment": environment(torch.device(device)),
     }
     write_json(folder / "learned.json", note)
