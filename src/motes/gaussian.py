@@ -6,7 +6,15 @@ from string import ascii_lowercase
 import torch
 
 from motes.lgssm import identity
-from motes.shapes import Float, Tensor
+from motes.shapes import Bool, Float, Int, Tensor
+
+
+def distinct(
+    observed: Bool[Tensor, "*batch T"],
+) -> tuple[Bool[Tensor, "masks T"], Int[Tensor, "*batch"]]:
+    """The masks that occur, and which of them each one is: few of many, as a rule."""
+    masks, which = observed.flatten(0, -2).unique(dim=0, return_inverse=True)
+    return masks, which.view(observed.shape[:-1])
 
 
 def hide(
@@ -46,19 +54,23 @@ def valid(covariance: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:
     return torch.where((failed > 0)[..., None, None], math.nan, covariance)
 
 
+def log_scale(whitener: Float[Tensor, "... n n"]) -> Float[Tensor, "..."]:
+    """The log of the determinant, that of the density's scale."""
+    return whitener.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
 def log_density(
-    factor: Float[Tensor, "... n n"],
+    scale: Float[Tensor, "..."],
     residual: Float[Tensor, "... n"],
     pull: Float[Tensor, "... n"],
     num_seen: Float[Tensor, "..."] | int,
 ) -> Float[Tensor, "..."]:
-    """The log density of `num_seen` coordinates: whitener, residual r, and its pull C^-1 r.
+    """The log density of `num_seen` coordinates: log scale, residual r, and its pull C^-1 r.
 
     A residual that is whitened already is its own pull.
     """
-    log_scale = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     constant = 0.5 * math.log(2 * math.pi) * num_seen
-    return log_scale - constant - 0.5 * (residual * pull).sum(-1)
+    return scale - constant - 0.5 * (residual * pull).sum(-1)
 
 
 def log_density_gradients(

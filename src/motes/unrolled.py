@@ -18,9 +18,11 @@ from torch.nn.functional import pad
 
 from motes.gaussian import (
     cholesky,
+    distinct,
     hide,
     log_density,
     log_density_gradients,
+    log_scale,
     valid,
     whitener,
 )
@@ -117,14 +119,33 @@ def _density(
 ) -> tuple[Float[Tensor, "..."], tuple[Prior, Tensor, Tensor, Tensor | None]]:
     """The log density, and what its gradient needs again."""
     prior = prior_positions(model, num_frames)
-    residual, covariance = positions - prior.mean, prior.covariance
+    residual = positions - prior.mean
     num_seen: Tensor | int = positions.shape[-1]
     if seen is not None:
-        residual, covariance, num_seen = residual * seen, hide(covariance, seen), seen.sum(-1)
-    W = whitener(covariance)
-    precision = W.mT @ W
+        residual, num_seen = residual * seen, seen.sum(-1)
+    scale, precision = _factored(prior.covariance, seen)
     pull = map_vector(precision, residual)
-    return log_density(W, residual, pull, num_seen), (prior, precision, pull, seen)
+    return log_density(scale, residual, pull, num_seen), (prior, precision, pull, seen)
+
+
+def _factored(
+    covariance: Float[Tensor, "... TP TP"], seen: Float[Tensor, "... TP"] | None
+) -> tuple[Float[Tensor, "..."], Float[Tensor, "... TP TP"]]:
+    """Log scale and precision of what was seen.
+
+    Masks that have nothing but axes of length 1 for those of the covariance are sorted out first:
+    each that occurs is factored once. On a GPU, to find them would be to wait for it.
+    """
+    axes, which = covariance.ndim - 2, None
+    if seen is not None:
+        batch, own = seen.shape[: -1 - axes], seen.shape[-1 - axes : -1]
+        if batch and set(own) <= {1} and not seen.is_cuda:
+            masks, which = distinct(seen.reshape(*batch, -1) > 0)
+            seen = masks.to(seen).view(len(masks), *own, -1)
+        covariance = hide(covariance, seen)
+    W = whitener(covariance)
+    scale, precision = log_scale(W), W.mT @ W
+    return (scale, precision) if which is None else (scale[which], precision[which])
 
 
 class PositionPrior(NamedTuple):
@@ -235,7 +256,7 @@ def _through_stretches(
     residual = a - map_vector(E, m)
     pull = map_vector(E.mT, residual)
     gain = map_vector(M, pull).mul(pull).sum(-1) - torch.logdet(identity(J.shape[-1], J) + P @ J)
-    return (log_density(W, residual, residual, seen.sum(-1)) + 0.5 * gain).sum(-1), after
+    return (log_density(log_scale(W), residual, residual, seen.sum(-1)) + 0.5 * gain).sum(-1), after
 
 
 def _stretch_masks(

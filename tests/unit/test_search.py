@@ -7,12 +7,12 @@ import torch
 from glyphs import disk_renderer, frame_with, odd_renderer
 from motes import kalman
 from motes.lgssm import Dynamics
+from motes.structured.expecting import expect
 from motes.structured.places import Glyph, Place, View, covers, look, unexplained
 from motes.structured.search import (
     TOLD,
     Scene,
     Sightings,
-    expect,
     follow,
     predict_place,
     revisit,
@@ -53,9 +53,11 @@ def scene_of(frames: torch.Tensor, num_objects: int, dynamics: Dynamics) -> Scen
 
 @torch.no_grad()
 @pytest.mark.parametrize("share_seen", [1.0, 0.6])
+@pytest.mark.parametrize("short", [6, 5], ids=["in one piece", "frame by frame"])
 def test_expecting_is_smoothing_without_the_frame(
-    share_seen: float, generator: torch.Generator
+    share_seen: float, short: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("motes.kalman.DENSE_FRAMES", short)
     B, N, T, K = 2, 2, 6, 2
     dynamics = dynamics_of(K)
     scene = scene_of(torch.zeros(B, T, SIZE, SIZE), N, dynamics)

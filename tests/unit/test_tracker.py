@@ -12,10 +12,11 @@ from motes import mixture
 from motes.bench.scale import peak_memory
 from motes.data import World, draw_clips
 from motes.lgssm import Dynamics
+from motes.structured.expecting import expect
 from motes.structured.glyph import GlyphRenderer
 from motes.structured.places import Glyph, Place, chosen
 from motes.structured.posterior import PlacePosterior
-from motes.structured.search import Scene, Sightings, expect, follow, revisit
+from motes.structured.search import Scene, Sightings, follow, revisit
 from motes.structured.tracker import REVISITS, Tracker
 from oracles import diagonal_blocks, one_model, posterior
 

@@ -5,11 +5,11 @@ import torch
 from motes import mixture
 from motes.lgssm import Dynamics
 from motes.shapes import Bool, Float, Int, Tensor
+from motes.structured.expecting import expect_by
 from motes.structured.picture import Looks, PictureRenderer
 from motes.structured.picture_search import Kinds, Photos, arrange, follow, likelier, revisit
 from motes.structured.places import chosen
 from motes.structured.posterior import OF_OBJECTS, PlacePosterior
-from motes.structured.search import expect_by
 from motes.structured.tracker import FINE_WINDOW, begun_later
 
 

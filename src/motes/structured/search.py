@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from motes import kalman, mixture
-from motes.lgssm import LGSSM, POSITION_DIM, Dynamics, map_vector
+from motes import kalman
+from motes.lgssm import LGSSM, POSITION_DIM, Dynamics
 from motes.memory import side_by_side
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.glyph import GlyphRenderer, Stage
@@ -204,39 +204,6 @@ def predict_place(
     scatter = covariances + offsets[..., :, None] * offsets[..., None, :]
     covariance = (weights[..., None] * scatter).sum(2) * renderer.pixels_per_unit**2
     return Place(renderer.to_pixels(mean).float(), covariance.float())
-
-
-def expect(scene: Scene, found: Sightings) -> Place:
-    """Where each object should be in each frame by its sightings in all the other frames."""
-    return expect_by(scene.dynamics, scene.renderer, found)
-
-
-def expect_by(dynamics: Dynamics, renderer: Stage, found: Sightings) -> Place:
-    """Where each object should be in each frame by its sightings in all the other frames.
-
-    The smoother's belief about B h_t, less what the sighting of frame t itself told it, plus
-    Sigma_A; under the likeliest kind of start.
-
-    Law: equals smoothing with that frame hidden (test_expecting_is_smoothing_without_the_frame).
-    """
-    components = dynamics.components()
-    positions = renderer.from_pixels(found.place.mean).double()
-    mask = None if bool(found.seen.all()) else found.seen
-    likely = mixture.component_log_posterior(dynamics, positions, mask).argmax(-1)
-    states = kalman.smooth(
-        components, positions[:, :, None], None if mask is None else mask[:, :, None]
-    )
-    pick = likely[..., None, None, None]
-    smoothed = states.means[..., :POSITION_DIM].take_along_dim(pick, 2)[:, :, 0]
-    P = states.covariances[..., :POSITION_DIM, :POSITION_DIM]
-    P = P.expand(*likely.shape, *P.shape[-4:]).take_along_dim(pick[..., None], 2)[:, :, 0]
-    own = torch.where(found.seen[..., None, None], components.position_noise.inverse(), 0.0)
-    precision = P.inverse()
-    covariance = (precision - own).inverse()
-    told_by_others = map_vector(precision, smoothed) - map_vector(own, positions)
-    mean = map_vector(covariance, told_by_others)
-    noisy: Tensor = (covariance + components.position_noise) * renderer.pixels_per_unit**2
-    return Place(renderer.to_pixels(mean).float(), noisy.float())
 
 
 def look_again(

@@ -9,10 +9,11 @@ from motes import mixture
 from motes.lgssm import Dynamics
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.exchange import best_exchange, gains_in_frame, gains_onwards
+from motes.structured.expecting import expect
 from motes.structured.glyph import GlyphRenderer
 from motes.structured.places import Glyph, Place, chosen
 from motes.structured.posterior import PlacePosterior
-from motes.structured.search import Scene, Sightings, expect, follow, look_again
+from motes.structured.search import Scene, Sightings, follow, look_again
 
 FINE_WINDOW = 2  # pixels around the place found in which cells are told apart
 EXCHANGES = 8  # of later parts of two tracks, then of places in a frame, one after the other

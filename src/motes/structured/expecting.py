@@ -1,0 +1,95 @@
+"""Where each object should be in each frame by its sightings in all the other frames."""
+
+import torch
+
+from motes import kalman, mixture
+from motes.gaussian import distinct, hide, log_scale, whitener
+from motes.lgssm import POSITION_DIM, Dynamics, identity, map_vector
+from motes.shapes import Bool, Float, Tensor
+from motes.stretch import diagonal_blocks, prior_positions
+from motes.structured.glyph import Stage
+from motes.structured.places import Place, determinant
+from motes.structured.search import Scene, Sightings
+from motes.unrolled import aligned
+
+
+def expect(scene: Scene, found: Sightings) -> Place:
+    """Where each object should be in each frame by its sightings in all the other frames."""
+    return expect_by(scene.dynamics, scene.renderer, found)
+
+
+def expect_by(dynamics: Dynamics, renderer: Stage, found: Sightings) -> Place:
+    """The same for any renderer; under the likeliest kind of start.
+
+    Law: equals smoothing with that frame hidden (test_expecting_is_smoothing_without_the_frame).
+    """
+    positions = renderer.from_pixels(found.place.mean).double()
+    short = positions.shape[2] <= kalman.DENSE_FRAMES
+    expected = (by_regression if short else by_smoothing)(dynamics, positions, found.seen)
+    return Place(
+        renderer.to_pixels(expected.mean).float(),
+        (expected.covariance * renderer.pixels_per_unit**2).float(),
+    )
+
+
+def by_regression(
+    dynamics: Dynamics, positions: Float[Tensor, "B N T 2"], seen: Bool[Tensor, "B N T"]
+) -> Place:
+    """From the joint Gaussian N(m, C) of all positions of an object. Latent units.
+
+    With L the inverse of C over the seen ones, zero elsewhere, and x = L (a - m), the others say
+    N(a_t - L_tt^-1 x_t, L_tt^-1) of a seen position, N(m_t + C_t x, C_tt - C_t L C_t') of a hidden
+    one. Matrices are formed once for each mask and kind of start.
+    """
+    T = positions.shape[2]
+    prior = prior_positions(aligned(dynamics.components()), T)
+    m, C = prior.mean, prior.covariance
+    masks, which = distinct(seen)
+    known = masks.repeat_interleave(POSITION_DIM, -1).to(C)[:, None]  # of each mask, for any start
+    W = whitener(hide(C, known))
+    L = W.mT @ W * known[..., None]
+    a, shown = positions.flatten(2)[:, :, None], known[which]
+    residual = torch.where(shown > 0, a - m, 0.0)
+    x = map_vector(L[which], residual)
+    evidence = dynamics.log_weights() + log_scale(W)[which] - 0.5 * (residual * x).sum(-1)
+    kind = evidence.argmax(-1, keepdim=True)
+
+    def under_kind(values: Float[Tensor, "B N K TP"]) -> Float[Tensor, "B N T 2"]:
+        picked: Tensor = values.take_along_dim(kind[..., None], 2)[:, :, 0].view(positions.shape)
+        return picked
+
+    rows = (-1, POSITION_DIM)
+    taken = (C @ L).unflatten(-2, rows) @ C.unflatten(-2, rows).mT
+    if_hidden = diagonal_blocks(C, POSITION_DIM).movedim(-1, -3) - taken
+    if_seen = inverse(diagonal_blocks(W.mT @ W, POSITION_DIM).movedim(-1, -3))
+    covariances = torch.where(masks[:, None, :, None, None], if_seen, if_hidden)
+    covariance = covariances[which, kind[..., 0]]
+    away = map_vector(covariance, under_kind(x))
+    told = under_kind(m + map_vector(C, x))
+    return Place(torch.where(seen[..., None], positions - away, told), covariance)
+
+
+def by_smoothing(
+    dynamics: Dynamics, positions: Float[Tensor, "B N T 2"], seen: Bool[Tensor, "B N T"]
+) -> Place:
+    """The smoother's belief less what the sighting of the frame itself told it. Latent units."""
+    components = dynamics.components()
+    likely = mixture.component_log_posterior(dynamics, positions, seen).argmax(-1)
+    states = kalman.smooth(components, positions[:, :, None], seen[:, :, None])
+    pick = likely[..., None, None, None]
+    smoothed = states.means[..., :POSITION_DIM].take_along_dim(pick, 2)[:, :, 0]
+    P = states.covariances[..., :POSITION_DIM, :POSITION_DIM]
+    P = P.expand(*likely.shape, *P.shape[-4:]).take_along_dim(pick[..., None], 2)[:, :, 0]
+    own = torch.where(seen[..., None, None], inverse(components.position_noise), 0.0)
+    precision = inverse(P)
+    covariance = inverse(precision - own)
+    told_by_others = map_vector(precision, smoothed) - map_vector(own, positions)
+    mean = map_vector(covariance, told_by_others)
+    return Place(mean, covariance + components.position_noise)
+
+
+def inverse(matrix: Float[Tensor, "*batch 2 2"]) -> Float[Tensor, "*batch 2 2"]:
+    """Written out: batches of small matrices are slow in LAPACK."""
+    trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    adjugate = trace * identity(2, matrix) - matrix
+    return adjugate / determinant(matrix)[..., None, None]
