@@ -1,12 +1,19 @@
 """Renderers of pictures whose kinds are known, and the naive loop that paints as they do."""
 
+import itertools
 import math
 
 import numpy as np
 import torch
 
 from motes.structured.glyph import CELLS
-from motes.structured.picture import BACKGROUND_UNIT, COLOUR_UNIT, SCALE_UNIT, PictureRenderer
+from motes.structured.picture import (
+    BACKGROUND_UNIT,
+    COLOUR_UNIT,
+    FINER,
+    SCALE_UNIT,
+    PictureRenderer,
+)
 
 
 def odd_pictures(
@@ -38,16 +45,21 @@ def odd_pictures(
 def naive_opacity(
     renderer: PictureRenderer, kind: int, centre: np.ndarray, x: int, y: int
 ) -> float:
-    """How much an object covers of a pixel: the cell of its table that the offset falls in."""
+    """How much an object covers of a pixel: its table where the offset is, between the cells."""
     table = 1 - np.exp(-(renderer.root_depth[kind].detach().numpy() ** 2))
-    middle = len(table) / 2
-    # The camera rounds a position down to a quarter of a pixel, counted from its pixel's border.
+    places, last = FINER * CELLS, len(table) - 1
+    # The camera rounds a position to the middle of an eighth of its pixel.
     corner = np.rint(centre)
-    cell = np.floor((centre - corner + 0.5) * CELLS)
-    column, row = (np.array([x, y]) - corner) * CELLS + middle - CELLS / 2 + CELLS - 1 - cell
-    if not (0 <= column < len(table) and 0 <= row < len(table)):
+    middle = corner + (np.floor((centre - corner + 0.5) * places) + 0.5) / places - 0.5
+    column, row = ((np.array([x, y]) - middle + renderer.reach + 0.5) * CELLS - 0.5).tolist()
+    if not (-0.5 <= column <= last + 0.5 and -0.5 <= row <= last + 0.5):
         return 0.0
-    return float(table[int(row), int(column)])
+    total = 0.0
+    for j, i in itertools.product((math.floor(row), math.floor(row) + 1), (0, 1)):
+        i += math.floor(column)
+        near = (1 - abs(row - j)) * (1 - abs(column - i))
+        total += near * table[min(max(j, 0), last), min(max(i, 0), last)]  # the border goes on
+    return float(total)
 
 
 def naive_mean(

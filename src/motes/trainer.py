@@ -5,6 +5,8 @@ saved step goes on exactly as if it had never stopped, and several processes agr
 batch that they share. On a GPU, `motes.replicas` takes the steps.
 """
 
+from collections.abc import Iterator
+
 import torch
 
 from motes import processes
@@ -16,7 +18,9 @@ from motes.networks.cells import BETA_1, BETA_2, EPSILON
 from motes.networks.inference import Encoding
 from motes.objective import BoundTerms, bound_terms
 from motes.shapes import Bool, Float, Float64, Int, Tensor
+from motes.structured.picture import PictureRenderer
 from motes.structured.posterior import PlacePosterior
+from motes.structured.refit import Sums, gather, refit
 from motes.structured.seeding import seed_mixture
 from motes.teaching import lesson_terms
 
@@ -27,6 +31,7 @@ NEVER = 2**62  # the step at which what has not happened happened
 VISIBILITY_PACE = 4.0
 EXPLORE = 0.2  # of the structured family's q, see `Tracker.track`
 SETTLED = 20  # batches whose tracks the kinds of start are fitted to in the end
+REFITTED, REFITS = 3, 2  # batches that kinds of object are fitted to in the end, and how often
 
 
 class Watch:
@@ -182,20 +187,34 @@ class Trainer:
         return bound_terms(model, frames, num_objects, inputs.noise, self._found, observed)
 
     def _settle(self) -> None:
-        """Fits the kinds of start to many clips: one batch has too few tracks to tell them well."""
-        number = min(SETTLED * self.config.batch_size, len(self.data.num_objects))
-        spread = torch.linspace(0, len(self.data.num_objects) - 1, number).round().long()
-        mine = spread[processes.rank() :: processes.world()].to(self.device)
-        tracks = []
-        for indices in mine.split(self.config.batch_size):
-            num_objects = self.data.num_objects[indices]
-            found = self.model.track(
-                self.data.frames(indices), num_objects, self.data.seen(indices)
-            )
-            if found is not None:
-                tracks.append(found.tracks(self.model.present(num_objects)))
+        """Fits to many clips what one batch cannot tell well: kinds of object, kinds of start."""
+        if isinstance(self.model.renderer, PictureRenderer):
+            for _ in range(REFITS):
+                self._refit(self.model.renderer)
+        tracks = [found.tracks(present) for _, found, present in self._look_at(SETTLED)]
         positions, seen = zip(*tracks, strict=True)
         self._seed(torch.cat(positions), torch.cat(seen))
+
+    def _refit(self, renderer: PictureRenderer) -> None:
+        """Fits the kinds of object."""
+        generator = torch.Generator().manual_seed(self.config.seed + processes.rank())
+        sums = torch.zeros(2, *renderer.root_depth.shape, device=self.device)
+        for frames, found, present in self._look_at(REFITTED):
+            noise = torch.randn(found.origin.shape, generator=generator).to(frames)
+            sums += torch.stack(gather(renderer, frames, found, present, noise))
+        processes.add_up(sums)
+        refit(renderer, Sums(*sums))
+
+    def _look_at(self, num_batches: int) -> Iterator[tuple[Tensor, PlacePosterior, Tensor]]:
+        """Frames of clips from all over the data, what is found in them, and who is there."""
+        number = min(num_batches * self.config.batch_size, len(self.data.num_objects))
+        spread = torch.linspace(0, len(self.data.num_objects) - 1, number).round().long()
+        mine = spread[processes.rank() :: processes.world()].to(self.device)
+        for indices in mine.split(self.config.batch_size):
+            frames, num_objects = self.data.frames(indices), self.data.num_objects[indices]
+            found = self.model.track(frames, num_objects, self.data.seen(indices))
+            assert found is not None  # only the structured family settles
+            yield frames, found, self.model.present(num_objects)
 
     def _seed(self, positions: Float[Tensor, "M T 2"], seen: Bool[Tensor, "M T"]) -> None:
         seed_mixture(self.model.dynamics, positions, seen)

@@ -73,7 +73,7 @@ def test_a_coarse_look_is_the_mean_over_the_places_in_a_pixel(generator):
         look(kinds, frame, near, around(kinds, near, nobody, 0, None), prior)
         for kinds in (coarse, fine)
     )
-    scores = (many.joint - many.before[:, None]).unflatten(-1, (16, 9)).mean(-2)
+    scores = (many.joint - many.before[:, None]).unflatten(-1, (fine.phases**2, 9)).mean(-2)
     torch.testing.assert_close(one.joint - one.before[:, None], scores, rtol=1e-9, atol=1e-9)
 
 
@@ -152,6 +152,6 @@ def test_two_objects_that_cross_keep_their_kind_and_who_is_in_front_is_found(ord
     seen = renderer.to_pixels(q.means)[q.seen]
     gap = (seen - renderer.to_pixels(positions)[q.seen]).norm(dim=-1)
     assert q.seen.float().mean() > 0.9
-    # A cell of a quarter of a pixel, whose centre stands for it, and noise of 0.03 for a contrast
+    # A cell of an eighth of a pixel, whose centre stands for it, and noise of 0.03 for a contrast
     # of 0.5 over the twenty pixels of an edge: well below half a pixel.
     assert gap.max() < 0.5

@@ -177,13 +177,13 @@ class GlyphRenderer(Stage):
 
 
 def by_phase(
-    table: Float[Tensor, "*kinds cells cells"],
+    table: Float[Tensor, "*kinds cells cells"], phases: int = CELLS
 ) -> Float[Tensor, "*kinds phases phases taps taps"]:
     """The values of a table at the pixels around an object, for each place in its own pixel."""
-    taps = table.shape[-1] // CELLS
-    split = table.unflatten(-1, (taps, CELLS)).unflatten(-3, (taps, CELLS))
-    phases: Tensor = split.flip(-3, -1).movedim((-3, -1), (-4, -3))
-    return phases
+    taps = table.shape[-1] // phases
+    split = table.unflatten(-1, (taps, phases)).unflatten(-3, (taps, phases))
+    placed: Tensor = split.flip(-3, -1).movedim((-3, -1), (-4, -3))
+    return placed
 
 
 def log_white(depth: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -5,16 +5,17 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.functional import pad
+from torch.nn.functional import interpolate, pad
 
 from motes.shapes import Bool, Float, Int, Tensor
-from motes.structured.glyph import Stage, by_phase
+from motes.structured.glyph import CELLS, Stage, by_phase
 from motes.structured.windows import Window
 
 # Units of the free numbers, so that one learning rate suits them and the glyphs: a background is
 # known to a hundredth from the start, a colour to a tenth.
 BACKGROUND_UNIT, COLOUR_UNIT, SCALE_UNIT = 0.01, 0.1, 0.3
 LEAST_SCALE = 2e-3  # half a level of 256: frames tell no more
+FINER = 2  # places told apart in a cell of the table, along each axis
 DARKEST = 1e-4  # and 1 - DARKEST the brightest, so that a picture has logits
 
 
@@ -46,6 +47,7 @@ class PictureRenderer(Stage):
         pixel ~ Normal(mean, sigma^2), in each channel
 
     A kind is a table of CELLS x CELLS opacities a pixel, as in `GlyphRenderer`, and one colour.
+    Soft edges tell more than a cell: opacities are painted FINER times as fine, by interpolation.
     Kinds and the order in which objects stand are latent and constant through a clip; every order
     is equally likely, kinds have learned shares. [Choice 31]
 
@@ -192,7 +194,9 @@ class PictureRenderer(Stage):
 
     def opacities(self) -> Float[Tensor, "K phases phases taps taps"]:
         """How much an object of each kind covers of the pixels around it, see `by_phase`."""
-        return by_phase(-torch.expm1(-self.root_depth.square()))
+        table = -torch.expm1(-self.root_depth.square())
+        fine = interpolate(table[None], scale_factor=FINER, mode="bilinear", align_corners=False)
+        return by_phase(fine[0], FINER * CELLS)
 
     def padded(self) -> Float[Tensor, "K phases side side"]:
         """The opacities with a border of nothing, as `opacity_at` reads them."""
