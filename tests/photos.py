@@ -82,12 +82,17 @@ def naive_log_density(renderer: PictureRenderer, frame: np.ndarray, mean: np.nda
     return float((-0.5 * away**2 - np.log(scale) - 0.5 * math.log(2 * math.pi)).sum())
 
 
-def hollow_pictures(size: int) -> PictureRenderer:
-    """A bright disk and a darker ring, with soft edges, before grey waves; noise of 0.03."""
+def hollow_pictures(size: int, shift: float = 0.0, warp: float = 0.0) -> PictureRenderer:
+    """A bright disk and a darker ring, with soft edges, before grey waves; noise of 0.03.
+
+    Objects are painted beside their places, by `shift` pixels and by up to `warp` more, which
+    depends on where in a pixel they are.
+    """
     renderer = PictureRenderer(
         (size, size), channels=1, num_kinds=2, reach=4, initial_width=2.0, pixels_per_unit=3.0
     )
     axis = renderer.cell_offsets()
+    axis = axis + shift + warp * torch.sin(2 * torch.pi * axis)
     distance = (axis[:, None].square() + axis.square()).sqrt()
     disk = (2.9 - distance).clamp(0, 1)
     ring = (3.3 - distance).clamp(0, 1) * (distance - 0.9).clamp(0, 1)
