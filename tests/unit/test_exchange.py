@@ -39,9 +39,14 @@ def exchanged(values: torch.Tensor, one: int, other: int, frame: int) -> torch.T
 
 @torch.no_grad()
 @pytest.mark.parametrize("state_noise", [1e-3, 1e-12])
+@pytest.mark.parametrize("frames_at_once", [6, 4, 1])
 def test_what_two_tracks_gain_is_the_evidence_of_the_exchanged_ones(
-    state_noise: float, generator: torch.Generator
+    frames_at_once: int,
+    state_noise: float,
+    monkeypatch: pytest.MonkeyPatch,
+    generator: torch.Generator,
 ) -> None:
+    monkeypatch.setattr("motes.structured.exchange.AT_ONCE", frames_at_once)
     B, N, T = 2, 3, 6
     dynamics = dynamics_of(state_noise)
     positions = torch.randn(B, N, T, 2, generator=generator, dtype=torch.float64)

@@ -12,10 +12,12 @@ from typing import NamedTuple
 import torch
 
 from motes.lgssm import LGSSM, Dynamics, identity, map_vector
-from motes.sequential import run_filter
+from motes.sequential import Belief, predict, run_filter
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.places import Place, determinant, mahalanobis
 from motes.structured.search import Sightings
+
+AT_ONCE = 128  # frames that are weighed side by side, which bounds memory
 
 
 class Future(NamedTuple):
@@ -30,9 +32,18 @@ class Future(NamedTuple):
 
 
 def future(
-    model: LGSSM, positions: Float[Tensor, "... T P"], seen: Bool[Tensor, "... T"]
+    model: LGSSM,
+    positions: Float[Tensor, "... T P"],
+    seen: Bool[Tensor, "... T"],
+    after: Future | None = None,
 ) -> Future:
     """What the seen positions from each frame on say of the state there.
+
+    Args:
+        model: The dynamics.
+        positions: Of frames in a row.
+        seen: Which of them count.
+        after: The same of the frames after them, if there are any.
 
     Law: with the prediction from the frames before it gives the evidence of the whole path
     (test_what_two_tracks_gain_is_the_evidence_of_the_exchanged_ones).
@@ -43,8 +54,12 @@ def future(
     told = torch.where(seen, told - 0.5 * torch.logdet(2 * math.pi * R), 0.0)
     pushes = torch.where(seen[..., None, None], weight @ B, 0.0)
     pulls = torch.where(seen[..., None], map_vector(weight, positions), 0.0)
-    back = [(pushes[..., -1, :, :], pulls[..., -1, :], told[..., -1])]
-    for t in reversed(range(seen.shape[-1] - 1)):
+    T = seen.shape[-1]
+    if after is None:
+        back = [(pushes[..., -1, :, :], pulls[..., -1, :], told[..., -1])]
+    else:
+        back = [(after.curvature[..., 0, :, :], after.slope[..., 0, :], after.level[..., 0])]
+    for t in reversed(range(T - 1 if after is None else T)):
         Lam, eta, level = back[-1]
         level = level + overlap(u.expand_as(eta), Q, Lam, eta) + told[..., t]
         # The state of the next frame is summed out: what is left is a function of this one's.
@@ -54,7 +69,7 @@ def future(
         back.append(
             (A.mT @ Lam @ A + pushes[..., t, :, :], map_vector(A.mT, eta) + pulls[..., t, :], level)
         )
-    curvature, slope, levels = zip(*reversed(back), strict=True)
+    curvature, slope, levels = zip(*back[: -T - 1 : -1], strict=True)
     return Future(torch.stack(curvature, -3), torch.stack(slope, -2), torch.stack(levels, -1))
 
 
@@ -74,20 +89,51 @@ def overlap(
     return nats
 
 
+class Start(NamedTuple):
+    """What the frames before a stretch say of it."""
+
+    predicted: Belief | None  # the state in its first frame; None where the clip begins
+    level: Float[Tensor, "... 1"] | float  # the log density of the positions before
+
+
 def gains_onwards(
     dynamics: Dynamics, positions: Float[Tensor, "B N T P"], seen: Bool[Tensor, "B N T"]
 ) -> Float[Tensor, "B N N T"]:
-    """The gain in log p(a) if objects i and j were one another from frame t on, in nats."""
-    model = dynamics.components()
+    """The gain in log p(a) if objects i and j were one another from frame t on, in nats.
+
+    A long clip is gone through in stretches, the last first. What the frames before one say is
+    kept for its first frame alone: memory does not grow by more than the gains.
+    """
+    model, T = dynamics.components(), seen.shape[2]
     positions = torch.where(seen[..., None], positions, 0.0).double()
-    past, told = run_filter(model, positions[:, :, None], seen[:, :, None])
-    before = told.log_density.cumsum(-1) - told.log_density
-    later = future(model, positions, seen)
-    heads = (part[:, :, None] for part in (past.predicted_means, past.predicted_covariances))
-    tails = (part[:, None, :, None] for part in (later.curvature, later.slope))
-    met = overlap(*heads, *tails) + before[:, :, None] + later.level[:, None, :, None]
-    joined = (met + dynamics.log_weights()[:, None]).logsumexp(3)  # head of, tail of, frame
-    return _of_pairs(joined)
+    stretches = [slice(t, t + AT_ONCE) for t in range(0, T, AT_ONCE)]
+    starts = [Start(None, 0.0)]
+    for time in stretches[:-1]:
+        *_, start = _heads(model, positions[:, :, time], seen[:, :, time], starts[-1])
+        starts.append(start)
+    later, joined = None, []
+    for time, start in zip(reversed(stretches), reversed(starts), strict=True):
+        predicted, before, _ = _heads(model, positions[:, :, time], seen[:, :, time], start)
+        later = future(model, positions[:, :, time], seen[:, :, time], later)
+        heads = (part[:, :, None] for part in predicted)
+        tails = (part[:, None, :, None] for part in (later.curvature, later.slope))
+        met = overlap(*heads, *tails) + before[:, :, None] + later.level[:, None, :, None]
+        joined.append((met + dynamics.log_weights()[:, None]).logsumexp(3))
+    return _of_pairs(torch.cat(joined[::-1], -1))  # head of, tail of, frame
+
+
+def _heads(
+    model: LGSSM, positions: Float[Tensor, "B N T P"], seen: Bool[Tensor, "B N T"], start: Start
+) -> tuple[Belief, Float[Tensor, "B N K T"], Start]:
+    """For every frame the state as predicted from those before, and the log density of those.
+
+    Then the start of the frames that follow.
+    """
+    found, told = run_filter(model, positions[:, :, None], seen[:, :, None], start.predicted)
+    level = start.level + told.log_density.cumsum(-1)
+    following = predict(model, found.means[..., -1, :], found.covariances[..., -1, :, :])
+    predicted = Belief(found.predicted_means, found.predicted_covariances)
+    return predicted, level - told.log_density, Start(following, level[..., -1:])
 
 
 def gains_in_frame(found: Sightings, expected: Place) -> Float[Tensor, "B N N T"]:
