@@ -15,6 +15,7 @@ from motes.model import Model, Posterior
 from motes.networks.inference import Encoding, InferenceNetwork
 from motes.shapes import Bool, Float, Int, Tensor
 
+LONG = 256  # frames of a clip of which not all that was found is held
 HYPOTHESES = 3  # that a search which answers a question chooses from
 
 
@@ -30,6 +31,10 @@ def encode(
     future observations it is that procedure; tests/unit/test_encoding.py.
     """
     if not isinstance(model.inference, InferenceNetwork):
+        if frames.shape[1] > LONG:
+            long = model.track_long(frames, num_objects, observed, HYPOTHESES)
+            if long is not None:
+                return long
         found = model.track(frames, num_objects, observed, HYPOTHESES)
         return model.encode(frames, num_objects, found)
     seen_later = observed.flip(1).cumsum(1).flip(1) > 0

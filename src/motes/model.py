@@ -17,12 +17,14 @@ from motes.structured.glyph import GlyphRenderer
 from motes.structured.picture import Looks, PictureRenderer
 from motes.structured.picture_tracker import track_pictures
 from motes.structured.places import Place
-from motes.structured.posterior import PlacePosterior
+from motes.structured.posterior import LongPosterior, PlacePosterior
 from motes.structured.tracker import Tracker
 
-Posterior = Encoding | PlacePosterior  # q(a | v), as the one family has it or the other
+# q(a | v), as the one family has it or the other
+Posterior = Encoding | PlacePosterior | LongPosterior
 
 SEARCHED_FOR = 16  # objects at most
+AT_ONCE = 256  # frames that are drawn side by side, which bounds memory
 
 
 class Model(nn.Module):
@@ -127,6 +129,23 @@ class Model(nn.Module):
                 )
         return None
 
+    def track_long(
+        self,
+        frames: Float[Tensor, "B T height width *channels"],
+        num_objects: Int[Tensor, " B"],
+        observed: Bool[Tensor, "B T"],
+        hypotheses: int,
+    ) -> LongPosterior | None:
+        """The same of a clip too long to hold what was found, from a family that can do without."""
+        match self.inference, self.renderer:
+            case Tracker() as tracker, GlyphRenderer() as renderer:
+                return LongPosterior.of(
+                    tracker.search(
+                        frames, num_objects, self.dynamics, renderer, observed, hypotheses
+                    )
+                )
+        return None
+
     def encode(
         self,
         frames: Float[Tensor, "B T height width *channels"],
@@ -153,12 +172,11 @@ class Model(nn.Module):
         looks: Looks | None = None,
     ) -> Float[Tensor, "B T height width *channels"]:
         """The mean of every pixel, objects being at known positions and of known looks."""
-        match self.renderer:
-            case PictureRenderer() as renderer:
-                logits: Tensor = renderer(positions, present, looks)
-            case _:
-                logits = self.renderer(positions, present)
-        return logits.sigmoid()
+        if isinstance(self.renderer, PictureRenderer):
+            drawn = (self.renderer(part, present, looks) for part in positions.split(AT_ONCE, 2))
+        else:
+            drawn = (self.renderer(part, present) for part in positions.split(AT_ONCE, 2))
+        return torch.cat([logits.sigmoid() for logits in drawn], 1)
 
     def draw_looks(self, shape: tuple[int, ...], generator: torch.Generator) -> Looks | None:
         """Looks of objects that a model of pictures imagines, [B, N]; None from any other."""
@@ -177,10 +195,16 @@ class Model(nn.Module):
         looks: Looks | None = None,
     ) -> Float[Tensor, "B T"]:
         """The log of p(v_t | a_t)."""
-        if isinstance(self.renderer, PictureRenderer):
-            assert looks is not None
-            return self.renderer.log_likelihood(positions, present, frames, looks)
-        return self.renderer.log_likelihood(positions, present, frames)
+        nats = []
+        for places, shown in zip(
+            positions.split(AT_ONCE, 2), frames.split(AT_ONCE, 1), strict=True
+        ):
+            if isinstance(self.renderer, PictureRenderer):
+                assert looks is not None
+                nats.append(self.renderer.log_likelihood(places, present, shown, looks))
+            else:
+                nats.append(self.renderer.log_likelihood(places, present, shown))
+        return torch.cat(nats, 1)
 
     def let_hide(self, allowed: bool) -> None:
         """Says whether the structured family may learn that something stands before objects.
@@ -211,7 +235,7 @@ class Model(nn.Module):
             predicted: positions under each, [B N K T], for where an object was not seen.
         """
         match q, self.renderer:
-            case PlacePosterior(), GlyphRenderer() as renderer:
+            case PlacePosterior() | LongPosterior(), GlyphRenderer() as renderer:
                 place = Place(predicted.means, predicted.covariances)
                 return expected_frames(renderer, q, self.present(num_objects), weights, place)
         return None

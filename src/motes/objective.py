@@ -13,6 +13,7 @@ import torch
 from motes import mixture
 from motes.lgssm import Dynamics
 from motes.model import Model, Posterior
+from motes.networks.inference import Encoding
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.picture import Looks, PictureRenderer
 from motes.structured.posterior import PlacePosterior
@@ -111,7 +112,7 @@ def terms_of(
 
 def looks_of(q: Posterior) -> Looks | None:
     """The looks of the objects, where a model of pictures has found them."""
-    return q.looks if isinstance(q, PlacePosterior) else None
+    return None if isinstance(q, Encoding) else q.looks
 
 
 def where_seen(q: Posterior, observed: Bool[Tensor, "B T"] | None) -> Bool[Tensor, "B _ T"] | None:
@@ -120,6 +121,6 @@ def where_seen(q: Posterior, observed: Bool[Tensor, "B T"] | None) -> Bool[Tenso
     The paper's networks see all objects in a seen frame; a search may find that one is hidden.
     Where an object was not seen q is its prior given the rest, and the two cancel in the bound.
     """
-    if isinstance(q, PlacePosterior):
-        return None if bool(q.seen.all()) else q.seen
-    return None if observed is None else observed[:, None]
+    if isinstance(q, Encoding):
+        return None if observed is None else observed[:, None]
+    return None if bool(q.seen.all()) else q.seen

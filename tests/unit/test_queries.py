@@ -100,6 +100,42 @@ def test_frames_after_the_last_seen_one_are_not_looked_at(
     torch.testing.assert_close(far.pixels[:, :, :9], near.pixels, equal_nan=True)
 
 
+LONG_ROUTES = {"kalman.DENSE_FRAMES": 6, "kalman.CHUNK_FRAMES": 3, "queries.NUM_DRAWS": 2}
+PIECES = {
+    "encoding.LONG": 10,
+    "model.AT_ONCE": 8,
+    "networks.inference.AT_ONCE": 7,
+    "sequential.AT_ONCE": 5,
+    "unrolled.AT_ONCE": 2,
+    "structured.exchange.AT_ONCE": 6,
+    "structured.search.AT_ONCE": 9 * 6 * HEIGHT * WIDTH,  # frames, objects in three searches
+}
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(None, marks=pytest.mark.slow)])
+def test_a_long_clip_is_answered_as_a_short_one_is(
+    count: int | None, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames, observed = tiny_frames(1, 16), torch.arange(16) % 7 != 4
+
+    def ask(sizes: dict[str, int]) -> list[Answer]:
+        for name, size in sizes.items():
+            monkeypatch.setattr(f"motes.{name}", size)
+        answers = [
+            motes.interpolate(model, frames, observed, count),
+            motes.forecast(model, frames, count, horizon=5),
+        ]
+        for answer in answers:
+            assert answer.frames.shape == answer.mean_frames.shape  # drawn now, and kept
+        return answers
+
+    for whole, pieces in zip(ask(LONG_ROUTES), ask(PIECES), strict=True):
+        assert_close(pieces, whole)
+        torch.testing.assert_close(pieces.frames, whole.frames)
+        if count is None:
+            torch.testing.assert_close(pieces.count_probabilities, whole.count_probabilities)
+
+
 def test_infer_is_an_interpolation_with_everything_seen(model: Model) -> None:
     frames = tiny_frames(2, T)
     everything = torch.ones(2, T, dtype=torch.bool)

@@ -8,7 +8,7 @@ from torch.nn.functional import conv2d, conv_transpose2d, pad
 from motes.shapes import Bool, Float, Tensor
 from motes.structured.glyph import CELLS, GlyphRenderer
 from motes.structured.places import Place
-from motes.structured.posterior import PlacePosterior
+from motes.structured.posterior import LongPosterior, PlacePosterior
 
 CHUNK = 512  # frames of an object at a time, which bounds memory
 
@@ -16,7 +16,7 @@ CHUNK = 512  # frames of an object at a time, which bounds memory
 @torch.no_grad()
 def expected_frames(
     renderer: GlyphRenderer,
-    q: PlacePosterior,
+    q: PlacePosterior | LongPosterior,
     present: Bool[Tensor, "B N"],
     weights: Float[Tensor, "B N K"],
     predicted: Place,
@@ -35,8 +35,16 @@ def expected_frames(
         weights: Of the components of each object.
         predicted: Under each component, [B N K T], latent units.
 
-    Law: the average picture of many draws (test_expected_frames_are_the_average_of_draws).
+    Law: the average picture of many draws (test_expected_frames_are_the_average_of_draws), of a
+    long clip as well (test_a_long_clip_is_answered_as_a_short_one_is).
     """
+    if isinstance(q, LongPosterior):
+        parts, last = [], q.seen.shape[2]
+        for time, part in q.stretches():
+            here = time if time.stop < last else slice(time.start, None)
+            there = Place(*(moments[:, :, :, here] for moments in predicted))
+            parts.append(expected_frames(renderer, part, present, weights, there))
+        return torch.cat(parts, 1)
     B, N, _ = q.seen.shape
     T = predicted.mean.shape[3]
     was_seen = pad(q.seen, (0, T - q.seen.shape[2]))

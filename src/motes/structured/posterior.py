@@ -1,6 +1,7 @@
 """What the search says of a position: a distribution over cells, which is q(a | v) as it is."""
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -140,6 +141,48 @@ class PlacePosterior(NamedTuple):
             name: torch.cat([getattr(part, name) for part in parts], 2) for name in OF_OBJECTS
         }
         return parts[0]._replace(**joined)
+
+
+Stretches = Callable[[], Iterator[tuple[slice, PlacePosterior]]]
+
+
+class LongPosterior(NamedTuple):
+    """q(a | v) of a long clip: its moments, and cells that are found again when they are needed.
+
+    The cells of a clip may take more memory than its frames.
+
+    Law: says what `PlacePosterior` does (test_a_long_clip_is_answered_as_a_short_one_is).
+    """
+
+    stretches: Stretches  # the cells, some frames after the others
+    means: Float[Tensor, "B N T 2"]
+    spreads: Float[Tensor, "B N T 2 2"]
+    nats: Float[Tensor, "B N T"]
+    seen: Bool[Tensor, "B N T"]
+    looks: None = None
+
+    @staticmethod
+    def of(stretches: Stretches) -> "LongPosterior":
+        """The posterior whose cells come in these stretches."""
+        parts = [(q.means, q.covariances(), q.entropy(), q.seen) for _, q in stretches()]
+        means, spreads, nats, seen = (torch.cat(part, 2) for part in zip(*parts, strict=True))
+        return LongPosterior(stretches, means, spreads, nats, seen)
+
+    def draw(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T 2"]:
+        """A draw as a function of standard normal noise."""
+        return torch.cat([q.draw(noise[:, :, time]) for time, q in self.stretches()], 2)
+
+    def log_density(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T"]:
+        """The log density of the draw that this noise makes; 0 where the object was not seen."""
+        return torch.cat([q.log_density(noise[:, :, time]) for time, q in self.stretches()], 2)
+
+    def entropy(self) -> Float[Tensor, "B N T"]:
+        """The entropy of each position in nats; 0 where the object was not seen."""
+        return self.nats
+
+    def covariances(self) -> Float[Tensor, "B N T 2 2"]:
+        """For each position the covariance of the Gaussian whose 90 % ellipse holds 90 % of q."""
+        return self.spreads
 
 
 def _ellipse(

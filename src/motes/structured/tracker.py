@@ -12,7 +12,7 @@ from motes.structured.exchange import best_exchange, gains_in_frame, gains_onwar
 from motes.structured.expecting import expect
 from motes.structured.glyph import GlyphRenderer
 from motes.structured.places import Glyph, Place, chosen
-from motes.structured.posterior import PlacePosterior
+from motes.structured.posterior import PlacePosterior, Stretches
 from motes.structured.search import Scene, Sightings, follow, look_again
 
 FINE_WINDOW = 2  # pixels around the place found in which cells are told apart
@@ -63,7 +63,26 @@ class Tracker(nn.Module):
         hypotheses: int = 1,
         explore: float = 0.0,
     ) -> PlacePosterior:
-        """Return q(a | v); no gradient passes through the search.
+        """Return q(a | v), see `search`."""
+        stretches = self.search(
+            frames, num_objects, dynamics, renderer, observed, hypotheses, explore
+        )
+        return PlacePosterior.joined([q for _, q in stretches()])
+
+    @torch.no_grad()
+    def search(
+        self,
+        frames: Float[Tensor, "B T height width"],
+        num_objects: Int[Tensor, " B"],
+        dynamics: Dynamics,
+        renderer: GlyphRenderer,
+        observed: Bool[Tensor, "B T"] | None = None,
+        hypotheses: int = 1,
+        explore: float = 0.0,
+    ) -> Stretches:
+        """Return q(a | v), a stretch of frames at a time, as often as it is asked for.
+
+        No gradient passes through the search.
 
         Args:
             frames: values in [0, 1].
@@ -86,14 +105,25 @@ class Tracker(nn.Module):
         clips = torch.arange(len(frames), device=frames.device)
         scene = Scene(frames, clips, observed, num_objects, present, dynamics, renderer)
         if hypotheses == 1 or most == 1:
-            return _posterior(scene, *self._search(scene, observed), explore).widened(slots)
+            found, expected = self._search(scene, observed)
+        else:
+            found, expected = self._best(scene, hypotheses)
+
+        @torch.no_grad()
+        def stretches() -> Iterator[tuple[slice, PlacePosterior]]:
+            for time, q in _stretches(scene, found, expected, explore):
+                yield time, q.widened(slots)
+
+        return stretches
+
+    def _best(self, scene: Scene, hypotheses: int) -> tuple[Sightings, Place]:
+        """What the best of several searches of each clip found."""
         # At once: a search of one clip is many small steps, and three of them cost little more.
         many = scene.repeated(hypotheses)
-        found, expected = self._search(many, begun_later(observed, hypotheses))
+        found, expected = self._search(many, begun_later(scene.observed, hypotheses))
         best = _bound(many, found, expected).unflatten(0, (hypotheses, -1)).argmax(0)
-        best = best * len(frames) + clips
-        found, expected = found.taken(best), expected.taken(best)
-        return _posterior(scene, found, expected, explore).widened(slots)
+        best = best * len(scene.clip) + torch.arange(len(scene.clip), device=best.device)
+        return found.taken(best), expected.taken(best)
 
     def _search(self, scene: Scene, trusted: Bool[Tensor, "B T"]) -> tuple[Sightings, Place]:
         """Follow the objects through the trusted frames, then look everywhere.
@@ -162,15 +192,10 @@ def begun_later(observed: Bool[Tensor, "B T"], hypotheses: int) -> Bool[Tensor, 
     return torch.cat(trusted)
 
 
-def _posterior(scene: Scene, found: Sightings, expected: Place, explore: float) -> PlacePosterior:
-    """q: the weights of cells around the places found."""
-    return PlacePosterior.joined([q for _, q in _stretches(scene, found, expected, explore)])
-
-
 def _stretches(
     scene: Scene, found: Sightings, expected: Place, explore: float = 0.0
 ) -> Iterator[tuple[slice, PlacePosterior]]:
-    """q, a stretch of frames at a time: its cells are many."""
+    """q, the weights of cells around the places found, a stretch of frames at a time."""
     fine = Glyph.fine(scene.renderer, FINE_WINDOW)
     for time, cells, _ in look_again(scene, fine, found.place, expected):
         there = Place(*(part[:, :, time] for part in expected))
