@@ -7,7 +7,7 @@ import torch
 
 from motes import mixture
 from motes.lgssm import Dynamics
-from motes.structured.exchange import best_exchange, gains_in_frame, gains_onwards, overlap
+from motes.structured.exchange import APART, best_exchanges, gains_in_frame, gains_onwards, overlap
 from motes.structured.places import Place
 from motes.structured.search import Sightings
 
@@ -89,10 +89,27 @@ def test_the_best_exchange_undoes_one_and_leaves_absent_objects_alone() -> None:
     dynamics, truth = straight_paths()
     found = sighted(exchanged(truth, 1, 2, 5), torch.ones(3, 9, dtype=torch.bool))
     gains = gains_onwards(dynamics, found.place.mean, found.seen)
-    gain, source = best_exchange(gains, PRESENT, onwards=True)
+    gain, source = best_exchanges(gains, PRESENT, onwards=True)
     assert gain[0] > 10
     torch.testing.assert_close(found.reordered(source).place.mean[0], truth)
     assert (source[1, 2] == 2).all()
+
+
+@torch.no_grad()
+def test_exchanges_far_apart_in_a_long_clip_are_undone_at_once() -> None:
+    """Of three objects that go round, two are exchanged three times, not always the same two."""
+    dynamics, _ = straight_paths()
+    time = torch.arange(APART * 4.0)
+    angle = time / 10 + torch.tensor([[0.0], [2.1], [4.2]])
+    truth = 2 * torch.stack([angle.cos(), angle.sin()], -1)
+    wrong = truth
+    for one, other, frame in [(0, 1, 30), (1, 2, 30 + APART), (0, 2, 40 + 2 * APART)]:
+        wrong = exchanged(wrong, one, other, frame)
+    found = sighted(wrong, torch.ones(3, len(time), dtype=torch.bool))
+    gains = gains_onwards(dynamics, found.place.mean, found.seen)
+    everyone = torch.ones(2, 3, dtype=torch.bool)
+    _, source = best_exchanges(gains, everyone, onwards=True)
+    assert torch.equal(found.reordered(source).place.mean[0], truth)
 
 
 @torch.no_grad()
@@ -104,7 +121,7 @@ def test_an_exchange_in_one_frame_is_undone_where_only_one_was_seen_too(both: bo
     shown = seen.clone()
     wrong[[1, 2], 7], shown[[1, 2], 7] = truth[[2, 1], 7], seen[[2, 1], 7]
     found, expected = sighted(wrong, shown), sighted(truth, seen).place
-    gain, source = best_exchange(gains_in_frame(found, expected), PRESENT, onwards=False)
+    gain, source = best_exchanges(gains_in_frame(found, expected), PRESENT, onwards=False)
     right = found.reordered(source)
     assert torch.equal(right.seen[0], seen)
     assert torch.equal(right.place.mean[0], truth)

@@ -18,6 +18,7 @@ from motes.structured.places import Place, determinant, mahalanobis
 from motes.structured.search import Sightings
 
 AT_ONCE = 128  # frames that are weighed side by side, which bounds memory
+APART = 64  # frames between two exchanges that are tried together
 
 
 class Future(NamedTuple):
@@ -154,15 +155,44 @@ def _of_pairs(fit: Float[Tensor, "B N N T"]) -> Float[Tensor, "B N N T"]:
     return fit + fit.transpose(1, 2) - own[:, :, None] - own[:, None]
 
 
-def best_exchange(
+def best_exchanges(
     gains: Float[Tensor, "B N N T"], present: Bool[Tensor, "B N"], onwards: bool
 ) -> tuple[Float[Tensor, " B"], Int[Tensor, "B N T"]]:
-    """The gain of each clip's best exchange, and whose place every object then takes."""
+    """What each clip's best exchanges gain, and whose place every object then takes.
+
+    The best one of a short clip. In a long one the next best is taken too, as long as it gains and
+    is APART frames or more from those before: meetings that far from one another have nothing to
+    do with one another, and their gains add up.
+
+    Law: of a short clip it is the best pair and frame
+    (test_the_best_exchange_undoes_one_and_leaves_absent_objects_alone).
+    """
     N, T = gains.shape[2:]
-    pairs = present[:, :, None] & present[:, None]
-    gain, index = gains.masked_fill(~pairs[..., None], -torch.inf).flatten(1).max(1)
-    one, other, frame = (part[:, None] for part in (index // (N * T), index // T % N, index % T))
     slots, time = (torch.arange(size, device=gains.device) for size in (N, T))
-    swapped = torch.where(slots == one, other, torch.where(slots == other, one, slots))
-    then = time >= frame if onwards else time == frame
-    return gain, torch.where(then[:, None], swapped[..., None], slots[:, None])
+    pairs = present[:, :, None] & present[:, None]
+    left = gains.masked_fill(~pairs[..., None], -torch.inf)
+    total, picks = torch.zeros_like(gains[:, 0, 0, 0]), []
+    while bool((left > 0).any()):
+        gain, index = left.flatten(1).max(1)
+        total = total + gain.clamp(min=0)
+        # Where nothing is gained any more an object is exchanged with itself.
+        one, frame = index // (N * T), index % T
+        picks.append(torch.stack([frame, one, torch.where(gain > 0, index // T % N, one)]))
+        near = (time - frame[:, None]).abs() < APART
+        left = left.masked_fill(near[:, None, None], -torch.inf)
+    source = slots[:, None].expand(len(gains), N, T)
+    # One after the other in time: each exchanges what the objects have become by then.
+    for pick in _in_time(picks):
+        frame, one, other = (part[:, None, None] for part in pick)
+        swapped = torch.where(source == one, other, torch.where(source == other, one, source))
+        source = torch.where(time >= frame if onwards else time == frame, swapped, source)
+    return total, source
+
+
+def _in_time(picks: list[Int[Tensor, "3 B"]]) -> list[Int[Tensor, "3 B"]]:
+    """Exchanges (frame, one, other) of each clip, the earliest first."""
+    if len(picks) < 2:
+        return picks
+    stacked = torch.stack(picks)
+    order = stacked[:, 0].argsort(0)
+    return list(stacked.take_along_dim(order[:, None], 0))

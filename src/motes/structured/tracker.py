@@ -8,7 +8,7 @@ from torch import nn
 from motes import mixture
 from motes.lgssm import Dynamics
 from motes.shapes import Bool, Float, Int, Tensor
-from motes.structured.exchange import best_exchange, gains_in_frame, gains_onwards
+from motes.structured.exchange import best_exchanges, gains_in_frame, gains_onwards
 from motes.structured.expecting import expect
 from motes.structured.glyph import GlyphRenderer
 from motes.structured.places import Glyph, Place, chosen
@@ -162,7 +162,7 @@ class Tracker(nn.Module):
                     gains = gains_onwards(scene.dynamics, positions, kept.seen)
                 else:
                     gains = gains_in_frame(kept, before)
-                gain, source = best_exchange(gains, scene.present[clips], onwards)
+                gain, source = best_exchanges(gains, scene.present[clips], onwards)
                 worth = (gain > 0).nonzero()[:, 0]
                 if not len(worth):
                     break
