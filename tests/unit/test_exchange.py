@@ -51,6 +51,7 @@ def test_what_two_tracks_gain_is_the_evidence_of_the_exchanged_ones(
     dynamics = dynamics_of(state_noise)
     positions = torch.randn(B, N, T, 2, generator=generator, dtype=torch.float64)
     seen = torch.rand(B, N, T, generator=generator) < 0.7
+    seen[1] = seen[1, 0]  # in the same frames
     positions[~seen] = torch.nan  # cannot matter
     gains = gains_onwards(dynamics, positions, seen)
     for b, one, other, t in itertools.product(range(B), range(N), range(N), range(T)):

@@ -182,7 +182,8 @@ def test_kernels_are_what_an_object_in_each_cell_of_a_pixel_adds() -> None:
 
 def test_ink_has_the_mass_and_the_variance_of_the_first_blob() -> None:
     renderer = GlyphRenderer((30, 30), reach=9, initial_width=1.7, pixels_per_unit=1.0)
-    mass, spread = Glyph.coarse(renderer, 1).ink()
+    glyph = Glyph.coarse(renderer, 1)
+    mass, spread = glyph.mass, glyph.spread
     # The blob, and that an object is in the middle of any of four cells of its pixel. The table
     # ends more than five widths from the centre: 1e-7 of the ink lies beyond.
     anywhere = sum(((cell + 0.5) / CELLS - 0.5) ** 2 for cell in range(CELLS)) / CELLS

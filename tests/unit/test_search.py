@@ -17,7 +17,7 @@ from motes.structured.search import (
     predict_place,
     revisit,
 )
-from motes.structured.windows import Window, bordered
+from motes.structured.windows import Window, squares
 from oracles import diagonal_blocks, log_density, one_model, posterior
 
 SIZE, UNIT = 48, 3.0
@@ -138,9 +138,9 @@ def test_looking_again_is_a_loop_over_frames_and_objects_as_the_others_stand(
                     lit = covers(glyph, mean[None, other, None], torch.tensor([[True]]))
                     dark *= 1 - lit.view(1, *size)
             near = Window.around(mean[None, n, None], glyph.far, size)
-            view = View.through(near, glyph, bordered(frames[clip, t], glyph.far))
+            view = View.through(near, glyph, squares(frames[clip, t], glyph.far))
             prior = Place(expected.mean[clip, n, t, None], expected.covariance[clip, n, t, None])
-            share = unexplained(glyph, view, near.cut(bordered(dark, glyph.far)))
+            share = unexplained(glyph, view, near.cut(squares(dark, glyph.far)))
             alone = look(glyph, view, share, prior)
             seen = bool(observed[b, t]) and alone.told.item() > TOLD
             place = alone.place() if seen else prior

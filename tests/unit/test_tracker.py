@@ -234,9 +234,8 @@ def test_tracks_that_took_the_later_parts_of_one_another_give_them_back() -> Non
     place = Place(torch.stack([wrong, truth]), torch.eye(2).expand(2, 2, 18, 2, 2))
     found = Sightings(place, torch.ones(2, 2, 18, dtype=torch.bool))
     expected = expect(scene, found)
-    after, there = Tracker(2, WINDOW)._exchange(
-        scene, Glyph.coarse(renderer, WINDOW), found, expected
-    )
+    coarse, unknown = Glyph.coarse(renderer, WINDOW), torch.full((2,), torch.nan)
+    after, there, _ = Tracker(2, WINDOW)._exchange(scene, coarse, found, expected, unknown)
     assert (after.place.mean[0] - truth).abs().max() < 0.5
     torch.testing.assert_close(there.mean, expect(scene, after).mean)
     assert torch.equal(after.place.mean[1], truth)

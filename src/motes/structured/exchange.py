@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 import torch
 
+from motes import kalman
 from motes.lgssm import LGSSM, Dynamics, identity, map_vector
 from motes.sequential import Belief, predict, run_filter
 from motes.shapes import Bool, Float, Int, Tensor
+from motes.structured.expecting import joint
 from motes.structured.places import Place, determinant, mahalanobis
 from motes.structured.search import Sightings
 
@@ -102,11 +104,54 @@ def gains_onwards(
 ) -> Float[Tensor, "B N N T"]:
     """The gain in log p(a) if objects i and j were one another from frame t on, in nats.
 
+    Law: equals the evidence of the exchanged tracks, whether they were seen in the same frames or
+    not (test_what_two_tracks_gain_is_the_evidence_of_the_exchanged_ones).
+    """
+    (B, N, T), positions = seen.shape, torch.where(seen[..., None], positions, 0.0).double()
+    alike = (seen == seen[:, :1]).flatten(1).all(1) & (T <= kalman.DENSE_FRAMES)
+    joined = positions.new_empty(B, N, N, T)
+    for route, clips in ((joined_by_density, alike), (joined_by_filter, ~alike)):
+        if bool(clips.any()):
+            joined[clips] = route(dynamics, positions[clips], seen[clips])
+    gains = _of_pairs(joined)
+    gains[..., 0] = 0.0  # but for rounding: from the first frame on they exchange their names alone
+    return gains
+
+
+def joined_by_density(
+    dynamics: Dynamics, positions: Float[Tensor, "B N T P"], seen: Bool[Tensor, "B N T"]
+) -> Float[Tensor, "B N N T"]:
+    """The log evidence of each object's frames before t with another's from t on.
+
+    Up to what is the same for all objects of a clip, which were seen in the same frames. Then the
+    precision L is that of all of them, and the exponent is a sum over two frames of r' L r, with
+    the residuals r of the one object before t and of the other from t on.
+    """
+    _, which, _, _, L, scale, residual = joint(dynamics, positions, seen)
+    which, frames = which[:, 0], (positions.shape[2], -1)
+    r, blocks = residual.unflatten(-1, frames), L.unflatten(-1, frames)[which]
+    pulls = torch.einsum("bkxtd,bjktd->bjkxt", blocks, r).unflatten(-2, frames)
+    products = torch.einsum("biksc,bjksct->bijkst", r, pulls)  # of frames s of i and t of j
+    time = torch.arange(frames[0], device=r.device)
+    past = (time < time[:, None]).to(r)
+    rest = 1 - past
+    own = products.diagonal(dim1=1, dim2=2).movedim(-1, 1)
+    before, later = (((part @ own) * part).sum(-1) for part in (past, rest))
+    between = ((past @ products) * rest).sum(-1)
+    exponent = before[:, :, None] + later[:, None] + 2 * between
+    evidence = (dynamics.log_weights() + scale[which])[:, None, None, :, None] - 0.5 * exponent
+    return evidence.logsumexp(3)
+
+
+def joined_by_filter(
+    dynamics: Dynamics, positions: Float[Tensor, "B N T P"], seen: Bool[Tensor, "B N T"]
+) -> Float[Tensor, "B N N T"]:
+    """The same, in whatever frames each was seen: the one filtered, the other looked back on.
+
     A long clip is gone through in stretches, the last first. What the frames before one say is
     kept for its first frame alone: memory does not grow by more than the gains.
     """
     model, T = dynamics.components(), seen.shape[2]
-    positions = torch.where(seen[..., None], positions, 0.0).double()
     stretches = [slice(t, t + AT_ONCE) for t in range(0, T, AT_ONCE)]
     starts = [Start(None, 0.0)]
     for time in stretches[:-1]:
@@ -120,7 +165,7 @@ def gains_onwards(
         tails = (part[:, None, :, None] for part in (later.curvature, later.slope))
         met = overlap(*heads, *tails) + before[:, :, None] + later.level[:, None, :, None]
         joined.append((met + dynamics.log_weights()[:, None]).logsumexp(3))
-    return _of_pairs(torch.cat(joined[::-1], -1))  # head of, tail of, frame
+    return torch.cat(joined[::-1], -1)  # head of, tail of, frame
 
 
 def _heads(

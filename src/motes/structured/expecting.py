@@ -1,11 +1,13 @@
 """Where each object should be in each frame by its sightings in all the other frames."""
 
+from typing import NamedTuple
+
 import torch
 
 from motes import kalman, mixture
 from motes.gaussian import distinct, hide, log_scale, whitener
 from motes.lgssm import POSITION_DIM, Dynamics, identity, map_vector
-from motes.shapes import Bool, Float, Tensor
+from motes.shapes import Bool, Float, Int, Tensor
 from motes.stretch import diagonal_blocks, prior_positions
 from motes.structured.glyph import Stage
 from motes.structured.places import Place, determinant
@@ -41,17 +43,9 @@ def by_regression(
     N(a_t - L_tt^-1 x_t, L_tt^-1) of a seen position, N(m_t + C_t x, C_tt - C_t L C_t') of a hidden
     one. Matrices are formed once for each mask and kind of start.
     """
-    T = positions.shape[2]
-    prior = prior_positions(aligned(dynamics.components()), T)
-    m, C = prior.mean, prior.covariance
-    masks, which = distinct(seen)
-    known = masks.repeat_interleave(POSITION_DIM, -1).to(C)[:, None]  # of each mask, for any start
-    W = whitener(hide(C, known))
-    L = W.mT @ W * known[..., None]
-    a, shown = positions.flatten(2)[:, :, None], known[which]
-    residual = torch.where(shown > 0, a - m, 0.0)
+    masks, which, m, C, L, scale, residual = joint(dynamics, positions, seen)
     x = map_vector(L[which], residual)
-    evidence = dynamics.log_weights() + log_scale(W)[which] - 0.5 * (residual * x).sum(-1)
+    evidence = dynamics.log_weights() + scale[which] - 0.5 * (residual * x).sum(-1)
     kind = evidence.argmax(-1, keepdim=True)
 
     def under_kind(values: Float[Tensor, "B N K TP"]) -> Float[Tensor, "B N T 2"]:
@@ -61,12 +55,44 @@ def by_regression(
     rows = (-1, POSITION_DIM)
     taken = (C @ L).unflatten(-2, rows) @ C.unflatten(-2, rows).mT
     if_hidden = diagonal_blocks(C, POSITION_DIM).movedim(-1, -3) - taken
-    if_seen = inverse(diagonal_blocks(W.mT @ W, POSITION_DIM).movedim(-1, -3))
+    if_seen = inverse(diagonal_blocks(L, POSITION_DIM).movedim(-1, -3))
     covariances = torch.where(masks[:, None, :, None, None], if_seen, if_hidden)
     covariance = covariances[which, kind[..., 0]]
     away = map_vector(covariance, under_kind(x))
     told = under_kind(m + map_vector(C, x))
     return Place(torch.where(seen[..., None], positions - away, told), covariance)
+
+
+class Joint(NamedTuple):
+    """The joint Gaussian of a track's positions under each kind of start, for each mask."""
+
+    masks: Bool[Tensor, "U T"]  # that occur
+    which: Int[Tensor, "*tracks"]  # of them each track has
+    mean: Float[Tensor, "K TP"]
+    covariance: Float[Tensor, "K TP TP"]
+    precision: Float[Tensor, "U K TP TP"]  # of the seen positions; zero for others
+    log_scale: Float[Tensor, "U K"]
+    residual: Float[Tensor, "*tracks K TP"]  # of seen positions; zero of others
+
+
+def joint(
+    dynamics: Dynamics, positions: Float[Tensor, "*tracks T 2"], seen: Bool[Tensor, "*tracks T"]
+) -> Joint:
+    """What densities of tracks of a short clip are made of."""
+    prior = prior_positions(aligned(dynamics.components()), positions.shape[-2])
+    masks, which = distinct(seen)
+    known = masks.repeat_interleave(POSITION_DIM, -1)[:, None]  # of each mask, for any start
+    W = whitener(hide(prior.covariance, known.to(prior.covariance)))
+    away = positions.flatten(-2)[..., None, :] - prior.mean
+    return Joint(
+        masks=masks,
+        which=which,
+        mean=prior.mean,
+        covariance=prior.covariance,
+        precision=W.mT @ W * known[..., None],
+        log_scale=log_scale(W),
+        residual=torch.where(known[which], away, 0.0),
+    )
 
 
 def by_smoothing(

@@ -3,11 +3,11 @@
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import conv1d, conv2d
+from torch.nn.functional import conv1d, conv2d, pad
 
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.glyph import GlyphRenderer, log_white
-from motes.structured.windows import Window, bordered, window_offsets
+from motes.structured.windows import Window, squares, window_offsets
 
 
 class Place(NamedTuple):
@@ -39,9 +39,16 @@ class Glyph(NamedTuple):
     background: Float[Tensor, "height width"]  # depth
     visibility: Float[Tensor, "height width"]
     missed: Float[Tensor, ""]  # log probability that an object does not show in a frame
+    bare: Float[Tensor, ""]  # the probability of white in a typical pixel without any object
     phases: int
     window: int
+    # What every look needs again:
     kernels: Float[Tensor, "rows columns taps"]  # of lit_gain and -depth, see `by_rows`
+    offsets: Float[Tensor, "places 2"]  # of the cells of a window
+    still: Float[Tensor, "2 height width side side"]  # `squares` of visibility and dark background
+    lit: Float[Tensor, "places places side side"]  # and of what an object lights around itself
+    mass: Float[Tensor, ""]  # the glyph's total depth
+    spread: Float[Tensor, ""]  # the variance of its ink along one axis in pixels
 
     @staticmethod
     def coarse(renderer: GlyphRenderer, window: int) -> "Glyph":
@@ -62,9 +69,27 @@ class Glyph(NamedTuple):
         typical = renderer.background().median()
         gain = log_white(depth + typical) - log_white(typical)
         background, visibility = renderer.background(), renderer.visibility()
-        missed = torch.log1p(-visibility.median())
-        kernels = by_rows(torch.stack([gain, -depth], 1), 2 * window + 1)
-        return Glyph(depth, gain, background, visibility, missed, phases, window, kernels)
+        reach, mean = depth.shape[-1] // 2, depth.mean(0)
+        axis = torch.arange(-reach, reach + 1, device=depth.device)
+        along = mean.sum(0) + mean.sum(1)
+        far = window + reach
+        return Glyph(
+            depth=depth,
+            lit_gain=gain,
+            background=background,
+            visibility=visibility,
+            missed=torch.log1p(-visibility.median()),
+            bare=-torch.expm1(-typical),
+            phases=phases,
+            window=window,
+            kernels=by_rows(torch.stack([gain, -depth], 1), 2 * window + 1),
+            offsets=window_offsets(phases, window).to(depth),
+            still=squares(torch.stack([visibility, (-background).exp()]), far),
+            # With a border as wide as a window: what is far away sees nothing else.
+            lit=squares(pad(-torch.expm1(-mean), (far + 1,) * 4), far),
+            mass=mean.sum(),
+            spread=(along * axis.square()).sum() / along.sum(),
+        )
 
     @property
     def reach(self) -> int:
@@ -80,13 +105,6 @@ class Glyph(NamedTuple):
     def image_size(self) -> tuple[int, int]:
         """Height and width of a frame."""
         return self.background.shape[0], self.background.shape[1]
-
-    def ink(self) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """The glyph's total depth, and the variance of its ink along one axis in pixels."""
-        depth = self.depth.mean(0)
-        axis = torch.arange(-self.reach, self.reach + 1, device=depth.device)
-        along = depth.sum(0) + depth.sum(1)
-        return depth.sum(), (along * axis.square()).sum() / along.sum()
 
 
 def by_rows(
@@ -220,10 +238,11 @@ class View(NamedTuple):
     empty: Float[Tensor, "B N side side"]  # the probability that the background is dark
 
     @staticmethod
-    def through(window: Window, glyph: Glyph, frame: Float[Tensor, "B rows columns"]) -> "View":
-        """The view of bordered frames."""
-        still = bordered(torch.stack([glyph.visibility, (-glyph.background).exp()]), glyph.far)
-        return View(window, window.cut(frame), *(window.cut(picture) for picture in still))
+    def through(
+        window: Window, glyph: Glyph, frame: Float[Tensor, "B height width side side"]
+    ) -> "View":
+        """The view of frames that are given by their `squares`."""
+        return View(window, window.cut(frame), *window.cut_of_all(glyph.still))
 
 
 def look(glyph: Glyph, view: View, share: Float[Tensor, "B N side side"], prior: Place) -> Look:
@@ -240,13 +259,12 @@ def look(glyph: Glyph, view: View, share: Float[Tensor, "B N side side"], prior:
     score = conv1d(pictures.flatten(1, 2), glyph.kernels).flatten(1).unflatten(0, centre.shape[:2])
     # However much a dark frame speaks against an object, it may be there and not show.
     score = score.logaddexp(glyph.missed)
-    offsets = window_offsets(glyph.phases, glyph.window).to(seen)
-    away = centre[:, :, None] + offsets - prior.mean[:, :, None]
+    away = centre[:, :, None] + glyph.offsets - prior.mean[:, :, None]
     before = (-0.5 * mahalanobis(away, prior.covariance)).log_softmax(-1)
     after = (score + before).log_softmax(-1)
     # Where an object is not tells nothing of where it is.
     told = (probabilities(after) * score).sum(-1)
-    return Look(centre.to(seen), after, offsets, 1 / glyph.phases, told)
+    return Look(centre.to(seen), after, glyph.offsets, 1 / glyph.phases, told)
 
 
 def responsibility(
@@ -261,9 +279,8 @@ def responsibility(
     (test_shares_of_a_pixel_sum_to_one_over_all_that_may_light_it).
     """
     x, y = window.x, window.y
-    background = window.cut(bordered(glyph.background, x.shape[-1] // 2))
-    mass, spread = glyph.ink()
-    ink = guess.covariance + spread * torch.eye(2, device=x.device)
+    background = window.cut_of_all(squares(glyph.background, x.shape[-1] // 2))
+    ink = guess.covariance + glyph.spread * torch.eye(2, device=x.device)
     scale = determinant(ink)
     a, b, c = ink[..., 1, 1] / scale, -ink[..., 0, 1] / scale, ink[..., 0, 0] / scale
     # B, window of object, object, side: squared distances are a sum of an outer product and of
@@ -274,7 +291,7 @@ def responsibility(
     distance = (2 * b * dy)[..., None] * dx[..., None, :]
     distance += (a * dx * dx)[..., None, :]
     distance += (c * dy * dy)[..., None]
-    density = present * mass / (2 * torch.pi * scale.sqrt())
+    density = present * glyph.mass / (2 * torch.pi * scale.sqrt())
     # Not farther than where there is next to nothing left: `exp` is slow where it underflows.
     depth = density[:, None, :, None, None] * distance.clamp_(max=160).mul_(-0.5).exp_()
     own = depth.diagonal(dim1=1, dim2=2).movedim(-1, 1)
@@ -295,8 +312,7 @@ def unexplained(
 
 def left_over(glyph: Glyph, dark: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """What `unexplained` says, of pixels that others and the background leave dark."""
-    least = -torch.expm1(-glyph.background.median())
-    return (1 - dark).clamp(min=least).log() / least.log()
+    return (1 - dark).clamp(min=glyph.bare).log() / glyph.bare.log()
 
 
 def darkness(
@@ -306,12 +322,10 @@ def darkness(
 
     Law: equals what they cover of the frame (test_others_leave_dark_what_they_do_not_cover).
     """
-    side, reach = view.seen.shape[-1], glyph.reach
-    lit = bordered(-torch.expm1(-glyph.depth.mean(0)), side)  # far away nothing but the border
-    corner = view.window.centre - others + (side - side // 2 + reach)
-    x, y = torch.where(present[..., None], corner.clamp(0, side + 2 * reach + 1), 0).unbind(-1)
-    squares = lit.unfold(0, side, 1).unfold(1, side, 1)[y, x]
-    return (1 - squares * view.shown).prod(1, keepdim=True)
+    places = len(glyph.lit)
+    away = (view.window.centre - others + places // 2).clamp(0, places - 1)
+    x, y = torch.where(present[..., None], away, 0).unbind(-1)  # the first one sees nothing
+    return (1 - glyph.lit[y, x] * view.shown).prod(1, keepdim=True)
 
 
 def covers(

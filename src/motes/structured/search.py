@@ -25,7 +25,7 @@ from motes.structured.places import (
     spot,
     unexplained,
 )
-from motes.structured.windows import Window, bordered, pixel_of
+from motes.structured.windows import Window, pixel_of, squares
 
 LOOKS = 2  # at each frame: the second shares lit pixels out by what the first one found
 # Nats that a frame must tell of an object's place, or the object was not seen: it is behind
@@ -123,7 +123,7 @@ def follow(scene: Scene, glyph: Glyph, trusted: Bool[Tensor, "B T"]) -> Sighting
     log_weights = scene.dynamics.log_weights().expand(B, N, -1)
     first = trusted.int().argmax(1)
     start, nats = detect(glyph, scene.frame(first), scene.num_objects, N)
-    wide = (2 * glyph.ink()[1] * torch.eye(2, device=device)).expand(B, N, 2, 2)
+    wide = (2 * glyph.spread * torch.eye(2, device=device)).expand(B, N, 2, 2)
     found = []
     for t in range(trusted.shape[1]):
         frame = scene.frame(t)
@@ -133,7 +133,7 @@ def follow(scene: Scene, glyph: Glyph, trusted: Bool[Tensor, "B T"]) -> Sighting
         # Of a first place nothing is known before.
         prior = chosen(new, Place(start, 1e6 * wide), prediction)
         seen = trusted[:, t, None].expand(B, N)
-        around = bordered(frame, glyph.far)
+        around = squares(frame, glyph.far)
         for _ in range(LOOKS if bool(seen.any()) else 0):
             near = Window.around(place.mean, glyph.far, renderer.image_size)
             share = responsibility(glyph, near, place, present)
@@ -180,8 +180,8 @@ def recover(
         prior = Place(means[:, one], covariances[:, one])
         best, told = spot(glyph, frame, covered, Place(means[:, n], covariances[:, n]))
         near = Window.around(best[:, None], glyph.far, glyph.image_size)
-        view = View.through(near, glyph, bordered(frame, glyph.far))
-        dark = near.cut(bordered((1 - covered).view_as(frame), glyph.far))
+        view = View.through(near, glyph, squares(frame, glyph.far))
+        dark = near.cut(squares((1 - covered).view_as(frame), glyph.far))
         looked = look(glyph, view, unexplained(glyph, view, dark), prior)
         back = (lost[:, n] & (told > glyph.missed))[:, None] & (looked.told > TOLD)
         means[:, one], covariances[:, one] = chosen(back, looked.place(), prior)
@@ -240,7 +240,7 @@ def revisit(scene: Scene, glyph: Glyph, guess: Place, expected: Place) -> tuple[
         grouped: Tensor = whole.unflatten(0, (B, T))
         return grouped.transpose(1, 2)
 
-    frames = bordered(scene.frames.flatten(0, 1)[shown], glyph.far)
+    frames = squares(scene.frames.flatten(0, 1)[shown], glyph.far)
     present = scene.present.repeat_interleave(T, 0)[shown]
     prior, pixels = Place(*map(by_frame, expected)), pixel_of(by_frame(guess.mean), size)
     looks, found = [], []

@@ -105,7 +105,7 @@ class Tracker(nn.Module):
         clips = torch.arange(len(frames), device=frames.device)
         scene = Scene(frames, clips, observed, num_objects, present, dynamics, renderer)
         if hypotheses == 1 or most == 1:
-            found, expected = self._search(scene, observed)
+            found, expected, _ = self._search(scene, observed)
         else:
             found, expected = self._best(scene, hypotheses)
 
@@ -120,21 +120,27 @@ class Tracker(nn.Module):
         """What the best of several searches of each clip found."""
         # At once: a search of one clip is many small steps, and three of them cost little more.
         many = scene.repeated(hypotheses)
-        found, expected = self._search(many, begun_later(scene.observed, hypotheses))
-        best = _bound(many, found, expected).unflatten(0, (hypotheses, -1)).argmax(0)
+        found, expected, bound = self._search(many, begun_later(scene.observed, hypotheses))
+        bound = _filled(bound, many, found, expected)
+        best = bound.unflatten(0, (hypotheses, -1)).argmax(0)
         best = best * len(scene.clip) + torch.arange(len(scene.clip), device=best.device)
         return found.taken(best), expected.taken(best)
 
-    def _search(self, scene: Scene, trusted: Bool[Tensor, "B T"]) -> tuple[Sightings, Place]:
+    def _search(
+        self, scene: Scene, trusted: Bool[Tensor, "B T"]
+    ) -> tuple[Sightings, Place, Float[Tensor, " B"]]:
         """Follow the objects through the trusted frames, then look everywhere.
 
-        What comes out is where they are, and where the other frames say that they are.
+        What comes out is where they are, where the other frames say that they are, and the bound
+        where it was needed; NaN elsewhere.
         """
         coarse = Glyph.coarse(scene.renderer, self.window)
         found = follow(scene, coarse, trusted)
         found, expected = self._settle(scene, coarse, found, trusted)
-        several = scene.present.shape[1] > 1
-        return self._exchange(scene, coarse, found, expected) if several else (found, expected)
+        unknown = torch.full((len(trusted),), torch.nan, device=trusted.device)
+        if scene.present.shape[1] == 1:
+            return found, expected, unknown
+        return self._exchange(scene, coarse, found, expected, unknown)
 
     def _settle(
         self, scene: Scene, coarse: Glyph, found: Sightings, trusted: Bool[Tensor, "B T"]
@@ -149,20 +155,28 @@ class Tracker(nn.Module):
         return found, expected
 
     def _exchange(
-        self, scene: Scene, coarse: Glyph, found: Sightings, expected: Place
-    ) -> tuple[Sightings, Place]:
+        self,
+        scene: Scene,
+        coarse: Glyph,
+        found: Sightings,
+        expected: Place,
+        bound: Float[Tensor, " B"],
+    ) -> tuple[Sightings, Place, Float[Tensor, " B"]]:
         """Let two objects exchange parts of their tracks, where the bound rises. [Choice 30]."""
         rounds = min(max(EXCHANGED_FRAMES // scene.observed.shape[1], 1), EXCHANGES)
         for onwards in (True, False):
             clips = torch.arange(len(scene.present), device=scene.present.device)
             for _ in range(rounds):
                 kept, before = found.taken(clips), expected.taken(clips)
+                present = scene.present[clips]
                 if onwards:
                     positions = scene.renderer.from_pixels(kept.place.mean)
-                    gains = gains_onwards(scene.dynamics, positions, kept.seen)
+                    # An object that is not there shall not keep the others from being alike.
+                    seen = torch.where(present[..., None], kept.seen, kept.seen[:, :1])
+                    gains = gains_onwards(scene.dynamics, positions, seen)
                 else:
                     gains = gains_in_frame(kept, before)
-                gain, source = best_exchanges(gains, scene.present[clips], onwards)
+                gain, source = best_exchanges(gains, present, onwards)
                 worth = (gain > 0).nonzero()[:, 0]
                 if not len(worth):
                     break
@@ -171,11 +185,14 @@ class Tracker(nn.Module):
                 new, after = self._settle(
                     part, coarse, kept.reordered(source[worth]), part.observed
                 )
-                better = _bound(part, new, after) > _bound(part, kept, before)
-                clips, gained = clips[better], better.nonzero()[:, 0]
+                bound = bound.index_copy(0, clips, _filled(bound[clips], part, kept, before))
+                reached = _bound(part, new, after)
+                gained = (reached > bound[clips]).nonzero()[:, 0]
+                clips = clips[gained]
+                bound = bound.index_copy(0, clips, reached[gained])
                 found = found.put(clips, new.taken(gained))
                 expected = expected.put(clips, after.taken(gained))
-        return found, expected
+        return found, expected, bound
 
 
 def begun_later(observed: Bool[Tensor, "B T"], hypotheses: int) -> Bool[Tensor, "H T"]:
@@ -201,6 +218,17 @@ def _stretches(
         there = Place(*(part[:, :, time] for part in expected))
         seen = found.seen[:, :, time]
         yield time, PlacePosterior.of(cells.blended(explore), seen, there, scene.renderer)
+
+
+def _filled(
+    bound: Float[Tensor, " B"], scene: Scene, found: Sightings, expected: Place
+) -> Float[Tensor, " B"]:
+    """The bound of each search, computed where it is not known yet."""
+    unknown = bound.isnan().nonzero()[:, 0]
+    if not len(unknown):
+        return bound
+    parts = scene.taken(unknown), found.taken(unknown), expected.taken(unknown)
+    return bound.index_copy(0, unknown, _bound(*parts))
 
 
 def _bound(scene: Scene, found: Sightings, expected: Place) -> Float[Tensor, " B"]:

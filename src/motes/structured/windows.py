@@ -40,18 +40,31 @@ class Window(NamedTuple):
         rows, columns = self.y.clamp(0, height - 1), self.x.clamp(0, width - 1)
         return rows[..., :, None] * width + columns[..., None, :]
 
-    def cut(self, pictures: Float[Tensor, "*one height width"]) -> Float[Tensor, "B N side side"]:
-        """What is seen of pictures, of one for all clips or of one for each; `bordered` ones."""
-        side, (x, y) = self.x.shape[-1], self.centre.unbind(-1)
-        squares = pictures.unfold(-2, side, 1).unfold(-2, side, 1)  # no memory of their own
-        if pictures.ndim == 2:
-            return squares[y, x]
-        return squares[torch.arange(len(pictures), device=x.device)[:, None], y, x]
+    def cut(
+        self, squares: Float[Tensor, "B height width side side"]
+    ) -> Float[Tensor, "B N side side"]:
+        """What is seen of a picture of each clip, given by its `squares`."""
+        x, y = self.centre.unbind(-1)
+        return squares[torch.arange(len(squares), device=x.device)[:, None], y, x]
+
+    def cut_of_all(
+        self, squares: Float[Tensor, "*kinds height width side side"]
+    ) -> Float[Tensor, "*kinds B N side side"]:
+        """What is seen of pictures that are those of all clips."""
+        x, y = self.centre.unbind(-1)
+        return squares[..., y, x, :, :]
 
 
-def bordered(pictures: Float[Tensor, "*B height width"], far: int) -> Float[Tensor, "*B rows cols"]:
-    """Pictures with a border of zeros, so that a window may look beyond the frame."""
-    return pad(pictures, (far, far, far, far))
+def squares(
+    pictures: Float[Tensor, "*B height width"], far: int
+) -> Float[Tensor, "*B height width side side"]:
+    """What is seen through a window around each pixel; zeros beyond the frame.
+
+    A view of the picture with a border: squares share its memory.
+    """
+    side = 2 * far + 1
+    bordered: Tensor = pad(pictures, (far, far, far, far))
+    return bordered.unfold(-2, side, 1).unfold(-2, side, 1)
 
 
 def pixel_of(mean: Float[Tensor, "*B 2"], image_size: tuple[int, int]) -> Int[Tensor, "*B 2"]:
