@@ -37,6 +37,7 @@ PARTS: dict[str, tuple[Change, ...]] = {
     "one start": (Change("motes.beginnings", "STARTS", ((1.0, 1.0),)),),
     "no mixture seeding": (Change("motes.trainer", "seed_mixture", lambda *arguments: None),),
     "no exploring": (Change("motes.trainer", "EXPLORE", 0.0),),
+    "exploring to the end": (Change("motes.trainer", "EXPLORED", 1.0),),
     "no second look": (Change("motes.structured.tracker", "REVISITS", 0),),
     "no exchange": (Change("motes.structured.tracker", "EXCHANGES", 0),),
     "no later hypotheses": (Change("motes.encoding", "HYPOTHESES", 1),),

@@ -30,6 +30,7 @@ NEVER = 2**62  # the step at which what has not happened happened
 # until it has gone it objects behind a cover teach the dynamics that they jump.
 VISIBILITY_PACE = 4.0
 EXPLORE = 0.2  # of the structured family's q, see `Tracker.track`
+EXPLORED = 0.6  # of all steps; then glyphs are known, and q as it is says how far objects stray
 SETTLED = 20  # batches whose tracks the kinds of start are fitted to in the end
 REFITTED, REFITS = 3, 2  # batches that kinds of object are fitted to in the end, and how often
 
@@ -180,7 +181,8 @@ class Trainer:
             return lesson_terms(model, lesson, frames, num_objects, inputs.noise)
         observed = self.data.seen(inputs.indices)
         if self.step % schedule.steps_per_look == 0:  # several steps for each look [Choice 16]
-            self._found = model.track(frames, num_objects, observed, explore=EXPLORE)
+            explore = EXPLORE if self.step < EXPLORED * schedule.iterations else 0.0
+            self._found = model.track(frames, num_objects, observed, explore=explore)
             model.let_hide(self.step >= schedule.frozen_visibility)
             if self._found is not None and self.step in schedule.seed_mixture:
                 self._seed(*self._found.tracks(model.present(num_objects)))

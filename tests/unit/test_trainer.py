@@ -15,7 +15,7 @@ from motes.objective import BoundTerms
 from motes.presets import STRUCTURED_PRESETS
 from motes.schedule import at_step
 from motes.train import Run, held_out_bound
-from motes.trainer import SETTLED, VISIBILITY_PACE, Trainer
+from motes.trainer import EXPLORE, SETTLED, VISIBILITY_PACE, Trainer
 from motes.training_data import Dataset, make_dataset
 from tiny import tiny_config
 
@@ -140,6 +140,21 @@ def test_nothing_hides_objects_until_the_glyph_is_known() -> None:
         }
         assert moved.pop("visibility_logit") == (step >= schedule.frozen_visibility)
         assert all(moved.values())
+
+
+def test_q_explores_until_glyphs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, told = trainer_of(STRUCTURED_PRESETS["smoke"]), []  # 8 steps, a look each 4
+    track = trainer.model.track
+
+    def noted(*arguments: object, **named: float) -> object:
+        told.append(named.get("explore"))
+        return track(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(trainer.model, "track", noted)
+    monkeypatch.setattr("motes.trainer.EXPLORED", 0.5)
+    for _ in range(5):
+        trainer.advance()
+    assert told == [EXPLORE, 0.0]
 
 
 def test_in_the_end_the_kinds_of_start_are_fitted_to_clips_from_all_over_the_data(
