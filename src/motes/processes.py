@@ -4,14 +4,18 @@ The first process leads: it writes the folder and tells. All take the same steps
 decides what happens next is shared before it is acted on.
 """
 
+import contextlib
 import os
+from datetime import timedelta
 
 import torch
 from torch import distributed, nn
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from motes.shapes import Int, Tensor
+
+PATIENCE = timedelta(seconds=60)  # with processes that are about to leave
 
 
 def rank() -> int:
@@ -29,8 +33,12 @@ def leads() -> bool:
     return rank() == 0
 
 
-def join(backend: str) -> None:
-    """Meets the other processes that torchrun has started, and becomes one of them."""
+def join(backend: str) -> Store:
+    """Meets the other processes that torchrun has started, and becomes one of them.
+
+    What comes out is where they left word for one another, for `leave`.
+    """
+    store: Store
     store, own_rank, size = next(rendezvous("env://"))
     if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
         # Processes that are started again on one host find the addresses of the dead ones in the
@@ -38,6 +46,24 @@ def join(backend: str) -> None:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = PrefixStore(f"attempt {attempt}", store)
     distributed.init_process_group(backend, store=store, rank=own_rank, world_size=size)
+    return store
+
+
+def leave(store: Store) -> None:
+    """Parts from the other processes as soon as none waits for another one any more.
+
+    Who leaves closes its connections, and who has not yet looked at what came by them takes that
+    for a loss. So all say in the store that they are done; the first, who may keep it, goes last.
+    """
+    others = range(1, world())
+    with contextlib.suppress(distributed.DistError):  # one that never comes is not waited for long
+        store.set(f"done {rank()}", "")
+        store.wait([f"done {number}" for number in (0, *others)], PATIENCE)
+        if leads():
+            store.wait([f"gone {number}" for number in others], PATIENCE)
+        else:
+            store.set(f"gone {rank()}", "")
+    distributed.destroy_process_group()
 
 
 def is_lost_connection(error: RuntimeError) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import distributed, multiprocessing
 from try_processes import TOLERANCE, difference, ended, start
 
-from motes import cli
+from motes import cli, processes
 from motes.presets import STRUCTURED_PRESETS
 from motes.train import train
 from motes.trainer import Trainer
@@ -58,13 +59,16 @@ def seed_both() -> dict[str, torch.Tensor]:
 
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2
-    )
+    store = distributed.FileStore(f"{folder}/meeting", 2)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
     stopped = stop_one(Path(folder))
     record = {"stopped": stopped, "broken": break_one(rank), "seeded": seed_both()}
     torch.save(record, f"{folder}/{rank}")
-    distributed.destroy_process_group()
+    if rank == 1:
+        time.sleep(0.5)  # still busy with what came last
+        Path(folder, "done").touch()
+    processes.leave(store)
+    assert Path(folder, "done").exists(), "left while another process was busy"
 
 
 @pytest.mark.slow

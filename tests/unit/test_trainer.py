@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import distributed, multiprocessing
 
+from motes import processes
 from motes.batches import TrainingData, blur, step_inputs
 from motes.config import RunConfig, ScheduleConfig
 from motes.data import cannonballs
@@ -314,12 +315,11 @@ def take_steps(config: RunConfig) -> tuple[dict[str, torch.Tensor], BoundTerms, 
 def work(rank: int, folder: str) -> None:
     """One of two processes; saves what it has after three steps."""
     torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2
-    )
+    store = distributed.FileStore(f"{folder}/meeting", 2)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
     state, terms, gradient = take_steps(SHARED_BATCH)
     torch.save({"state": state, "terms": list(terms), "gradient": gradient}, f"{folder}/{rank}")
-    distributed.destroy_process_group()
+    processes.leave(store)
 
 
 def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:

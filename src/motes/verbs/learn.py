@@ -139,9 +139,10 @@ def _process_group(device: str) -> Iterator[str]:
         yield device
         return
     on_gpu = device.startswith("cuda")
-    processes.join("nccl" if on_gpu else "gloo")
+    store = processes.join("nccl" if on_gpu else "gloo")
     try:
         yield f"cuda:{os.environ['LOCAL_RANK']}" if on_gpu else device
+        processes.leave(store)
     except RuntimeError as error:
         if not processes.is_lost_connection(error):
             raise
@@ -150,4 +151,5 @@ def _process_group(device: str) -> Iterator[str]:
             "start all of them again with --resume"
         ) from error
     finally:
-        torch.distributed.destroy_process_group()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
