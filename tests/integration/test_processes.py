@@ -64,7 +64,7 @@ def work(rank: int, folder: str) -> None:
     stopped = stop_one(Path(folder))
     record = {"stopped": stopped, "broken": break_one(rank), "seeded": seed_both()}
     torch.save(record, f"{folder}/{rank}")
-    if rank == 1:
+    if rank == 0:
         time.sleep(0.5)  # still busy with what came last
         Path(folder, "done").touch()
     processes.leave(store)
