@@ -32,6 +32,15 @@ def require_counts(record: object, lowest: int, *names: str) -> None:
         require(lowest <= value <= MOST, f"{name} is {value!r:.60}; give {lowest} to {MOST}")
 
 
+Value = TypeVar("Value")
+
+
+def newer(default: Value) -> Value:
+    """A field that runs of older versions lack: they did what its default says."""
+    added: Value = field(default=default, metadata={"newer": True})
+    return added
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """Which clips are learned from: a file of the user's, or the paper's cannonballs."""
@@ -45,8 +54,8 @@ class DataConfig:
     seed: int = 1
     num_held_out: int = 240  # clips kept from training, for the bound that is reported
     # Of colour clips: weights of red, green and blue, and an offset, that make the grey level.
-    colour_axis: tuple[float, float, float, float] | None = None
-    channels: int = 1  # of a pixel; 3: colour as it is, for pictures
+    colour_axis: tuple[float, float, float, float] | None = newer(None)
+    channels: int = newer(1)  # of a pixel; 3: colour as it is, for pictures
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "num_clips", "num_held_out")
@@ -79,7 +88,8 @@ class ModelConfig:
     inference_state_size: int = 1024  # S, the paper's dimension of s_t^n
     renderer_state_size: int = 1024  # X, of x^n; the paper does not say, [Choice 3]
     num_components: int = 2  # K
-    law: Literal["newton", "linear"] = "newton"  # of motion; linear: springs and drag as well
+    # Of motion; linear: springs and drag as well.
+    law: Literal["newton", "linear"] = newer("newton")
     sampling_period: float = 0.1  # delta at the start
     state_noise: float = 0.001  # Sigma_H = state_noise I
     position_noise: float = 1.0  # Sigma_A = position_noise I
@@ -92,8 +102,8 @@ class ModelConfig:
     pixels_per_unit: float = 3.0  # scale of latent positions
     window: int = 7  # pixels around its prediction in which an object is looked for
     # Lit or dark by a chance, one glyph for all; or grey or colour with noise, several kinds.
-    pixels: Literal["binary", "pictures"] = "binary"
-    num_kinds: int = 6  # of object, of pictures alone
+    pixels: Literal["binary", "pictures"] = newer("binary")
+    num_kinds: int = newer(6)  # of object, of pictures alone
 
     def __post_init__(self) -> None:
         require(
@@ -136,7 +146,7 @@ class ScheduleConfig:
     dynamics_rate: float = 1.0  # learning rate of the dynamics, as a multiple of that of the rest
     taught: int = 0  # steps on a teacher's lessons before the bound, see `motes.teaching`
     steps_per_look: int = 1  # structured family: steps between two looks at the frames
-    frozen_visibility: int = 0  # structured family: nothing hides objects until this step
+    frozen_visibility: int = newer(0)  # structured family: nothing hides objects until this step
     seed_mixture: tuple[int, ...] = ()  # structured family: steps at which starts are clustered
 
     def __post_init__(self) -> None:
@@ -190,7 +200,8 @@ class RunConfig:
     batch_size: int = 20
     seed: int = 0  # of initial weights, batches and noise
     teacher: str | None = None  # a structured model: its name or run folder
-    begins_with: str | None = None  # a model whose weights training begins with, as far as they fit
+    # A model whose weights training begins with, as far as they fit.
+    begins_with: str | None = newer(None)
     log_every: int = 100
     checkpoint_every: int = 2_000
 
@@ -210,7 +221,7 @@ def to_json(config: RunConfig) -> str:
 
 
 def from_json(text: str, origin: str | Path) -> RunConfig:
-    """The configuration that `to_json` wrote; `origin` is named in errors.
+    """The configuration that `to_json` wrote, perhaps of an older version; errors name `origin`.
 
     Raises:
         InputError: not JSON, a newer version, unknown or missing fields, wrong types or values.
@@ -235,11 +246,14 @@ Record = TypeVar("Record")
 def _read(kind: type[Record], raw: Any, place: str) -> Record:
     """Builds a dataclass from parsed JSON, strictly."""
     require(isinstance(raw, dict), f"{place} is {raw!r:.60}; expected an object")
-    fields = {f.name: f.type for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    unknown, missing = sorted(set(raw) - set(fields)), sorted(set(fields) - set(raw))
+    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    unknown = sorted(set(raw) - set(fields))
+    missing = sorted(
+        name for name in set(fields) - set(raw) if "newer" not in fields[name].metadata
+    )
     require(not unknown, f"{place} has unknown fields {unknown!r:.120}; expected {sorted(fields)}")
     require(not missing, f"{place} lacks the fields {missing}")
-    return kind(**{name: _value(fields[name], raw[name], f"{place}: {name}") for name in fields})
+    return kind(**{name: _value(fields[name].type, raw[name], f"{place}: {name}") for name in raw})
 
 
 def _value(expected: Any, raw: Any, place: str) -> Any:
