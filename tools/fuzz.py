@@ -164,7 +164,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)  # a fork must not inherit a pool of threads that did not follow it
     warm_up()
-    client()
+    client(), client("pictures")
     place = environment(torch.device("cpu"))
     record = {"environment": place, **try_cases(given.cases, given.seed, given.entrances)}
     if given.out is not None:

@@ -13,6 +13,7 @@ import struct
 import tempfile
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -26,13 +27,25 @@ import motes
 from motes.checkpoint import load, save_model
 from motes.config import RunConfig, from_json, to_json
 from motes.data import cannonballs, load_clips, save_clips
+from motes.data.colour import ColourAxis
 from motes.model import Model, build
 from motes.presets import PRESETS, STRUCTURED_PRESETS
 from motes.video import read_frames
 
+
+def _small(*, channels: int = 1, axis: ColourAxis | None = None, **of_model: Any) -> RunConfig:
+    """The structured family's smallest run, of other pixels or another law."""
+    config = STRUCTURED_PRESETS["smoke"]
+    data = replace(config.data, channels=channels, colour_axis=axis)
+    return replace(config, data=data, model=replace(config.model, **of_model))
+
+
 CONFIGS: dict[str, RunConfig] = {
     "paper": PRESETS["smoke"],
     "structured": STRUCTURED_PRESETS["smoke"],
+    "springs in colour": _small(axis=(0.3, 0.6, 0.1, 0.0), law="linear"),
+    "pictures": _small(pixels="pictures", num_kinds=2),
+    "colour pictures": _small(channels=3, pixels="pictures", num_kinds=2),
 }
 NUMBERS = (0, 1, 2, 3, -1, 7, 12, 16, 255, 256, 1000, 2**31, 2**63, -(2**63), 10**30, 0.5, 1e-300)
 ODD: tuple[Any, ...] = (
@@ -327,8 +340,13 @@ def model_file(chance: Random, folder: Path) -> object:
         case _:
             path.write_bytes(mutate(chance, model_bytes(family)))
     loaded = load(folder)
-    frames = torch.zeros(1, 5, *loaded.image_size)
-    return motes.forecast(loaded, frames, 1, horizon=2).frames
+    return motes.forecast(loaded, shown_to(loaded, torch.zeros(1, 5, 16, 16)), 1, horizon=2).frames
+
+
+def shown_to(asked: Model, frames: torch.Tensor) -> torch.Tensor:
+    """Frames as a model takes them: grey, or in colour."""
+    in_colour = asked.channels == 3 or asked.colour_axis is not None
+    return frames[..., None].expand(*frames.shape, 3) if in_colour else frames
 
 
 def warm_up() -> None:

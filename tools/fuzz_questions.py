@@ -20,6 +20,7 @@ from fuzz_files import (
     model,
     mutate,
     odd_array,
+    shown_to,
     spoil_json,
 )
 
@@ -45,7 +46,8 @@ def odd_input(chance: Random, plain: Callable[[], Any]) -> Any:
 def query(chance: Random, folder: Path) -> object:
     """Questions from Python."""
     asked = model(chance.choice(sorted(CONFIGS)))
-    frames = odd_input(chance, lambda: cannonballs(2, 1, num_frames=6, size=16, seed=3).frames)
+    plain = cannonballs(2, 1, num_frames=6, size=16, seed=3).frames
+    frames = odd_input(chance, lambda: shown_to(asked, plain))
     counts = chance.choice((1, 2, 1, 2, None, odd_input(chance, lambda: [1, 2])))
     seed = chance.choice((0, 0, 0, *ODD))
     match chance.randrange(4):
@@ -83,6 +85,8 @@ FLAGS = (
     *("--model", "--num-objects", "--out", "--gif", "--seed", "--json", "--horizon", "--seen"),
     *("--hide", "--num-clips", "--num-frames", "--size", "--preset", "--family", "--iterations"),
     *("--replicas", "--resume", "--device", "--dry-run", "--help", "--clips", "--nonsense"),
+    *("--from", "--data", "--world", "--overlay", "--plot", "--start", "--end", "--crop"),
+    *("--roll-backs", "--report", "--tensorboard", "--colour"),
 )
 VERBS = ("infer", "forecast", "interpolate", "sample", "data", "train", "evaluate", "bogus")
 
@@ -91,7 +95,8 @@ def command_line(chance: Random, folder: Path) -> int:
     """Words and flags at random, many of them after a sensible beginning."""
     run, clips = folder / "run", folder / "clips.npz"
     run.mkdir()
-    save_model(run, model("structured"), CONFIGS["structured"])
+    family = chance.choice(("paper", "structured", "structured", "pictures"))
+    save_model(run, model(family), CONFIGS[family])
     clips.write_bytes(clip_bytes("npz"))
     os.chdir(folder / "out")
     verb = chance.choice(VERBS)
@@ -111,14 +116,14 @@ def command_line(chance: Random, folder: Path) -> int:
 
 
 @cache
-def client() -> Any:
+def client(family: str = "structured") -> Any:
     """A client of the playground of a small model."""
     from starlette.testclient import TestClient
 
     from motes.server.app import create_app
     from motes.server.playground import Playground
 
-    playground = Playground(model("structured"), CONFIGS["structured"], "small")
+    playground = Playground(model(family), CONFIGS[family], "small")
     return TestClient(create_app(playground), base_url="http://localhost")
 
 
@@ -144,7 +149,8 @@ def http(chance: Random, folder: Path) -> int:
     headers = {"content-type": chance.choice(("application/json", "text/plain", "x"))}
     if chance.random() < 0.2:
         headers["host"] = chance.choice(("evil.example", "localhost:1", ""))
-    return said(client().post(path, content=content, headers=headers))
+    asked = client(chance.choice(("structured", "structured", "pictures")))
+    return said(asked.post(path, content=content, headers=headers))
 
 
 def said(reply: Any) -> int:
