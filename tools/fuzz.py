@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -91,8 +92,8 @@ def verdict(ended: Ended, folder: Path) -> str | None:
     return None
 
 
-def try_cases(num_cases: int, first_seed: int, only: list[str]) -> dict[str, Any]:
-    """All cases; a record of how they ended, defects with what repeats them.
+def try_cases(num_cases: int, first_seed: int, only: list[str]) -> Iterator[dict[str, Any]]:
+    """All cases; a record of how they ended, defects with what repeats them, after each entrance.
 
     The entrances share the cases; where only some are tried, each has as many as it would have.
     """
@@ -120,15 +121,15 @@ def try_cases(num_cases: int, first_seed: int, only: list[str]) -> dict[str, Any
             shutil.rmtree(folder)
         done = sum(sum(counter.values()) for counter in ends.values())
         print(f"{entrance}: {dict(ends[entrance])}; {done} cases", file=sys.stderr, flush=True)
-    return {
-        "cases": sum(sum(counter.values()) for counter in ends.values()),
-        "ends": {name: dict(counter) for name, counter in ends.items()},
-        "defects": defects,
-        "limits": {"seconds": SECONDS, "gib_beyond_start": MEMORY_GIB},
-        "slowest_seconds": round(slowest, 2),
-        "largest_mib": round(largest),
-        "minutes": round((time.monotonic() - started) / 60, 1),
-    }
+        yield {
+            "cases": done,
+            "ends": {name: dict(counter) for name, counter in ends.items()},
+            "defects": defects,
+            "limits": {"seconds": SECONDS, "gib_beyond_start": MEMORY_GIB},
+            "slowest_seconds": round(slowest, 2),
+            "largest_mib": round(largest),
+            "minutes": round((time.monotonic() - started) / 60, 1),
+        }
 
 
 def joined(records: list[dict[str, Any]]) -> dict[str, Any]:
@@ -166,9 +167,11 @@ def main() -> None:
     warm_up()
     client(), client("pictures")
     place = environment(torch.device("cpu"))
-    record = {"environment": place, **try_cases(given.cases, given.seed, given.entrances)}
-    if given.out is not None:
-        write_json(given.out, record)
+    record: dict[str, Any] = {}
+    for ends in try_cases(given.cases, given.seed, given.entrances):
+        record = {"environment": place, **ends}
+        if given.out is not None:
+            write_json(given.out, record)
     print(json.dumps(record))
     sys.exit(1 if record["defects"] else 0)
 
