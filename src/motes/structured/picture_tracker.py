@@ -12,6 +12,8 @@ from motes.structured.places import chosen
 from motes.structured.posterior import OF_OBJECTS, PlacePosterior
 from motes.structured.tracker import FINE_WINDOW, begun_later
 
+FINE_LOOKS = 2  # the first time, the others stand where a coarse look left them
+
 
 @torch.no_grad()
 def track_pictures(
@@ -73,7 +75,9 @@ def _search(scene: Photos, trusted: Bool[Tensor, "B T"], window: int) -> PlacePo
     found = likelier(scene, found, again, looks, expected)
     place, expected = found.place, expect_by(dynamics, renderer, found)
     looks = arrange(scene, place.mean, looks)
-    cells, found, looks = revisit(scene, fine, place, looks, expected, FINE_WINDOW)
+    for _ in range(FINE_LOOKS):
+        cells, found, looks = revisit(scene, fine, place, looks, expected, FINE_WINDOW)
+        place = found.place
     looks = arrange(scene, found.place.mean, looks)
     return PlacePosterior.of(cells, found.seen, expected, renderer)._replace(looks=looks)
 
