@@ -7,6 +7,8 @@ if TYPE_CHECKING:
 
 TITLES = {
     "frames": "frames of a clip",
+    "frames, interpolate": "frames, a fifth hidden",
+    "frames, forecast": "frames, half forecast",
     "objects": "objects",
     "clips": "clips at a time",
     "size": "side of a frame, px",

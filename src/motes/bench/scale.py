@@ -15,7 +15,7 @@ from motes.data import cannonballs
 from motes.kalman import DENSE_FRAMES
 from motes.model import Model, build
 from motes.presets import PRESETS, STRUCTURED_PRESETS
-from motes.queries import infer
+from motes.queries import forecast, infer, interpolate
 
 FAMILIES = ("paper", "structured")
 STATE_SIZE = 256  # of the paper's networks
@@ -23,28 +23,48 @@ BLOCK = 500  # clips that are held at a time where many stream by
 
 
 class Point(NamedTuple):
-    """One question's size; the defaults are where all curves cross."""
+    """One question and its size; the defaults are where all curves cross."""
 
     frames: int = 30
     objects: int = 2
     clips: int = 1
     size: int = 48
+    question: str = "infer"
 
 
-CURVES: dict[str, tuple[int, ...]] = {
-    "frames": (30, 100, 300, 1000, 3000),
-    "objects": (1, 2, 4, 8, 16),
-    "clips": (1, 4, 16, 64, 256),
-    "size": (32, 64, 128, 256),
+class Curve(NamedTuple):
+    """Along which axis a question grows."""
+
+    axis: str
+    at: tuple[int, ...]
+    question: str = "infer"
+
+    def point(self, at: int) -> Point:
+        """One of its points."""
+        size: dict[str, Any] = {self.axis: at}
+        return Point(question=self.question, **size)
+
+
+CURVES = {
+    "frames": Curve("frames", (30, 100, 300, 1000, 3000)),
+    "frames, interpolate": Curve("frames", (30, 300, 3000), "interpolate"),
+    "frames, forecast": Curve("frames", (30, 300, 3000), "forecast"),
+    "objects": Curve("objects", (1, 2, 4, 8, 16)),
+    "clips": Curve("clips", (1, 4, 16, 64, 256)),
+    "size": Curve("size", (32, 64, 128, 256)),
 }
+M_MMAP_THRESHOLD, LARGE = -3, 2**17  # of malloc.h; bytes
 STREAMED = (100, 1_000, 10_000, 100_000, 1_000_000)
 WARM_FRAMES = DENSE_FRAMES + 1  # of the question before: long clips take another way
-SMALL_CURVES: dict[str, tuple[int, ...]] = {name: (2, 4) for name in ("frames", "objects", "clips")}
+SMALL_CURVES = {name: curve._replace(at=(4, 5)) for name, curve in CURVES.items() if name != "size"}
 Progress = Callable[[int], None]
 
 
 def bench_scale(smoke: bool = False, progress: Progress = lambda done: None) -> dict[str, Any]:
-    """Seconds and peak memory of `infer` along every axis, and of clips that stream by.
+    """Seconds and peak memory of questions along every axis, and of clips that stream by.
+
+    Times are taken first: for the memory, blocks are then handed back as soon as they are free,
+    which costs time.
 
     Args:
         smoke: few small points, to see that it runs.
@@ -52,28 +72,40 @@ def bench_scale(smoke: bool = False, progress: Progress = lambda done: None) -> 
     """
     curves, streamed = (SMALL_CURVES, (20, 40)) if smoke else (CURVES, STREAMED)
     points = [
-        (axis, family, at)
-        for axis, places in curves.items()
+        (family, curve.point(at))
+        for curve in curves.values()
         for family in FAMILIES
-        for at in places
+        for at in curve.at
     ]
-    measured: dict[str, Any] = {
-        axis: {"at": list(places), **{family: [] for family in FAMILIES}}
-        for axis, places in curves.items()
-    }
-    for done, (axis, family, at) in enumerate(points):
-        measured[axis][family].append(ask_once(family, Point()._replace(**{axis: at})))
-        progress(done + 1)
-    flow = []
-    for done, count in enumerate(streamed):
+    done = iter(range(1, num_points(smoke) + 1))
+    asked, flow = [], []
+    for family, point in points:
+        asked.append({"seconds": ask_once(family, point)["seconds"]})
+        progress(next(done))
+    for count in streamed:
         flow.append(stream(count, BLOCK if not smoke else 10))
-        progress(len(points) + done + 1)
+        progress(next(done))
+    hand_back_at_once()
+    for (family, point), found in zip(points, asked, strict=True):
+        found["peak_mib"] = ask_once(family, point)["peak_mib"]
+        progress(next(done))
+    found_in_order = iter(asked)
+    measured: dict[str, Any] = {
+        name: {
+            "at": list(curve.at),
+            **{family: [next(found_in_order) for _ in curve.at] for family in FAMILIES},
+        }
+        for name, curve in curves.items()
+    }
     return {
-        "task": "infer; the number of objects is known",
+        "task": "infer, if not named; the number of objects is known",
         "threads": torch.get_num_threads(),
         "crossing": Point()._asdict(),
         "notes": {
-            "peak": "MiB beyond what the process held before the question, frames included",
+            "peak": "MiB beyond what the process held before the question: all but the frames; "
+            "blocks are handed back when they are free",
+            "interpolate": "every fifth frame is hidden, for which the frames are copied once",
+            "forecast": "the first half is seen",
             "models": f"untrained; the paper's networks with states of {STATE_SIZE}",
             "streamed": f"clips of 10 frames of 16x16 are made and asked about, {BLOCK} at a time; "
             "the paper's networks with states of 16",
@@ -86,8 +118,8 @@ def bench_scale(smoke: bool = False, progress: Progress = lambda done: None) -> 
 def num_points(smoke: bool = False) -> int:
     """How many points `bench_scale` measures."""
     curves = SMALL_CURVES if smoke else CURVES
-    asked = sum(len(places) for places in curves.values()) * len(FAMILIES)
-    return asked + (2 if smoke else len(STREAMED))
+    asked = sum(len(curve.at) for curve in curves.values()) * len(FAMILIES)
+    return 2 * asked + (2 if smoke else len(STREAMED))
 
 
 def model_for(family: str, point: Point, state_size: int = STATE_SIZE) -> Model:
@@ -107,9 +139,16 @@ def ask_once(family: str, point: Point) -> dict[str, float]:
     repeats = -(-point.frames // clips.video.shape[1])
     frames = clips.frames.repeat(1, repeats, 1, 1)[:, : point.frames].float()
     infer(model, frames[:1, :WARM_FRAMES], 1)
+    seen, half = torch.arange(point.frames) % 5 != 3, point.frames // 2
     with peak_memory() as grown:
         start = time.perf_counter()
-        infer(model, frames, point.objects)
+        match point.question:
+            case "interpolate":
+                interpolate(model, frames, seen, point.objects)
+            case "forecast":
+                forecast(model, frames[:, :-half], point.objects, horizon=half)
+            case _:
+                infer(model, frames, point.objects)
         seconds = time.perf_counter() - start
     return {"seconds": seconds, "peak_mib": grown()}
 
@@ -125,6 +164,14 @@ def stream(num_clips: int, block: int) -> dict[str, float]:
             total += infer(model, clips.frames, 1).pixels.double().sum((0, 1, 2))
         seconds = time.perf_counter() - start
     return {"seconds": seconds, "peak_mib": grown()}
+
+
+def hand_back_at_once() -> None:
+    """From now on this process hands larger blocks back to the system as soon as they are free.
+
+    Else their number depends on what was asked for before, and in which order.
+    """
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE)
 
 
 @contextmanager
