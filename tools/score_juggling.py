@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 from juggling_reference import GRAVITY, find_blobs, link
+from records import close
 from scipy.optimize import linear_sum_assignment
 
 import motes
-from motes.checkpoint import load_with_config, write_json
-from motes.run_folder import environment
+from motes.checkpoint import load_with_config
 from motes.shapes import Float, Int
 from motes.video import VideoMap, load_video_map, open_video, plan
 
@@ -57,15 +57,8 @@ def main() -> None:
         "clips": len(frames),
         "frames_without_a_ball": float(np.isnan(truth[..., 0]).any(0).mean()),
         "models": [scores for _, scores in answers],
-        "environment": {
-            name: value
-            for name, value in environment(torch.device("cpu")).items()
-            if name != "command"
-        },
     }
-    if given.out is not None:
-        write_json(given.out, record)
-    print(record)
+    close(record, given.out)
 
 
 def score(

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from records import close
 from scipy import ndimage
 from scipy.optimize import linear_sum_assignment
 
 import motes
-from motes.checkpoint import load_with_config, write_json
+from motes.checkpoint import load_with_config
 from motes.data import Clips
-from motes.run_folder import environment
 from motes.shapes import Bool, Float, UInt8
 from motes.video.blobs import blob_inks, usual_count
 
@@ -69,15 +69,8 @@ def main() -> None:
         "counting": [count(name, four) for name in given.counting],
         "covered": [find_covered(name, videos[COVERED]) for name in given.covered],
         "curtain": [follow(name, behind) for name in given.curtain],
-        "environment": {
-            name: value
-            for name, value in environment(torch.device("cpu")).items()
-            if name != "command"
-        },
     }
-    if given.out is not None:
-        write_json(given.out, record)
-    print(record)
+    close(record, given.out)
 
 
 def cut(video: Video, num_frames: int, stride: int) -> Cut:

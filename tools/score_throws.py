@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from records import close
 
 import motes
-from motes.checkpoint import write_json
-from motes.run_folder import environment
 from motes.shapes import Bool, Float
 from motes.video import load_video_map
 
@@ -61,15 +60,8 @@ def main() -> None:
         "gravity_from_video": float(np.mean(video)),
         "gravity_from_capture": float(np.mean(true)),
         "relative_error": float(np.mean(video) / np.mean(true) - 1),
-        "environment": {
-            name: value
-            for name, value in environment(torch.device("cpu")).items()
-            if name != "command"
-        },
     }
-    if given.out is not None:
-        write_json(given.out, record)
-    print(record)
+    close(record, given.out)
 
 
 def tracked(

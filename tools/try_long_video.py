@@ -18,10 +18,8 @@ from typing import Any
 
 import av
 import numpy as np
-import torch
+from records import close
 
-from motes.checkpoint import write_json
-from motes.run_folder import environment
 from motes.shapes import UInt8
 
 HEIGHT, WIDTH, FPS = 120, 160, 30
@@ -39,15 +37,8 @@ def main() -> None:
         "video": {"height": HEIGHT, "width": WIDTH, "frames_a_second": FPS},
         # From short to long: the system keeps the largest memory of all processes so far.
         "runs": [measure(minutes) for minutes in sorted(given.minutes)],
-        "environment": {
-            name: value
-            for name, value in environment(torch.device("cpu")).items()
-            if name != "command"
-        },
     }
-    if given.out is not None:
-        write_json(given.out, record)
-    print(record)
+    close(record, given.out)
 
 
 def measure(minutes: float) -> dict[str, Any]:
