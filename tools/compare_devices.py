@@ -66,9 +66,20 @@ def networks(config: RunConfig, device: str, kind: torch.dtype) -> tuple[dict[st
     frames = (torch.rand(2, clips, frames_each, *size, generator=generator) < 0.01).to(device, kind)
     counts = torch.randint(1, objects + 1, (2, clips), generator=generator).to(device)
     noise = torch.randn(2, clips, objects, frames_each, 2, generator=generator).to(device, kind)
-    means, scales = stacked.encode(parts["inference."], frames, counts, config.model.scale_floor)
+    factors = stacked.factors(stacks)
+    means, scales = stacked.encode(
+        parts["inference."],
+        factors["inference.from_image"],
+        factors["inference.recurrent"],
+        frames,
+        counts,
+        config.model.scale_floor,
+    )
     present = torch.arange(objects, device=device) < counts[..., None]
-    nats = stacked.log_likelihood(parts["renderer."], means + scales * noise, present, frames)
+    positions = means + scales * noise
+    nats = stacked.log_likelihood(
+        parts["renderer."], factors["renderer.to_image"], positions, present, frames
+    )
     loss = nats.sum() + means.square().sum() + scales.log().sum()
     gradients = torch.autograd.grad(loss, list(stacks.values()))
     values = {"means": means, "scales": scales, "log likelihood": nats}

@@ -6,13 +6,14 @@ own. On a GPU the whole step is captured once as a graph.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch.func import functional_call
 
 from motes.batches import InputBlocks, StepInputs, blur, joined_inputs
+from motes.data.clips import PackedFrames
 from motes.lgssm import LGSSM, Dynamics
 from motes.model import Model
 from motes.networks import stacked
@@ -35,6 +36,8 @@ class Replicas:
         self.config, self.data, self.device = first.config, first.data, first.device
         self.stacks = stack_parameters([trainer.model for trainer in trainers])
         self.moments = stack_moments(trainers, list(self.stacks))
+        # On a GPU kept from step to step, brought up to date with the weights by Adam.
+        self.kept_factors = keep_factors(self.stacks) if self.device.type == "cuda" else None
         self.bad = torch.zeros(len(trainers), dtype=torch.int32, device=self.device)
         self.watch = Watch(len(trainers), self.device)
         for row, trainer in enumerate(trainers):
@@ -72,18 +75,24 @@ class Replicas:
         # Of the loss, minus the weighted bound; not formed, so that no term waits for another.
         one = torch.ones_like(terms.reconstruction)
         weights = (one, *(kl_weights.to(one)[:, None] * one,) * 2)
+        leaves = self.leaves()
         gradients = torch.autograd.grad(
-            terms, list(self.stacks.values()), [-w / self.config.batch_size for w in weights]
+            terms, list(leaves.values()), [-w / self.config.batch_size for w in weights]
         )
         self._join()
-        self.update(rates, gradients)
+        self.update(rates, dict(zip(leaves, gradients, strict=True)))
         means = torch.stack([term.detach().double().sum(1) for term in terms], 1)
         self.watch.see(means / self.config.batch_size, self.bad == 0, steps)
 
     def frames(self, inputs: StepInputs) -> Float[Tensor, "R B T height width"]:
         """The clips of a step, as sharp as they are shown."""
-        flat = self.data.frames(inputs.indices.flatten())
-        frames: Tensor = flat.unflatten(0, inputs.indices.shape)
+        indices, video = inputs.indices.flatten(), self.data.video
+        if self.side is not None and not self.blurs and isinstance(video, PackedFrames):
+            from motes.networks import kernels
+
+            pixels = kernels.unpack(video.bits, indices, video.height * video.width)
+            return pixels.view(*inputs.indices.shape, *video.shape[1:])
+        frames: Tensor = self.data.frames(indices).unflatten(0, inputs.indices.shape)
         if not self.blurs:
             return frames
         widths = inputs.settings[:, -2].float()
@@ -97,8 +106,15 @@ class Replicas:
         present, shape = slots < num_objects[..., None], num_objects.shape
         with self._beside():  # many small steps that need no frames
             motion = self.motion()
-        floor = self.config.model.scale_floor
-        said = stacked.encode(self._of("inference."), frames, num_objects, floor)
+        floor, factors = self.config.model.scale_floor, self.factors()
+        said = stacked.encode(
+            self._of("inference."),
+            factors["inference.from_image"],
+            factors["inference.recurrent"],
+            frames,
+            num_objects,
+            floor,
+        )
         # What is left is done clip by clip: the clips of all replicas are one batch.
         clips, noise = Encoding(*(part.flatten(0, 1) for part in said)), inputs.noise.flatten(0, 1)
         if self.data.lessons is not None and self.step < self.config.schedule.taught:
@@ -111,21 +127,47 @@ class Replicas:
         positions = positions.unflatten(0, shape)
         with self._beside(positions, present):
             evidence = log_evidence(*motion, positions, present)
-        likelihood = stacked.log_likelihood(self._of("renderer."), positions, present, frames)
+        likelihood = stacked.log_likelihood(
+            self._of("renderer."), factors["renderer.to_image"], positions, present, frames
+        )
         return BoundTerms(likelihood, spread.unflatten(0, shape), evidence)
 
-    def update(self, rates: Sequence[Float64[Tensor, " R"]], gradients: Sequence[Tensor]) -> None:
-        """A step of Adam; the two rates are of the networks and of the dynamics."""
+    def factors(self) -> dict[str, stacked.Factor]:
+        """The matrices of the networks as products read them."""
+        return stacked.factors(self.stacks) if self.kept_factors is None else self.kept_factors
+
+    def leaves(self) -> dict[str, Tensor]:
+        """What gradients are taken by: the stacks; of those that are kept as factors, these."""
+        if self.kept_factors is None:
+            return self.stacks
+        inside = {part for parts in stacked.FACTORS.values() for part in parts}
+        rest = {name: stack for name, stack in self.stacks.items() if name not in inside}
+        return rest | {name: factor.backward for name, factor in self.kept_factors.items()}
+
+    @torch.no_grad()
+    def update(
+        self, rates: Sequence[Float64[Tensor, " R"]], gradients: Mapping[str, Tensor]
+    ) -> None:
+        """A step of Adam; the two rates are of the networks and of the dynamics.
+
+        Gradients are of `leaves`.
+        """
         self.moments.steps.add_(1)
         self.bad.zero_()
         steps, adam = self.moments.steps.double(), stacked.quick(self.bad).adam
         paces = [rate / (1 - BETA_1**steps) for rate in rates]
         correction = 1 / (1 - BETA_2**steps)
-        with torch.no_grad():
-            for (name, stack), gradient in zip(self.stacks.items(), gradients, strict=True):
-                pace = paces[name.startswith("dynamics.")]
-                moments = self.moments.means[name], self.moments.squares[name]
-                adam(stack, gradient, *moments, pace, correction, self.bad)
+        gradients, copies = dict(gradients), dict[str, list[Tensor]]()
+        for name, factor in (self.kept_factors or {}).items():
+            parts = stacked.FACTORS[name]
+            rows = [whole.chunk(len(parts), dim=1) for whole in (gradients[name], *factor)]
+            for part, gradient, *own in zip(parts, *rows, strict=True):
+                gradients[part], copies[part] = gradient, own
+        for name, stack in self.stacks.items():
+            pace = paces[name.startswith("dynamics.")]
+            moments = self.moments.means[name], self.moments.squares[name]
+            own = copies.get(name, [])
+            adam(stack, gradients[name], *moments, pace, correction, self.bad, own)
 
     def motion(self) -> tuple[PositionPrior, Float64[Tensor, "R K"]]:
         """The prior of positions, with axes [R, B, N, K], and the weights of its components."""
@@ -199,6 +241,15 @@ def stack_parameters(models: Sequence[Model]) -> dict[str, Tensor]:
             parameter.data = row
         stacks[name].requires_grad_()
     return stacks
+
+
+def keep_factors(stacks: Mapping[str, Tensor]) -> dict[str, stacked.Factor]:
+    """The factors of the stacks as leaves of their own, which gradients are taken by."""
+    with torch.no_grad():
+        made = stacked.factors(stacks)
+    for factor in made.values():
+        factor.backward.requires_grad_()
+    return made
 
 
 class Moments(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from motes.batches import InputBlocks, TrainingData, joined_inputs, step_inputs
 from motes.config import RunConfig, ScheduleConfig
 from motes.networks.inference import Encoding
-from motes.replicas import Replicas
+from motes.replicas import Replicas, keep_factors
 from motes.train import Run, Team, find_teams
 from motes.trainer import Trainer
 from motes.training_data import make_dataset
@@ -57,12 +57,14 @@ def close(ours: Trainer, theirs: Trainer, steps: int) -> None:
             assert gap.max() <= 1e-4 * max(1.0, float(value.abs().max())), name
 
 
-@pytest.mark.parametrize("taught", [0, 3])
-def test_replicas_take_the_steps_of_their_single_runs(taught: int) -> None:
+@pytest.mark.parametrize(("taught", "kept"), [(0, False), (3, False), (0, True)])
+def test_replicas_take_the_steps_of_their_single_runs(taught: int, kept: bool) -> None:
+    """Also with factors that are kept from step to step, as on a GPU."""
     own = configs(taught)
     data = data_for(own[0])
     singles, together = ([Trainer(config, data, CPU) for config in own] for _ in range(2))
     replicas = Replicas(together)
+    replicas.kept_factors = keep_factors(replicas.stacks) if kept else None
     for _ in range(6):
         replicas.advance()
         for trainer in singles:

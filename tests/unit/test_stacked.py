@@ -25,8 +25,8 @@ def test_stacked_recurrence_is_the_single_one(R, N, T, B, S, generator):
     shapes = [(R, N, B, S), (R, B, T, 2 * S), (R, S, 2 * S), (R, S, 2 * S)]
     inputs = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     inputs = [part.requires_grad_() for part in inputs]
-    ours = stacked.recur_stacked(*inputs)
     initial, image, past, below = inputs
+    ours = stacked.recur_stacked(initial, image, stacked.factor(past, below))
     single = [recur(initial[r], image[r].transpose(0, 1), past[r], below[r]) for r in range(R)]
     expected = torch.stack(single)
     torch.testing.assert_close(ours, expected, **TOLERANCE)
@@ -63,10 +63,13 @@ def stacks_of(networks):
 def losses(weights, frames, num_objects, noise, floor):
     """Every output of the stacked networks once, as R numbers."""
     renderers, inferences = weights
-    mean, scale = stacked.encode(inferences, frames, num_objects, floor)
+    from_image = stacked.factor(inferences["from_image"])
+    recurrent = stacked.factor(inferences["from_past"], inferences["from_below"])
+    mean, scale = stacked.encode(inferences, from_image, recurrent, frames, num_objects, floor)
     positions = mean + scale * noise
     present = torch.arange(3, device=frames.device) < num_objects[..., None]
-    nats = stacked.log_likelihood(renderers, positions, present, frames)
+    to_image = stacked.factor(renderers["to_image"])
+    nats = stacked.log_likelihood(renderers, to_image, positions, present, frames)
     return nats.sum(1) + mean.square().sum((1, 2, 3, 4)) + scale.log().sum((1, 2, 3, 4))
 
 
@@ -111,17 +114,18 @@ def test_adam_is_that_of_pytorch(generator):
     singles = [start[r].clone().requires_grad_() for r in range(2)]
     optimizers = [torch.optim.Adam([s], lr=float(rates[r])) for r, s in enumerate(singles)]
     values, mean, square = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
-    bad = torch.zeros(2, dtype=torch.int32)
+    bad, copy = torch.zeros(2, dtype=torch.int32), torch.zeros_like(start, dtype=torch.float32)
     for step in range(1, 6):
         gradient = torch.randn(start.shape, generator=generator, dtype=torch.float64)
         pace = rates / (1 - cells.BETA_1**step)
         correction = torch.full((2,), 1 / (1 - cells.BETA_2**step), dtype=torch.float64)
-        cells.adam(values, gradient, mean, square, pace, correction, bad)
+        cells.adam(values, gradient, mean, square, pace, correction, bad, [copy])
         for single, optimizer, own in zip(singles, optimizers, gradient, strict=True):
             single.grad = own.clone()
             optimizer.step()
     torch.testing.assert_close(values, torch.stack(singles).detach(), rtol=1e-12, atol=1e-12)
     assert bad.tolist() == [0, 0]
+    assert torch.equal(copy, values.float())
 
 
 def test_adam_says_whose_gradient_is_not_finite():

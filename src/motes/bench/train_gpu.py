@@ -108,14 +108,17 @@ def pieces(replicas: Replicas, inputs: StepInputs) -> Mapping[str, Callable[[], 
     leaves = {name: stack.detach().requires_grad_() for name, stack in replicas.stacks.items()}
     reader = {n.removeprefix("inference."): w for n, w in leaves.items() if n[:5] == "infer"}
     painter = {n.removeprefix("renderer."): w for n, w in leaves.items() if n[:5] == "rende"}
+    del painter["to_image"]
     positions = inputs.noise.clone().requires_grad_()
     pixels = frames.flatten(3).flatten(1, 2)
-    image = [reader["from_image"], reader["gate_bias"]]
+    factors, bias = replicas.factors(), reader["gate_bias"]
+    image, recurrent = factors["inference.from_image"], factors["inference.recurrent"]
+    to_image = factors["renderer.to_image"]
     B, T = frames.shape[1:3]
-    read = stacked.affine(pixels, *image).detach().unflatten(1, (B, T)).requires_grad_()
-    initial = torch.zeros(1, present.shape[2], B, reader["from_past"].shape[1]).to(frames)
-    chain = [initial.requires_grad_(), read, reader["from_past"], reader["from_below"]]
-    gradients = [torch.zeros_like(stack) for stack in leaves.values()]
+    read = stacked.affine(pixels, image, bias).detach().unflatten(1, (B, T)).requires_grad_()
+    initial = torch.zeros(1, present.shape[2], B, reader["from_past"].shape[1]).to(read)
+    chain = [initial.requires_grad_(), read, recurrent.backward]
+    gradients = {name: torch.zeros_like(leaf) for name, leaf in replicas.leaves().items()}
     rates = inputs.settings[:, :2].unbind(-1)
 
     def with_gradient(call: Callable[[], Tensor], of: list[Tensor]) -> Callable[[], object]:
@@ -123,14 +126,16 @@ def pieces(replicas: Replicas, inputs: StepInputs) -> Mapping[str, Callable[[], 
 
     return {
         "clips and noise": lambda: replicas.frames(_taken(replicas)),
-        "image product": with_gradient(lambda: stacked.affine(pixels, *image), image),
-        "recurrence forward": lambda: stacked.recur_stacked(*chain),
+        "image product": with_gradient(
+            lambda: stacked.affine(pixels, image, bias), [image.backward, bias]
+        ),
+        "recurrence forward": lambda: stacked.recur_stacked(initial, read, recurrent),
         "recurrence forward and backward": with_gradient(
-            lambda: stacked.recur_stacked(*chain), chain
+            lambda: stacked.recur_stacked(initial, read, recurrent), chain
         ),
         "renderer and pixels": with_gradient(
-            lambda: stacked.log_likelihood(painter, positions, present, frames),
-            [positions, *painter.values()],
+            lambda: stacked.log_likelihood(painter, to_image, positions, present, frames),
+            [positions, to_image.backward, *painter.values()],
         ),
         "Kalman": with_gradient(
             lambda: log_evidence(*replicas.motion(), positions, present),
@@ -180,9 +185,10 @@ def _compared(replicas: Replicas, inputs: StepInputs) -> tuple[dict[str, float],
     assert isinstance(model.inference, InferenceNetwork)
     parts = Parts(model.dynamics, model.renderer, model.inference)
     frames = replicas.frames(inputs)
-    batch = Batch(frames[0], replicas.data.num_objects[inputs.indices[0]], inputs.noise[0])
+    batch = Batch(frames[0].float(), replicas.data.num_objects[inputs.indices[0]], inputs.noise[0])
     plain = plain_step(parts, model.present(batch.num_objects), batch)
     stacks = list(replicas.stacks.values())
+    factors, replicas.kept_factors = replicas.kept_factors, None  # gradients reach the stacks
 
     def loss() -> Tensor:
         terms = replicas.terms(frames, inputs)
@@ -196,3 +202,4 @@ def _compared(replicas: Replicas, inputs: StepInputs) -> tuple[dict[str, float],
         return disagreement(parts, ours, plain), plain
     finally:
         torch.set_float32_matmul_precision(precision)
+        replicas.kept_factors = factors

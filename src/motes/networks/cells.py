@@ -6,6 +6,8 @@ the buffers of `motes.networks.stacked`, for all replicas, objects and clips of 
 n is at frame t = d - n there, if that is a frame.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn.functional import softplus
 
@@ -150,6 +152,7 @@ def adam(
     pace: Float[Tensor, " R"],
     correction: Float[Tensor, " R"],
     bad: Int[Tensor, " R"],
+    copies: Sequence[Float[Tensor, "R ..."]] = (),
 ) -> None:
     """One step of Adam for each replica, in place; `bad` becomes 1 where a gradient is not finite.
 
@@ -161,6 +164,7 @@ def adam(
         pace: the learning rate over what `mean` lacks of its full weight, 1 - BETA_1^step.
         correction: one over what `square` lacks.
         bad: a flag for each replica.
+        copies: of the parameters in other types, at most two, brought up to date.
     """
     shape, kind = (-1, *(1,) * (values.ndim - 1)), values.dtype
     mean.lerp_(gradient, 1 - BETA_1)
@@ -168,13 +172,5 @@ def adam(
     spread = (square * correction.to(kind).view(shape)).sqrt() + EPSILON
     values.sub_(pace.to(kind).view(shape) * mean / spread)
     bad.logical_or_(~gradient.reshape(len(bad), -1).isfinite().all(1))
-
-
-def shorten(
-    above: Float[Tensor, "R rows columns"],
-    below: Float[Tensor, "R rows columns"],
-    kinds: tuple[torch.dtype, torch.dtype],
-) -> tuple[Float[Tensor, "R 2*rows columns"], Float[Tensor, "R 2*rows columns"]]:
-    """Two matrices below one another, in two types."""
-    joined = torch.cat([above, below], 1)
-    return joined.to(kinds[0]), joined.to(kinds[1])
+    for copy in copies:
+        copy.copy_(values)

@@ -1,4 +1,6 @@
-"""`motes.networks.cells` as GPU kernels, one for each of its functions."""
+"""`motes.networks.cells` as GPU kernels, one for each of its functions, and clips from bits."""
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -100,28 +102,28 @@ def adam(
     pace: Tensor,
     correction: Tensor,
     bad: Tensor,
+    copies: Sequence[Tensor] = (),
 ) -> None:
-    """See `motes.networks.cells.adam`."""
+    """See `motes.networks.cells.adam`; copies are rows of larger stacks."""
     R, size = len(values), values[0].numel()
     if not gradient[0].is_contiguous():
         gradient = gradient.contiguous()
+    first, second, *_ = *copies, values, values  # what is not there is not written
     _adam[triton.cdiv(size, ELEMENTS), R](
-        values, gradient, mean, square, pace, correction, bad, size, gradient.stride(0),
+        values, gradient, mean, square, pace, correction, bad, first, second,
+        size, gradient.stride(0), first.stride(0), len(copies),
         BETA_1, BETA_2, EPSILON, ELEMENTS,
     )  # fmt: skip
 
 
-def shorten(
-    above: Tensor, below: Tensor, kinds: tuple[torch.dtype, torch.dtype]
-) -> tuple[Tensor, Tensor]:
-    """See `motes.networks.cells.shorten`."""
-    R, rows, columns = above.shape
-    first, second = (
-        torch.empty(R, 2 * rows, columns, dtype=kind, device=above.device) for kind in kinds
+def unpack(bits: Tensor, indices: Tensor, num_pixels: int) -> Tensor:
+    """What `motes.data.clips.PackedFrames.unpack` gives, in 16 bits, and pixels in one row."""
+    (b,), (_, T, num_bytes) = indices.shape, bits.shape
+    frames = torch.empty(b, T, num_pixels, dtype=torch.float16, device=bits.device)
+    _unpack[b * T, triton.cdiv(num_pixels, PIXELS)](
+        bits, indices, frames, T, num_bytes, num_pixels, PIXELS
     )
-    size = rows * columns
-    _shorten[triton.cdiv(size, ELEMENTS), 2, R](above, below, first, second, size, ELEMENTS)
-    return first, second
+    return frames
 
 
 def _columns(num_cells: int) -> int:
@@ -300,7 +302,7 @@ def _bernoulli(
         inside, at = pixel < pixels, row * pixels + pixel
         logit = tl.load(logits + at, inside, other=0.0)
         logit += tl.load(bias + r * pixels + pixel, inside, other=0.0)
-        frame = tl.load(frames + at, inside, other=0.0)
+        frame = tl.load(frames + at, inside, other=0.0).to(tl.float32)
         # The logarithm of 1 + exp(logit), from the smaller exponential.
         rest = tl.exp(-tl.abs(logit))
         soft = tl.maximum(logit, 0.0) + tl.log(1 + rest)
@@ -312,14 +314,15 @@ def _bernoulli(
 
 @triton.jit
 def _adam(
-    values, gradient, mean, square, pace, correction, bad, size, stride,
+    values, gradient, mean, square, pace, correction, bad, first, second,
+    size, stride, copy_stride, COPIES: tl.constexpr,
     BETA_1: tl.constexpr, BETA_2: tl.constexpr, EPSILON: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     r = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside, at = i < size, r * size + i
-    g = tl.load(gradient + r * stride + i, inside, other=0.0)
     m = tl.load(mean + at, inside, other=0.0)
+    g = tl.load(gradient + r * stride + i, inside, other=0.0).to(m.dtype)
     v = tl.load(square + at, inside, other=0.0)
     m += (1 - BETA_1) * (g - m)
     v = BETA_2 * v + (1 - BETA_2) * g * g
@@ -329,18 +332,21 @@ def _adam(
     tl.store(mean + at, m, inside)
     tl.store(square + at, v, inside)
     tl.store(values + at, value, inside)
+    if COPIES > 0:
+        tl.store(first + r * copy_stride + i, value.to(first.dtype.element_ty), inside)
+    if COPIES > 1:
+        tl.store(second + r * copy_stride + i, value.to(second.dtype.element_ty), inside)
     # A number that is not finite is not equal to itself less itself.
     if tl.sum(tl.where(g - g == 0, 0, 1)) > 0:
         tl.store(bad + r, 1)
 
 
 @triton.jit
-def _shorten(above, below, first, second, size, BLOCK: tl.constexpr):
-    half, r = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < size
-    value = tl.load(above + r * size + i, inside & (half == 0), other=0.0)
-    value += tl.load(below + r * size + i, inside & (half == 1), other=0.0)
-    at = (2 * r + half) * size + i
-    tl.store(first + at, value.to(first.dtype.element_ty), inside)
-    tl.store(second + at, value.to(second.dtype.element_ty), inside)
+def _unpack(bits, indices, frames, T, num_bytes, num_pixels, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < num_pixels
+    source = tl.load(indices + row // T) * T + row % T
+    byte = tl.load(bits + source * num_bytes + i // 8, inside, other=0).to(tl.int32)
+    lit = (byte >> (7 - i % 8)) & 1
+    tl.store(frames + row * num_pixels + i, lit.to(frames.dtype.element_ty), inside)

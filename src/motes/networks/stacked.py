@@ -8,7 +8,7 @@ in 32 [Choice 21].
 
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -17,9 +17,40 @@ from torch.nn.functional import softplus
 from motes.networks import cells
 from motes.shapes import Bool, Float, Int, Tensor
 
+# The matrices that products read, and the weights whose rows they hold, below one another.
+FACTORS = {
+    "inference.from_image": ("inference.from_image",),
+    "inference.recurrent": ("inference.from_past", "inference.from_below"),
+    "renderer.to_image": ("renderer.to_image",),
+}
+
+
+class Factor(NamedTuple):
+    """A matrix of weights as products read it.
+
+    On a GPU both are 16 bits, and its gradient is that of `backward`, in its type [Choice 21].
+    """
+
+    forward: Float[Tensor, "R inner outer"]
+    backward: Float[Tensor, "R inner outer"]  # read where gradients are passed on
+
+
+def factor(*parts: Float[Tensor, "R _ outer"]) -> Factor:
+    """These weights below one another as a factor, through which gradients reach them."""
+    joined = torch.cat(parts, 1)
+    forward, backward = _forward_type(joined), _backward_type(joined)
+    return Factor(joined.detach().to(forward), joined.to(backward))
+
+
+def factors(weights: Mapping[str, Tensor]) -> dict[str, Factor]:
+    """The factors of `FACTORS` by their names, from stacks by theirs."""
+    return {name: factor(*(weights[part] for part in parts)) for name, parts in FACTORS.items()}
+
 
 def encode(
     weights: Mapping[str, Tensor],
+    from_image: Factor,
+    recurrent: Factor,
     frames: Float[Tensor, "R B T height width"],
     num_objects: Int[Tensor, "R B"],
     scale_floor: float,
@@ -28,6 +59,8 @@ def encode(
 
     Args:
         weights: the stacked parameters of the inference networks by their names.
+        from_image: the weights of that name.
+        recurrent: `from_past` and `from_below`.
         frames: values in [0, 1].
         num_objects: objects in each clip.
         scale_floor: of all replicas.
@@ -39,12 +72,11 @@ def encode(
     choice = num_objects - 1 + N * torch.arange(R, device=num_objects.device)[:, None]
     initial = weights["initial"].flatten(0, 1).index_select(0, choice.flatten()).tanh()
     pixels = frames.flatten(3).flatten(1, 2)
-    image_part = affine(pixels, weights["from_image"], weights["gate_bias"])
+    image_part = affine(pixels, from_image, weights["gate_bias"])
     states = recur_stacked(
         initial.unflatten(0, (R, B)).transpose(1, 2),
         image_part.unflatten(1, frames.shape[1:3]),
-        weights["from_past"],
-        weights["from_below"],
+        recurrent,
     )
     read = torch.baddbmm(
         weights["position_bias"][:, None], states.flatten(1, 3), weights["to_position"]
@@ -55,6 +87,7 @@ def encode(
 
 def log_likelihood(
     weights: Mapping[str, Tensor],
+    to_image: Factor,
     positions: Float[Tensor, "R B N T 2"],
     present: Bool[Tensor, "R B N"],
     frames: Float[Tensor, "R B T height width"],
@@ -63,6 +96,7 @@ def log_likelihood(
 
     Args:
         weights: the stacked parameters of the renderers by their names.
+        to_image: the weights of that name.
         positions: latent positions; those of absent objects may hold anything.
         present: which objects a clip has.
         frames: values in [0, 1].
@@ -78,33 +112,32 @@ def log_likelihood(
         weights["empty_canvas"],
     )
     pixels = frames.flatten(3).flatten(1, 2)
-    nats = _Bernoulli.apply(x.flatten(1, 2), weights["to_image"], weights["image_bias"], pixels)
+    nats = _Bernoulli.apply(x.flatten(1, 2), *to_image, weights["image_bias"], pixels)
     total: Tensor = nats.unflatten(1, frames.shape[1:3]).sum(-1)
     return total
 
 
 def affine(
     rows: Float[Tensor, "R rows inner"],
-    weights: Float[Tensor, "R inner outer"],
+    weights: Factor,
     bias: Float[Tensor, "R outer"],
 ) -> Float[Tensor, "R rows outer"]:
     """Return rows times weights plus bias, of which the rows get no gradient."""
-    result: Tensor = _Affine.apply(rows, weights, bias)
+    result: Tensor = _Affine.apply(rows, *weights, bias)
     return result
 
 
 def recur_stacked(
     initial: Float[Tensor, "R N B state"],
     image_part: Float[Tensor, "R B T 2*state"],
-    from_past: Float[Tensor, "R state 2*state"],
-    from_below: Float[Tensor, "R state 2*state"],
+    recurrent: Factor,
 ) -> Float[Tensor, "R N T B state"]:
     """Return the states of all replicas, as `motes.networks.recurrence.recur` of each would.
 
     Law: equals it, values and gradients (test_stacked_recurrence_is_the_single_one); on a GPU up
     to the rounding of 16-bit factors (test_gpu_networks_are_the_cpus_up_to_short_factors).
     """
-    states: Tensor = _Recurrence.apply(initial, image_part, from_past, from_below)
+    states: Tensor = _Recurrence.apply(initial, image_part, *recurrent)
     return states
 
 
@@ -118,12 +151,10 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, initial: Tensor, image_part: Tensor, from_past: Tensor, from_below: Tensor
+        ctx: Any, initial: Tensor, image_part: Tensor, weights: Tensor, weights_back: Tensor
     ) -> Tensor:
         (R, N, B, S), T = initial.shape, image_part.shape[2]
         D, kernels = T + N - 1, quick(initial)
-        kinds = _forward_type(initial), _backward_type(initial)
-        weights, weights_back = kernels.shorten(from_past, from_below, kinds)
         joined, kept = (w.new_zeros(R, D, N, B, 2 * S) for w in (weights, weights_back))
         for n in range(N):
             joined[:, n, n, :, :S] = kept[:, n, n, :, :S] = initial[:, n]
@@ -136,7 +167,7 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, grad_states: Tensor) -> tuple[Tensor, Tensor, None, Tensor]:
         states, gates, kept, weights = ctx.saved_tensors
         (R, N, T, B, S), D = states.shape, gates.shape[1]
         kernels, grad_states = quick(states), grad_states.contiguous()
@@ -149,26 +180,26 @@ class _Recurrence(torch.autograd.Function):
             grad_joined = product.view(R, N, B, 2 * S)
             if d < N:
                 grad_initial[:, d] = grad_joined[:, d, :, :S]
-        by_both = _product(kept.flatten(1, 3).mT, grad_gates.flatten(1, 3), states.dtype)
+        by_weights = torch.bmm(kept.flatten(1, 3).mT, grad_gates.flatten(1, 3))
         by_image = _clips_first(grad_gates, T).sum(3, dtype=states.dtype)
-        return grad_initial, by_image, *by_both.chunk(2, dim=1)
+        return grad_initial, by_image, None, by_weights
 
 
 class _Affine(torch.autograd.Function):
     """The products of `affine`."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
-        short = rows.to(_forward_type(rows))
+    def forward(ctx: Any, rows: Tensor, weights: Tensor, _: Tensor, bias: Tensor) -> Tensor:
+        short = rows.to(weights.dtype)
         ctx.save_for_backward(short)
-        return _product(short, weights.to(short.dtype), rows.dtype).add_(bias[:, None])
+        return _product(short, weights, bias.dtype).add_(bias[:, None])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, Tensor]:
         (rows,) = ctx.saved_tensors
         short = grad.to(_backward_type(grad))
-        return None, _product(rows.to(short.dtype).mT, short, grad.dtype), grad.sum(1)
+        return None, None, torch.bmm(rows.to(short.dtype).mT, short), grad.sum(1)
 
 
 class _Painting(torch.autograd.Function):
@@ -192,24 +223,26 @@ class _Bernoulli(torch.autograd.Function):
     """The log density of rows of pixels whose logits are x times weights plus bias."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor, bias: Tensor, pixels: Tensor) -> Tensor:
-        short = x.to(_forward_type(x))
-        logits = _product(short, weights.to(short.dtype), x.dtype)
-        residual = torch.empty(logits.shape, dtype=_backward_type(x), device=x.device)
+    def forward(
+        ctx: Any, x: Tensor, weights: Tensor, weights_back: Tensor, bias: Tensor, pixels: Tensor
+    ) -> Tensor:
+        short = x.to(weights.dtype)
+        logits = _product(short, weights, x.dtype)
+        residual = torch.empty_like(logits, dtype=weights_back.dtype)
         nats: Tensor = quick(x).bernoulli(logits, bias, pixels, residual)
-        ctx.save_for_backward(short, weights, residual)
+        ctx.save_for_backward(short, weights_back, residual)
         return nats
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor, Tensor, None]:
         x, weights, residual = ctx.saved_tensors
         by_logits = residual * grad[..., None].to(residual.dtype)
-        kind = grad.dtype
         return (
-            _product(by_logits, weights.to(residual.dtype).mT, kind),
-            _product(x.to(residual.dtype).mT, by_logits, kind),
-            by_logits.sum(1, dtype=kind),
+            _product(by_logits, weights.mT, grad.dtype),
+            None,
+            torch.bmm(x.to(residual.dtype).mT, by_logits),
+            by_logits.sum(1, dtype=grad.dtype),
             None,
         )
 
