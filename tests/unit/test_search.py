@@ -10,7 +10,6 @@ from motes.lgssm import Dynamics
 from motes.structured.expecting import expect
 from motes.structured.places import Glyph, Place, View, covers, look, unexplained
 from motes.structured.search import (
-    TOLD,
     Scene,
     Sightings,
     follow,
@@ -142,7 +141,7 @@ def test_looking_again_is_a_loop_over_frames_and_objects_as_the_others_stand(
             prior = Place(expected.mean[clip, n, t, None], expected.covariance[clip, n, t, None])
             share = unexplained(glyph, view, near.cut(squares(dark, glyph.far)))
             alone = look(glyph, view, share, prior)
-            seen = bool(observed[b, t]) and alone.told.item() > TOLD
+            seen = bool(observed[b, t]) and alone.told.item() > glyph.least
             place = alone.place() if seen else prior
             mean[n] = place.mean[0, 0]  # the objects after it see it there
             assert found.seen[b, n, t].item() == seen

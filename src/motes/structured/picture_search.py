@@ -9,8 +9,8 @@ from motes import kalman
 from motes.lgssm import Dynamics
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.picture import Looks, PictureRenderer, opacity_at
-from motes.structured.places import Look, Place, chosen, mahalanobis
-from motes.structured.search import LOOKS, TOLD, Sightings, predict_place
+from motes.structured.places import TOLD, Look, Place, chosen, mahalanobis
+from motes.structured.search import LOOKS, Sightings, predict_place
 from motes.structured.windows import Window, window_offsets
 
 TOO_FAR = 16.0  # four standard deviations, squared: a sighting in three thousand

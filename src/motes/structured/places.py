@@ -9,6 +9,11 @@ from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.glyph import GlyphRenderer, log_white
 from motes.structured.windows import Window, squares, window_offsets
 
+# Nats that a frame must tell of an object's place, or the object was not seen: it is behind
+# something, or lost, and what came out is the prior.
+TOLD = 1.0
+SHARE = 0.03  # of what a whole object tells, likewise: the edge of another tells less [Choice 37]
+
 
 class Place(NamedTuple):
     """Beliefs about where objects are, in pixels."""
@@ -40,6 +45,7 @@ class Glyph(NamedTuple):
     visibility: Float[Tensor, "height width"]
     missed: Float[Tensor, ""]  # log probability that an object does not show in a frame
     bare: Float[Tensor, ""]  # the probability of white in a typical pixel without any object
+    least: Float[Tensor, ""]  # nats that a frame must tell of an object, or it was not seen
     phases: int
     window: int
     # What every look needs again:
@@ -73,6 +79,8 @@ class Glyph(NamedTuple):
         axis = torch.arange(-reach, reach + 1, device=depth.device)
         along = mean.sum(0) + mean.sum(1)
         far = window + reach
+        dark = (-depth).exp()
+        whole = ((1 - dark) * gain - dark * depth).sum((1, 2)).mean()
         return Glyph(
             depth=depth,
             lit_gain=gain,
@@ -80,6 +88,7 @@ class Glyph(NamedTuple):
             visibility=visibility,
             missed=torch.log1p(-visibility.median()),
             bare=-torch.expm1(-typical),
+            least=(SHARE * whole).clamp(min=TOLD),
             phases=phases,
             window=window,
             kernels=by_rows(torch.stack([gain, -depth], 1), 2 * window + 1),

@@ -28,9 +28,6 @@ from motes.structured.places import (
 from motes.structured.windows import Window, pixel_of, squares
 
 LOOKS = 2  # at each frame: the second shares lit pixels out by what the first one found
-# Nats that a frame must tell of an object's place, or the object was not seen: it is behind
-# something, or lost, and what came out is the prior.
-TOLD = 1.0
 AT_ONCE = 2**22  # pixels of frames, for each object, that are held side by side: bounds memory
 
 
@@ -128,7 +125,7 @@ def follow(scene: Scene, glyph: Glyph, trusted: Bool[Tensor, "B T"]) -> Sighting
     for t in range(trusted.shape[1]):
         frame = scene.frame(t)
         prediction = predict_place(components, belief, log_weights, renderer)
-        new = (first == t)[:, None] & (nats > TOLD)
+        new = (first == t)[:, None] & (nats > glyph.least)
         place = guess = chosen(new, Place(start, wide), prediction)
         # Of a first place nothing is known before.
         prior = chosen(new, Place(start, 1e6 * wide), prediction)
@@ -138,7 +135,7 @@ def follow(scene: Scene, glyph: Glyph, trusted: Bool[Tensor, "B T"]) -> Sighting
             near = Window.around(place.mean, glyph.far, renderer.image_size)
             share = responsibility(glyph, near, place, present)
             looked = look(glyph, View.through(near, glyph, around), share, prior)
-            place, seen = looked.place(), trusted[:, t, None] & (looked.told > TOLD)
+            place, seen = looked.place(), trusted[:, t, None] & (looked.told > glyph.least)
         sighting = Sightings(chosen(seen, place, guess), seen)
         lost = trusted[:, t, None] & present & ~seen
         if bool(lost.any()):
@@ -183,7 +180,7 @@ def recover(
         view = View.through(near, glyph, squares(frame, glyph.far))
         dark = near.cut(squares((1 - covered).view_as(frame), glyph.far))
         looked = look(glyph, view, unexplained(glyph, view, dark), prior)
-        back = (lost[:, n] & (told > glyph.missed))[:, None] & (looked.told > TOLD)
+        back = (lost[:, n] & (told > glyph.missed))[:, None] & (looked.told > glyph.least)
         means[:, one], covariances[:, one] = chosen(back, looked.place(), prior)
         seen[:, one] |= back
     return Sightings(Place(means, covariances), seen)
@@ -251,7 +248,7 @@ def revisit(scene: Scene, glyph: Glyph, guess: Place, expected: Place) -> tuple[
         others = [other for other in range(N) if other != n]
         dark = darkness(glyph, view, pixels[:, others], present[:, others])
         looked = look(glyph, view, unexplained(glyph, view, dark), its_prior)
-        seen = looked.told > TOLD
+        seen = looked.told > glyph.least
         place = chosen(seen, looked.place(), its_prior)
         pixels[:, one] = pixel_of(place.mean, size)
         looks.append(looked)
