@@ -84,7 +84,8 @@ class Trainer:
         self.step = 0
         self.num_summed = 0
         self.watch = Watch(1, device)
-        self._found: PlacePosterior | None = None  # structured family: the last look at the frames
+        self._frames: Tensor | None = None  # those that the last look was at
+        self._found: PlacePosterior | None = None  # structured family: what it found
 
     def advance(self) -> None:
         """Takes one training step."""
@@ -151,8 +152,10 @@ class Trainer:
         rates += [VISIBILITY_PACE * rates[0]] * bool(self.model.hiding())
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = float(rate)
-        frames = self.data.frames(inputs.indices)
-        if self.config.model.pixels == "binary":
+        if self._frames is None or self._looks:
+            self._frames = self.data.frames(inputs.indices)
+        frames = self._frames
+        if self.config.model.pixels == "binary" and blur_width > 0:
             frames = blur(frames, blur_width.float(), self.data.ink)
         num_objects = self.data.num_objects[inputs.indices]
         terms = self._terms(frames, num_objects, inputs)
@@ -168,6 +171,11 @@ class Trainer:
             means[None] / self.config.batch_size, norms.sum().isfinite()[None], step[None]
         )
 
+    @property
+    def _looks(self) -> bool:
+        """Whether the next step looks at new clips: several steps for each look. [Choice 16]."""
+        return self.step % self.config.schedule.steps_per_look == 0
+
     def _terms(
         self,
         frames: Float[Tensor, "B T height width *channels"],
@@ -180,7 +188,7 @@ class Trainer:
             lesson = Encoding(*(part.index_select(0, inputs.indices) for part in lessons))
             return lesson_terms(model, lesson, frames, num_objects, inputs.noise)
         observed = self.data.seen(inputs.indices)
-        if self.step % schedule.steps_per_look == 0:  # several steps for each look [Choice 16]
+        if self._looks:
             explore = EXPLORE if self.step < EXPLORED * schedule.iterations else 0.0
             self._found = model.track(frames, num_objects, observed, explore=explore)
             model.let_hide(self.step >= schedule.frozen_visibility)

@@ -114,15 +114,20 @@ class GlyphRenderer(Stage):
         """
         B, _, T, _ = positions.shape
         num_pixels = math.prod(self.image_size)
-        ink, place = self.stamps(positions, present)
-        frame = torch.arange(B * T, device=ink.device).view(B, 1, T, 1)
-        index = (frame * num_pixels + place).flatten()
-        empty = ink.new_zeros(B * T * num_pixels)
-        total = empty.index_add(0, index, ink.flatten())
-        times = empty.index_add(0, index, torch.ones_like(ink).flatten())
+        clip = present.nonzero()[:, 0]
+        # As clips of one object each: those that are not there have nothing to be worked out.
+        ink, place = self.stamps(
+            positions[present][:, None], torch.ones_like(clip, dtype=torch.bool)[:, None]
+        )
+        frame = (clip[:, None] * T + torch.arange(T, device=ink.device))[:, None]
+        index = (frame[..., None] * num_pixels + place).flatten()
+        size = B * T * num_pixels
+        total = ink.new_zeros(size).index_add_(0, index, ink.flatten())
+        times = ink.new_zeros(size).index_add_(0, index, torch.ones_like(ink).flatten())
         background, visibility = self.background().flatten(), self.visibility().flatten()
         touched = self.shown(total[index], visibility[index % num_pixels]) / times[index]
-        dark = touched.view(ink.shape).sum((1, 3)) + background.sum()
+        by_objects = touched.view(ink.shape).sum((1, 3))
+        dark = by_objects.new_zeros(B, T).index_add(0, clip, by_objects) + background.sum()
         lit = frames.flatten().nonzero()[:, 0]
         depth = self.shown(total[lit], visibility[lit % num_pixels]) + background[lit % num_pixels]
         gain = frames.flatten()[lit] * (depth + log_white(depth))
