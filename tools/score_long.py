@@ -59,7 +59,7 @@ def ask(model: Model, clips: Clips, count: int) -> dict[str, float]:
         **scores(told, clips),
         "seconds": round(taken[0], 1),
         "cpu_seconds": round(taken[1], 1),
-        "peak_mib": round(grown(), 1),
+        "peak_mib": round(grown.peak, 1),
         "video_mib": round(frames.numel() * 4 / 2**20, 1),
     }
 

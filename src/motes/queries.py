@@ -151,7 +151,10 @@ def _ask(
 
     def draw_frames() -> Float[Tensor, "B T height width *channels"]:
         generator = torch.Generator().manual_seed(seed)
-        return marginal_frames(model, q, observed, counts, log_weights, states, generator)
+        # Smoothed again: of a long clip the states of all components would be much to keep.
+        return marginal_frames(
+            model, q, observed, counts, *smooth_components(model, seen), generator
+        )
 
     return _answer(model, tracks, draw_frames, observed, counts, probabilities)
 
@@ -308,6 +311,8 @@ def _answer(
     path_covariances = tracks.states.covariances[..., :POSITION_DIM, :POSITION_DIM]
     velocities = delta * tracks.states.means[..., POSITION_DIM:]
 
+    positions, looks = tracks.positions, tracks.looks  # what drawing keeps
+
     def shown(values: Tensor) -> Tensor:
         return blank(values[:, :N].float(), present)
 
@@ -336,5 +341,5 @@ def _answer(
         num_objects=num_objects,
         count_probabilities=count_probabilities,
         draw_frames=drawn(draw_frames),
-        draw_mean_frames=drawn(lambda: _render(model, tracks.positions, num_objects, tracks.looks)),
+        draw_mean_frames=drawn(lambda: _render(model, positions, num_objects, looks)),
     )

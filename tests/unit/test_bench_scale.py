@@ -16,10 +16,15 @@ def test_the_peak_counts_what_came_and_went() -> None:
         held = torch.ones(2**26, dtype=torch.uint8)  # 64 MiB, written to
         del held
     # Pages are counted in small lots, and the interpreter takes a little itself.
-    assert 60 < grown() < 80
+    assert 60 < grown.peak < 80
+    assert grown.kept < 10
+    with peak_memory() as grown:
+        held = torch.ones(2**26, dtype=torch.uint8)
+    assert 60 < grown.kept <= grown.peak
+    del held
     with peak_memory() as grown:
         pass
-    assert grown() < 10
+    assert grown.peak < 10
 
 
 def test_growth_is_the_power_of_the_last_tenfold() -> None:

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,7 +87,8 @@ def bench_scale(smoke: bool = False, progress: Progress = lambda done: None) -> 
         progress(next(done))
     hand_back_at_once()
     for (family, point), found in zip(points, asked, strict=True):
-        found["peak_mib"] = ask_once(family, point)["peak_mib"]
+        held = ask_once(family, point)
+        found |= {name: held[name] for name in ("peak_mib", "answer_mib")}
         progress(next(done))
     found_in_order = iter(asked)
     measured: dict[str, Any] = {
@@ -104,6 +105,7 @@ def bench_scale(smoke: bool = False, progress: Progress = lambda done: None) -> 
         "notes": {
             "peak": "MiB beyond what the process held before the question: all but the frames; "
             "blocks are handed back when they are free",
+            "answer": "what of it is still held when the answer is there",
             "interpolate": "every fifth frame is hidden, for which the frames are copied once",
             "forecast": "the first half is seen",
             "models": f"untrained; the paper's networks with states of {STATE_SIZE}",
@@ -144,13 +146,14 @@ def ask_once(family: str, point: Point) -> dict[str, float]:
         start = time.perf_counter()
         match point.question:
             case "interpolate":
-                interpolate(model, frames, seen, point.objects)
+                answer = interpolate(model, frames, seen, point.objects)
             case "forecast":
-                forecast(model, frames[:, :-half], point.objects, horizon=half)
+                answer = forecast(model, frames[:, :-half], point.objects, horizon=half)
             case _:
-                infer(model, frames, point.objects)
+                answer = infer(model, frames, point.objects)
         seconds = time.perf_counter() - start
-    return {"seconds": seconds, "peak_mib": grown()}
+    del answer  # not before what is held was counted
+    return {"seconds": seconds, "peak_mib": grown.peak, "answer_mib": grown.kept}
 
 
 def stream(num_clips: int, block: int) -> dict[str, float]:
@@ -163,7 +166,7 @@ def stream(num_clips: int, block: int) -> dict[str, float]:
             clips = cannonballs(min(block, num_clips - first), 1, point.frames, point.size, seed)
             total += infer(model, clips.frames, 1).pixels.double().sum((0, 1, 2))
         seconds = time.perf_counter() - start
-    return {"seconds": seconds, "peak_mib": grown()}
+    return {"seconds": seconds, "peak_mib": grown.peak}
 
 
 def hand_back_at_once() -> None:
@@ -174,18 +177,29 @@ def hand_back_at_once() -> None:
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE)
 
 
+@dataclass
+class Grown:
+    """By how many MiB memory rose within a block: at its peak, and what was still held after it."""
+
+    peak: float = 0.0
+    kept: float = 0.0
+
+
 @contextmanager
-def peak_memory() -> Iterator[Callable[[], float]]:
-    """Yields a function that tells, after the block, how many MiB memory rose within it.
+def peak_memory() -> Iterator[Grown]:
+    """Yields what tells, after the block, how much memory rose within it.
 
     Linux keeps the highest level of a process, and lets the process begin it anew.
     """
-    ctypes.CDLL(None).malloc_trim(0)  # what is free but kept would hide what is taken
+    libc = ctypes.CDLL(None)
+    libc.malloc_trim(0)  # what is free but kept would hide what is taken
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
-    peak: list[int] = []
-    yield lambda: max(peak[0] - before, 0) / 1024
-    peak.append(_status("VmHWM"))
+    grown = Grown()
+    yield grown
+    grown.peak = max(_status("VmHWM") - before, 0) / 1024
+    libc.malloc_trim(0)
+    grown.kept = max(_status("VmRSS") - before, 0) / 1024
 
 
 def _status(name: str) -> int:
