@@ -110,10 +110,12 @@ def gains_onwards(
     (B, N, T), positions = seen.shape, torch.where(seen[..., None], positions, 0.0).double()
     alike = (seen == seen[:, :1]).flatten(1).all(1) & (T <= kalman.DENSE_FRAMES)
     joined = positions.new_empty(B, N, N, T)
-    for route, clips in ((joined_by_density, alike), (joined_by_filter, ~alike)):
-        if bool(clips.any()):
-            joined[clips] = route(dynamics, positions[clips], seen[clips])
-    gains = _of_pairs(joined)
+    if bool(alike.any()):
+        joined[alike] = joined_by_density(dynamics, positions[alike], seen[alike])
+    if not bool(alike.all()):
+        law = dynamics.components(), dynamics.log_weights()
+        joined[~alike] = joined_by_filter(*law, positions[~alike], seen[~alike])
+    gains = of_pairs(joined)
     gains[..., 0] = 0.0  # but for rounding: from the first frame on they exchange their names alone
     return gains
 
@@ -144,14 +146,17 @@ def joined_by_density(
 
 
 def joined_by_filter(
-    dynamics: Dynamics, positions: Float[Tensor, "B N T P"], seen: Bool[Tensor, "B N T"]
+    model: LGSSM,
+    log_weights: Float[Tensor, " K"],
+    positions: Float[Tensor, "B N T P"],
+    seen: Bool[Tensor, "B N T"],
 ) -> Float[Tensor, "B N N T"]:
     """The same, in whatever frames each was seen: the one filtered, the other looked back on.
 
     A long clip is gone through in stretches, the last first. What the frames before one say is
     kept for its first frame alone: memory does not grow by more than the gains.
     """
-    model, T = dynamics.components(), seen.shape[2]
+    T = seen.shape[2]
     stretches = [slice(t, t + AT_ONCE) for t in range(0, T, AT_ONCE)]
     starts = [Start(None, 0.0)]
     for time in stretches[:-1]:
@@ -164,7 +169,7 @@ def joined_by_filter(
         heads = (part[:, :, None] for part in predicted)
         tails = (part[:, None, :, None] for part in (later.curvature, later.slope))
         met = overlap(*heads, *tails) + before[:, :, None] + later.level[:, None, :, None]
-        joined.append((met + dynamics.log_weights()[:, None]).logsumexp(3))
+        joined.append((met + log_weights[:, None]).logsumexp(3))
     return torch.cat(joined[::-1], -1)  # head of, tail of, frame
 
 
@@ -191,10 +196,10 @@ def gains_in_frame(found: Sightings, expected: Place) -> Float[Tensor, "B N N T"
     away = found.place.mean[:, None] - expected.mean[:, :, None]  # of, at the place of, frame
     spread = expected.covariance[:, :, None]
     fit = -0.5 * (mahalanobis(away[..., None, :], spread)[..., 0] + determinant(spread).log())
-    return _of_pairs(torch.where(found.seen[:, None], fit, 0.0))
+    return of_pairs(torch.where(found.seen[:, None], fit, 0.0))
 
 
-def _of_pairs(fit: Float[Tensor, "B N N T"]) -> Float[Tensor, "B N N T"]:
+def of_pairs(fit: Float[Tensor, "B N N T"]) -> Float[Tensor, "B N N T"]:
     """What two objects gain by an exchange, from how well each fits what each has."""
     own = fit.diagonal(dim1=1, dim2=2).movedim(-1, 1)
     return fit + fit.transpose(1, 2) - own[:, :, None] - own[:, None]
