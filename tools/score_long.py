@@ -19,17 +19,30 @@ from score_worlds import learn, say, store
 import motes
 from motes import metrics
 from motes.answer import Answer
-from motes.baselines.oracle import Law, Tracks
+from motes.baselines.oracle import Law, Tracks, log_evidence
 from motes.bench.scale import peak_memory
 from motes.data import Clips, worlds
 from motes.model import Model
 from motes.run_folder import environment
+from motes.shapes import Float, Tensor
 from motes.world_scores import TASKS, TEST_SEED, ask_law, inside
 
 LENGTHS = (300, 3000)
 
 
-def scores(told: Answer | Tracks, clips: Clips) -> dict[str, float]:
+def surplus(found: Float[Tensor, "1 N T 2"], truth: Float[Tensor, "1 N T 2"], law: Law) -> float:
+    """Nats by which the places found are likelier as they are told apart than by the truth.
+
+    Where that is positive no one who has the places and the law could have known better.
+    """
+    frames = [part[0].transpose(0, 1)[:, :, None] for part in (found, truth)]  # T N 1 2
+    order = metrics.best_order(*frames).T[None]
+    true = found.take_along_dim(order[..., None], 1)
+    one, other = (log_evidence(tracks.double(), law) for tracks in (found, true))
+    return float(one - other)
+
+
+def scores(told: Answer | Tracks, clips: Clips, law: Law) -> dict[str, float]:
     """How well the tracks of one clip are kept, and how far off they are while they are."""
     assert clips.positions is not None
     assert clips.clean is not None
@@ -40,6 +53,8 @@ def scores(told: Answer | Tracks, clips: Clips) -> dict[str, float]:
     covariances = metrics.reorder(told.pixel_covariances, order)
     return {
         "tracked": float(metrics.tracked(own, truth)),
+        "near": float(((own - truth).norm(dim=-1) <= metrics.TRACKED_WITHIN).double().mean()),
+        "surplus": round(surplus(told.pixels, truth, law), 2),
         "switches": int(metrics.switches(told.pixels, truth)),
         "idf1": int(metrics.identified(told.pixels, truth)) / num_positions,
         "found": float((apart.amin(1) <= metrics.GATE).double().mean()),
@@ -48,7 +63,7 @@ def scores(told: Answer | Tracks, clips: Clips) -> dict[str, float]:
     }
 
 
-def ask(model: Model, clips: Clips, count: int) -> dict[str, float]:
+def ask(model: Model, clips: Clips, count: int, law: Law) -> dict[str, float]:
     """The scores of a model on one clip, with the seconds and the memory that it took."""
     frames = clips.frames.float()
     with peak_memory() as grown:
@@ -56,7 +71,7 @@ def ask(model: Model, clips: Clips, count: int) -> dict[str, float]:
         told = motes.infer(model, frames, count)
         taken = time.monotonic() - wall, time.process_time() - cpu
     return {
-        **scores(told, clips),
+        **scores(told, clips, law),
         "seconds": round(taken[0], 1),
         "cpu_seconds": round(taken[1], 1),
         "peak_mib": round(grown.peak, 1),
@@ -91,8 +106,8 @@ def main() -> None:
             for count in given.counts:
                 clips = worlds.make("long", 1, count, length, seed=TEST_SEED + number)
                 line = {"clip": number, "frames": length, "objects": count}
-                told = ask(model, clips, count)
-                oracle = scores(ask_law(law, clips, count, None), clips)
+                told = ask(model, clips, count, law)
+                oracle = scores(ask_law(law, clips, count, None), clips, law)
                 record["asked"].append({**line, "model": told, "oracle": oracle})
                 store(given.out, "runs", str(given.seed), record=record)
                 say(json.dumps(record["asked"][-1]))
