@@ -262,6 +262,8 @@ def worlds_table(record: Record) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for world, oracle in record.get("oracles", {}).items():
+        if world == "long":  # on the page of reliability
+            continue
         runs = record.get("worlds", {}).get(world, {})
         for count, limit in oracle["by_count"].items():
             ours = [run["by_count"][count] for run in runs.values() if count in run["by_count"]]
@@ -300,6 +302,12 @@ def worlds_page(records: dict[str, Record]) -> str:
     if trained:
         told = "Training took, in seconds of one core of a machine with 7 to 14 such jobs at once: "
         parts.append(told + "; ".join(trained) + ".")
+    commits = {
+        run["environment"]["motes_commit"][:10]
+        for runs in record.get("worlds", {}).values()
+        for run in runs.values()
+    }
+    parts.append(f"Models of the commits {', '.join(sorted(commits))}; the oracles:")
     first = next(iter(record["oracles"].values()))
     return "\n\n".join([*parts, origin(first)])
 
