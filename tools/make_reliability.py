@@ -13,6 +13,13 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "reliability.md"
 MISSING = "No record is stored yet; run `{command}`."
 STILL = "Everything else stays at {frames} frames, {objects} objects, {clips} clip, {size} px."
+MEMORY = (
+    "Memory is what a question takes beyond the frames, which are the caller's: a long video is "
+    "gone through in stretches that bound it (some 300 frames in the structured family), so that "
+    "with its length grows what is known of every position, and no picture. An interpolation "
+    "copies the frames once, "
+    "to blank the hidden ones. Models of pictures still hold all of a clip."
+)
 Record = dict[str, Any]
 
 OPENING = """# Reliability
@@ -161,13 +168,15 @@ def curves(record: Record) -> str:
                 powers = (f"{growth(curve['at'], part):.2f}" for part in values.values())
                 last = curve[family][-1]
                 sizes = f"{last['seconds']:.3g} s, {last['peak_mib']:.0f} MiB"
+                if "answer_mib" in last:
+                    sizes += f", of it the answer {last['answer_mib']:.1f}"
                 rows.append(
                     (axis, family, f"{curve['at'][0]} to {curve['at'][-1]}", *powers, sizes)
                 )
     head = ("axis", "family", "range", "power of seconds", "power of memory", "at the end")
     return (
         f"{table(head, rows)}\n\nPowers over the last tenfold: 1 is linear, 0 is flat. "
-        f"{STILL.format(**record['crossing'])}\n\n"
+        f"{STILL.format(**record['crossing'])} {MEMORY}\n\n"
         "![Seconds and memory over every axis](images/scale.png)"
     )
 

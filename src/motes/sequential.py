@@ -222,15 +222,25 @@ def smooth_sequential(
         mean, covariance = filtered.predicted_means, filtered.predicted_covariances
         reached = Belief(mean[..., -1, :].clone(), covariance[..., -1, :, :].clone())
         starts.append(_Reached(reached, None if spread is None else spread[..., -1, :, :].clone()))
-    ahead, means, covariances = None, [], []
+    ahead, means, covariances = None, None, None
     for time, start in zip(reversed(stretches), reversed(starts), strict=True):
-        smoothed, ahead_of_it = _go_back(model, seen.during(time), start, ahead)
-        own = slice(None) if ahead is None else slice(-1)
-        means.append(smoothed.means[..., own, :])
-        covariances.append(smoothed.covariances[..., own, :, :])
-        ahead = ahead_of_it
-    mean = torch.cat(means[::-1], -2)
-    return Smoothed(mean, torch.cat(covariances[::-1], -3).expand(*mean.shape, mean.shape[-1]))
+        part, ahead = _go_back(model, seen.during(time), start, ahead)
+        # Written in place: to join the parts in the end would hold all of them twice.
+        means = _longer(part.means, last + 1, -2) if means is None else means
+        covariances = (
+            _longer(part.covariances, last + 1, -3) if covariances is None else covariances
+        )
+        means[..., time, :], covariances[..., time, :, :] = part
+    assert means is not None
+    assert covariances is not None
+    return Smoothed(means, covariances.expand(*means.shape, means.shape[-1]))
+
+
+def _longer(values: Float[Tensor, "..."], num_frames: int, axis: int) -> Float[Tensor, "..."]:
+    """An empty tensor as the values are, but of so many frames."""
+    shape = list(values.shape)
+    shape[axis] = num_frames
+    return values.new_empty(shape)
 
 
 def _go_forward(

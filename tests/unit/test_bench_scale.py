@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from motes import cli
-from motes.bench.scale import bench_scale, growth, num_points, peak_memory
+from motes.bench.scale import (
+    Point,
+    ask_once,
+    bench_scale,
+    growth,
+    hand_back_at_once,
+    num_points,
+    peak_memory,
+)
 
 
 def test_the_peak_counts_what_came_and_went() -> None:
@@ -25,6 +33,15 @@ def test_the_peak_counts_what_came_and_went() -> None:
     with peak_memory() as grown:
         pass
     assert grown.peak < 10
+
+
+@pytest.mark.slow
+def test_a_ten_times_longer_video_takes_little_more_memory() -> None:
+    hand_back_at_once()
+    short, long = (ask_once("paper", Point(frames=frames)) for frames in (250, 2500))
+    # Of each position of the two objects some numbers are kept, 1 kB a frame in all, and
+    # twice that while they are made; one picture of the frame would be 9.
+    assert (long["peak_mib"] - short["peak_mib"]) * 2**20 < 2250 * 3000
 
 
 def test_growth_is_the_power_of_the_last_tenfold() -> None:
