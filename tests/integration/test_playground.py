@@ -189,6 +189,31 @@ def test_a_file_is_read_and_its_balls_are_counted(page: Page, tmp_path: Path) ->
     assert "%" in page.text("#counts")
 
 
+def test_a_clip_chosen_while_another_is_counted_keeps_its_own_count(
+    page: Page, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "mine.npz", frames=motes.cannonballs(1, (3,), 24, 48, seed=99).frames)
+    page.evaluate("""(() => {
+        const ask = window.fetch;
+        window.fetch = async (path, options) => {
+            if (path === "api/count") await new Promise((go) => { window.letGo = go; });
+            return ask(path, options);
+        };
+    })()""")
+    page.click("#tab-upload")
+    page.choose_file("#upload", tmp_path / "mine.npz")
+    page.wait("document.querySelector('#took').textContent === 'counting balls …'")
+    assert page.text("#view-forecast p") == "Asking …"
+    page.click("#tab-examples")
+    page.click("#examples button")  # one ball
+    page.wait(ANSWERED)
+    page.evaluate("window.letGo()")
+    page.wait("performance.getEntriesByName(location.origin + '/api/count').length === 1")
+    page.wait("document.querySelectorAll('.kind').length === 1")
+    assert "%" not in page.text("#counts")
+    assert page.text("#counts [aria-checked=true]") == "1"
+
+
 def test_errors_show_in_the_page_and_go_away(page: Page, tmp_path: Path) -> None:
     (tmp_path / "notes.npz").write_text("no clip")
     page.click("#tab-upload")

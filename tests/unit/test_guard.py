@@ -153,6 +153,21 @@ def test_a_client_that_has_gone_is_not_answered() -> None:
     assert asyncio.run(gone()) == []
 
 
+def test_who_waits_for_an_answer_when_the_server_is_stopped_is_told_so() -> None:
+    async def working(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(3600)
+
+    async def stopped() -> list[Message]:
+        asking = asyncio.create_task(ask(Guard(working, host="127.0.0.1", max_bytes={"": LIMIT})))
+        await asyncio.sleep(0.1)
+        asking.cancel()
+        return await asking
+
+    start, body = asyncio.run(stopped())
+    assert start["status"] == 503
+    assert b"stopped" in body["body"]
+
+
 def test_names_and_addresses_are_told_apart() -> None:
     assert host_name("[::1]:80") == "::1"
     assert host_name("Example.org:80") == "example.org"

@@ -133,6 +133,20 @@ def test_counting_gives_the_probabilities_that_python_gives(
     np.testing.assert_allclose(found["probabilities"], expected[0].numpy(), rtol=1e-4, atol=1e-6)
 
 
+def test_of_a_long_video_the_first_seen_frames_are_counted(
+    client: TestClient,
+    playground: Playground,
+    frames: torch.Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("motes.server.playground.MOST_COUNTED", 3)
+    found = reply(client, "/api/count", {"video": video(frames[0]), "mask": GAP})
+    expected = motes.interpolate(playground.model, frames[:, :5], GAP[:5]).count_probabilities
+    assert sum(GAP[:5]) == 3 < sum(GAP)
+    assert expected is not None
+    np.testing.assert_allclose(found["probabilities"], expected[0].numpy(), rtol=1e-4, atol=1e-6)
+
+
 def test_frames_survive_the_wire(generator: torch.Generator) -> None:
     sent = torch.rand(3, 5, 4, generator=generator)
     record = wire.Video(num_frames=3, height=5, width=4, frames=encode_frames(sent))

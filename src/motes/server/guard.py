@@ -67,8 +67,12 @@ class Guard:
         except RefusedError as refusal:
             await _refuse(dressed, refusal)
             return
-        if body is not None:
+        if body is None:
+            return
+        try:
             await self.app(scope, _replay(body, receive), dressed)
+        except asyncio.CancelledError:  # Ctrl-C while the model still works
+            await _refuse(dressed, RefusedError(503, "the playground was stopped"))
 
     def check(self, path: str, headers: dict[str, str]) -> None:
         """Raises `RefusedError` unless the request is addressed to us and comes from our page."""

@@ -48,8 +48,11 @@ async function use(clip, seen = clip.observed ?? middleHidden(clip.num_frames)) 
   Object.assign(state, { clip: { ...clip, levels: bytes(clip.frames) }, probabilities: null, answers: {} });
   timeline.load(seen, Number(find("ahead").value));
   if (timeline.now >= timeline.length) timeline.go(0);
+  find("took").textContent = "";
+  find("kinds").replaceChildren();
+  draw();
   if (clip.num_objects) state.count = Math.min(clip.num_objects, state.about.max_objects);
-  else await countBalls();
+  else if (!await countBalls()) return;
   showCounts(find("counts"), state, chooseCount);
   draw();
   await ask();
@@ -106,11 +109,16 @@ const throwBalls = guarded(async () => {
 
 // ---- the model -----------------------------------------------------------------------------
 
+// False if another clip was chosen meanwhile.
 async function countBalls() {
-  const { num_frames, height, width, frames } = state.clip;
+  const { clip } = state, { num_frames, height, width, frames } = clip;
+  find("took").textContent = "counting balls …";
   const reply = await post("api/count", { video: { num_frames, height, width, frames }, mask: timeline.seen });
+  if (state.clip !== clip) return false;
+  find("took").textContent = `counted in ${Math.round(reply.milliseconds)} ms`;
   state.probabilities = reply.probabilities;
   state.count = 1 + reply.probabilities.indexOf(Math.max(...reply.probabilities));
+  return true;
 }
 
 function chooseCount(count) {
@@ -145,7 +153,7 @@ function draw() {
   const told = answers.interpolated ?? answers.inferred;
   if (told?.clip === clip && told.tracks.length > 1) drawNumbers(told, now);
   if (state.arrow) drawArrow(state.arrow);
-  views.show(answers, now, clip);
+  views.show(answers, now, clip, timeline.masks());
   find("clock").textContent = `${now + 1} / ${timeline.length}`;
 }
 
@@ -281,8 +289,7 @@ function listenToFilm() {
     ask();
   });
   find("count").addEventListener("click", guarded(async () => {
-    await countBalls();
-    chooseCount(state.count);
+    if (await countBalls()) chooseCount(state.count);
   }));
 }
 

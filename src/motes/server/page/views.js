@@ -4,7 +4,7 @@ import { bytes, latest, post } from "./api.js";
 import { colour, showFrame } from "./draw.js";
 
 export const KINDS = {
-  inferred: { label: "Seen whole", dashes: [], empty: "Asking …" },
+  inferred: { label: "Seen whole", dashes: [], empty: "" },
   forecast: { label: "Forecast", dashes: [1.2, 0.9], empty: "Hide frames after the first ones to see a forecast." },
   interpolated: { label: "Filled in", dashes: [2.4, 0.7, 0.4, 0.7], empty: "Hide frames to see them filled in." },
 };
@@ -37,7 +37,7 @@ export class Views {
     return this.panels[kind].box.checked;
   }
 
-  show(answers, now, { height, width }) {
+  show(answers, now, { height, width }, masks) {
     for (const [kind, panel] of Object.entries(this.panels)) {
       const view = answers[kind];
       panel.element.classList.toggle("empty", !view);
@@ -46,7 +46,7 @@ export class Views {
         panel.text.textContent = view.score;
       } else {
         Object.assign(panel.canvas, { width, height }); // which also clears it
-        panel.text.textContent = KINDS[kind].empty;
+        panel.text.textContent = masks[kind] ? "Asking …" : KINDS[kind].empty;
       }
     }
   }
