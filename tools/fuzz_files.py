@@ -4,6 +4,7 @@ A case is a function of its own random numbers and of an empty folder. It ends i
 `InputError`, or in the exit code of the command line; anything else is a defect.
 """
 
+import importlib
 import io
 import json
 import math
@@ -350,7 +351,8 @@ def shown_to(asked: Model, frames: torch.Tensor) -> torch.Tensor:
 
 
 def warm_up() -> None:
-    """Makes the whole files once, so that the forks inherit them."""
+    """Makes the whole files once, so that the forks inherit them, and a list of fonts."""
+    importlib.import_module("matplotlib.font_manager")  # which is written where there is none
     for form in ("npz", "npy", "gif", "tiff", "png", "jpeg"):
         clip_bytes(form)
     for family in CONFIGS:
