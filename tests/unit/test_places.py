@@ -35,7 +35,7 @@ def odd_glyph(phases: int, window: int = 1) -> Glyph:
 def seen_around(glyph: Glyph, mean: torch.Tensor, frames: torch.Tensor) -> View:
     """What is seen of frames around places."""
     near = Window.around(mean, glyph.far, (HEIGHT, WIDTH))
-    return View.through(near, glyph, squares(frames, glyph.far))
+    return View.through(near, glyph, squares(frames, glyph.far), torch.arange(len(frames)))
 
 
 def random_place(generator: torch.Generator, num_clips: int, num_objects: int) -> Place:
@@ -188,7 +188,7 @@ def test_others_leave_dark_what_they_do_not_cover(generator: torch.Generator) ->
     view = seen_around(glyph, mean[:, :1], torch.zeros(40, HEIGHT, WIDTH).double())
     ours = darkness(glyph, view, pixel_of(mean[:, 1:], (HEIGHT, WIDTH)), present[:, 1:])
     whole = (1 - covers(glyph, mean[:, 1:], present[:, 1:])).prod(1).view(40, HEIGHT, WIDTH)
-    theirs = view.window.cut(squares(whole, glyph.far))
+    theirs = view.window.cut(squares(whole, glyph.far), torch.arange(40))
     inside = view.window.inside
     assert (theirs[inside] < 0.9).any()
     torch.testing.assert_close(ours[inside], theirs[inside])

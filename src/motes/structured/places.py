@@ -248,10 +248,13 @@ class View(NamedTuple):
 
     @staticmethod
     def through(
-        window: Window, glyph: Glyph, frame: Float[Tensor, "B height width side side"]
+        window: Window,
+        glyph: Glyph,
+        frames: Float[Tensor, "frames height width side side"],
+        which: Int[Tensor, " B"],
     ) -> "View":
-        """The view of frames that are given by their `squares`."""
-        return View(window, window.cut(frame), *window.cut_of_all(glyph.still))
+        """The view of one of the frames for each clip, given by their `squares`."""
+        return View(window, window.cut(frames, which), *window.cut_of_all(glyph.still))
 
 
 def look(glyph: Glyph, view: View, share: Float[Tensor, "B N side side"], prior: Place) -> Look:

@@ -121,7 +121,7 @@ def follow(scene: Scene, glyph: Glyph, trusted: Bool[Tensor, "B T"]) -> Sighting
     first = trusted.int().argmax(1)
     start, nats = detect(glyph, scene.frame(first), scene.num_objects, N)
     wide = (2 * glyph.spread * torch.eye(2, device=device)).expand(B, N, 2, 2)
-    found = []
+    searches, found = torch.arange(B, device=device), []
     for t in range(trusted.shape[1]):
         frame = scene.frame(t)
         prediction = predict_place(components, belief, log_weights, renderer)
@@ -134,7 +134,7 @@ def follow(scene: Scene, glyph: Glyph, trusted: Bool[Tensor, "B T"]) -> Sighting
         for _ in range(LOOKS if bool(seen.any()) else 0):
             near = Window.around(place.mean, glyph.far, renderer.image_size)
             share = responsibility(glyph, near, place, present)
-            looked = look(glyph, View.through(near, glyph, around), share, prior)
+            looked = look(glyph, View.through(near, glyph, around, searches), share, prior)
             place, seen = looked.place(), trusted[:, t, None] & (looked.told > glyph.least)
         sighting = Sightings(chosen(seen, place, guess), seen)
         lost = trusted[:, t, None] & present & ~seen
@@ -171,18 +171,21 @@ def recover(
     """
     means, covariances = (part.clone() for part in found.place)
     seen = found.seen.clone()
+    around = squares(frame, glyph.far)
     for n in lost.any(0).nonzero()[:, 0].tolist():
-        one = slice(n, n + 1)
-        covered = 1 - (1 - covers(glyph, means, seen)).prod(1)
-        prior = Place(means[:, one], covariances[:, one])
-        best, told = spot(glyph, frame, covered, Place(means[:, n], covariances[:, n]))
+        clips = lost[:, n].nonzero()[:, 0]
+        at, here = (clips, slice(n, n + 1)), frame[clips]
+        covered = 1 - (1 - covers(glyph, means[clips], seen[clips])).prod(1)
+        prior = Place(means[at], covariances[at])
+        best, told = spot(glyph, here, covered, Place(means[clips, n], covariances[clips, n]))
         near = Window.around(best[:, None], glyph.far, glyph.image_size)
-        view = View.through(near, glyph, squares(frame, glyph.far))
-        dark = near.cut(squares((1 - covered).view_as(frame), glyph.far))
+        view = View.through(near, glyph, around, clips)
+        shade = squares((1 - covered).view_as(here), glyph.far)
+        dark = near.cut(shade, torch.arange(len(here), device=here.device))
         looked = look(glyph, view, unexplained(glyph, view, dark), prior)
-        back = (lost[:, n] & (told > glyph.missed))[:, None] & (looked.told > glyph.least)
-        means[:, one], covariances[:, one] = chosen(back, looked.place(), prior)
-        seen[:, one] |= back
+        back = (told > glyph.missed)[:, None] & (looked.told > glyph.least)
+        means[at], covariances[at] = chosen(back, looked.place(), prior)
+        seen[at] |= back
     return Sightings(Place(means, covariances), seen)
 
 
@@ -222,47 +225,41 @@ def revisit(scene: Scene, glyph: Glyph, guess: Place, expected: Place) -> tuple[
     """Looks at all frames at once, near a guess, with what is expected there as the prior.
 
     One object after the other, each time as the others stand: what they light is explained.
-    Frames that were not seen are left out; there an object is where it is expected.
+    Frames that were not seen are left out, and objects that are not there; one is then where it is
+    expected.
     """
-    B, T = scene.observed.shape
-    size, N = scene.renderer.image_size, scene.present.shape[1]
-    shown = scene.observed.flatten().nonzero()[:, 0]
+    (B, T), (size, N) = scene.observed.shape, (scene.renderer.image_size, scene.present.shape[1])
 
     def by_frame(values: Tensor) -> Tensor:
-        return values.transpose(1, 2).flatten(0, 1)[shown]
+        return values.transpose(1, 2).flatten(0, 1)
 
-    def by_object(values: Tensor, where_hidden: float = 0.0) -> Tensor:
-        whole = values.new_full((B * T, *values.shape[1:]), where_hidden)
-        whole[shown] = values
-        grouped: Tensor = whole.unflatten(0, (B, T))
+    def by_object(values: Tensor) -> Tensor:
+        grouped: Tensor = values.unflatten(0, (B, T))
         return grouped.transpose(1, 2)
 
-    frames = squares(scene.frames.flatten(0, 1)[shown], glyph.far)
-    present = scene.present.repeat_interleave(T, 0)[shown]
+    frames = squares(scene.frames.flatten(0, 1), glyph.far)
+    present = scene.present.repeat_interleave(T, 0)
+    looked_for = present & scene.observed.flatten()[:, None]
     prior, pixels = Place(*map(by_frame, expected)), pixel_of(by_frame(guess.mean), size)
-    looks, found = [], []
+    place, seen = Place(*(part.clone() for part in prior)), torch.zeros_like(present)
+    centre, told = torch.zeros_like(place.mean), torch.zeros_like(place.mean[..., 0])
+    log_weights = told[..., None].repeat(1, 1, len(glyph.offsets)) - math.log(len(glyph.offsets))
     for n in range(N):
-        one = slice(n, n + 1)
-        its_prior = Place(*(part[:, one] for part in prior))
-        view = View.through(Window.at(pixels[:, one], glyph.far, size), glyph, frames)
-        others = [other for other in range(N) if other != n]
-        dark = darkness(glyph, view, pixels[:, others], present[:, others])
+        at = looked_for[:, n].nonzero()[:, 0], slice(n, n + 1)
+        its_prior = Place(*(part[at] for part in prior))
+        view = View.through(Window.at(pixels[at], glyph.far, size), glyph, frames, at[0])
+        others = torch.arange(N, device=at[0].device) != n
+        dark = darkness(glyph, view, *(part[at[0]][:, others] for part in (pixels, present)))
         looked = look(glyph, view, unexplained(glyph, view, dark), its_prior)
-        seen = looked.told > glyph.least
-        place = chosen(seen, looked.place(), its_prior)
-        pixels[:, one] = pixel_of(place.mean, size)
-        looks.append(looked)
-        found.append(Sightings(place, seen))
-    place = Place(*(torch.cat(parts, 1) for parts in zip(*(s.place for s in found), strict=True)))
-    seen = torch.cat([sighting.seen for sighting in found], 1)
-    cells = looks[0]._replace(
-        centre=by_object(torch.cat([looked.centre for looked in looks], 1)),
-        log_weights=by_object(
-            torch.cat([looked.log_weights for looked in looks], 1),
-            where_hidden=-math.log(len(looks[0].offsets)),
-        ),
-        told=by_object(torch.cat([looked.told for looked in looks], 1)),
+        seen[at] = looked.told > glyph.least
+        place.mean[at], place.covariance[at] = chosen(seen[at], looked.place(), its_prior)
+        pixels[at] = pixel_of(place.mean[at], size)
+        centre[at], log_weights[at], told[at] = looked.centre, looked.log_weights, looked.told
+    cells = Look(
+        centre=by_object(centre),
+        log_weights=by_object(log_weights),
+        offsets=glyph.offsets,
+        cell=1 / glyph.phases,
+        told=by_object(told),
     )
-    flags = scene.observed[:, None].expand(B, N, T)
-    place = chosen(flags, Place(*map(by_object, place)), expected)
-    return cells, Sightings(place, by_object(seen))
+    return cells, Sightings(Place(*map(by_object, place)), by_object(seen))

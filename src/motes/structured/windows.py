@@ -41,11 +41,11 @@ class Window(NamedTuple):
         return rows[..., :, None] * width + columns[..., None, :]
 
     def cut(
-        self, squares: Float[Tensor, "B height width side side"]
+        self, squares: Float[Tensor, "pictures height width side side"], which: Int[Tensor, " B"]
     ) -> Float[Tensor, "B N side side"]:
-        """What is seen of a picture of each clip, given by its `squares`."""
+        """What is seen of a picture for each clip, given by their `squares`."""
         x, y = self.centre.unbind(-1)
-        return squares[torch.arange(len(squares), device=x.device)[:, None], y, x]
+        return squares[which[:, None], y, x]
 
     def cut_of_all(
         self, squares: Float[Tensor, "*kinds height width side side"]
