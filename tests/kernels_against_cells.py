@@ -21,16 +21,18 @@ def recurrence() -> None:
     """Forward and backward over all diagonals, with random gates' inputs at each."""
     R, N, T, B, S = 2, 3, 4, 2, 5
     D, image_part, through = T + N - 1, random(R, B, T, 2 * S), random(2, R, N, B, S)
+    bias = random(R, 2 * S)
     grad_states, sums = random(R, N, T, B, S), random(D, R, N, B, 2 * S)
     results = []
     for module in (cells, kernels):
         states, passed = torch.zeros(R, N, T, B, S), through.clone()
         gates, joined, kept, grads = (torch.zeros(R, D, N, B, 2 * S) for _ in range(4))
         for d in range(D):
-            module.forward(d, sums[d], image_part, states, gates, joined, kept)
+            module.forward(d, sums[d], image_part, bias, states, gates, joined, kept)
         for d in reversed(range(D)):
             module.backward(d, grad_states, sums[d], states, gates, grads, passed)
-        results.append((states, gates, joined, kept, grads, passed))
+        gathered, short = module.gather(grads, T), module.shorten(image_part, torch.float16)
+        results.append((states, gates, joined, kept, grads, passed, gathered, short))
     torch.testing.assert_close(*results, **CLOSE)
 
 

@@ -25,7 +25,7 @@ from motes.model import build
 from motes.networks import stacked
 from motes.presets import PRESETS
 from motes.queries import forecast, infer
-from motes.replicas import Replicas, stack_parameters
+from motes.replicas import Groups, Replicas, stack_parameters
 from motes.run_folder import environment, fast_arithmetic
 from motes.shapes import Tensor
 from motes.trainer import Trainer
@@ -124,10 +124,11 @@ def compare_replicas(config: RunConfig, steps: int) -> dict[str, Any]:
     seeds = [dataclasses.replace(config, seed=seed) for seed in range(8)]
     together = [Trainer(seed, data, device) for seed in seeds]
     alone = Trainer(seeds[-1], data, device)
-    many, one = Replicas(together), Replicas([alone])
+    many, one = Groups(together), Replicas([alone])
     for _ in range(steps):
         many.advance()
         one.advance()
+    many.wait()
     ours, theirs = (objective.BoundTerms(*t.mean_terms()) for t in (together[-1], alone))
     return {
         "steps": steps,

@@ -25,7 +25,42 @@ from motes.teaching import log_density
 from motes.trainer import Trainer, Watch
 from motes.unrolled import PositionPrior, position_prior
 
+GROUP = 4  # models in one computation: more would wait for memory
 EAGER_STEPS = 3  # before a step is captured: real steps, which also compile kernels
+
+
+class Groups:
+    """Any number of trainers as groups of at most `GROUP`, each with a stream of its own.
+
+    What a group waits for, launches or memory, hides behind the arithmetic of the other.
+    """
+
+    def __init__(self, trainers: Sequence[Trainer]) -> None:
+        number = -(-len(trainers) // GROUP)
+        self.groups = [Replicas(trainers[i::number]) for i in range(number)]
+        device = self.groups[0].device
+        streams = number if number > 1 and device.type == "cuda" else 0
+        self.streams = [torch.cuda.Stream(device) for _ in range(streams)]
+        self.apart = False
+
+    def advance(self) -> None:
+        """Takes one step of every trainer; the groups may be at different places in it."""
+        if not self.streams:
+            for group in self.groups:
+                group.advance()
+            return
+        for group, stream in zip(self.groups, self.streams, strict=True):
+            if not self.apart:
+                stream.wait_stream(torch.cuda.current_stream(group.device))
+            with torch.cuda.stream(stream):
+                group.advance()
+        self.apart = True
+
+    def wait(self) -> None:
+        """Makes whatever comes next on this stream come after all steps, and they after it."""
+        for stream in self.streams:
+            torch.cuda.current_stream(stream.device).wait_stream(stream)
+        self.apart = False
 
 
 class Replicas:
@@ -214,7 +249,8 @@ class Replicas:
             return
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
+            # On a stream of its own: products of two graphs must not share their work space.
+            with torch.cuda.graph(self.graph, stream=torch.cuda.Stream(self.device)):
                 self.compute(blocks.take())
         self.graph.replay()
 

@@ -18,19 +18,13 @@ from motes.alignment import align
 from motes.atomic import atomic_path
 from motes.batches import TrainingData
 from motes.beginnings import Trial, check_beginning, first_weights
-from motes.checkpoint import (
-    read_config,
-    read_tensors,
-    save_model,
-    write_json,
-    write_tensors,
-)
+from motes.checkpoint import read_config, read_tensors, save_model, write_json, write_tensors
 from motes.config import RunConfig
 from motes.errors import InputError
 from motes.latent_map import draw, find_latent_map
 from motes.model import Model
 from motes.objective import bound_terms
-from motes.replicas import Replicas
+from motes.replicas import Groups
 from motes.run_folder import (
     begin,
     drop_lines_after,
@@ -43,7 +37,7 @@ from motes.run_folder import (
 )
 from motes.schedule import at_step
 from motes.teaching import find_teacher, give_lessons
-from motes.trainer import Trainer
+from motes.trainer import Trainer, require_finite
 from motes.training_data import Dataset, fit_to_data, make_dataset
 
 # Told each line of the log with the folder, the number of steps to come and the model itself.
@@ -143,6 +137,8 @@ def run_all(runs: list["Run"], stopping: Callable[[], bool]) -> list[Outcome]:
                 team.advance()
         if any(team.broken_up for team in teams):
             teams = find_teams(runs)
+    for team in teams:
+        team.wait()
     return [run.finish() for run in runs]
 
 
@@ -161,16 +157,23 @@ class Team:
 
     def __init__(self, runs: list["Run"], together: bool) -> None:
         self.runs, self.trainers = runs, [run.trainer for run in runs]
-        self.replicas = Replicas(self.trainers) if together else None
+        self.groups = Groups(self.trainers) if together else None
 
     def advance(self) -> None:
         """Takes a step of every run."""
-        if self.replicas is None:
+        if self.groups is None:
             self.runs[0].advance()
             return
-        self.replicas.advance()
-        for run in self.runs:
-            run.after_step()
+        self.groups.advance()
+        if any(run.due for run in self.runs):
+            self.wait()
+            for run in self.runs:
+                run.after_step()
+
+    def wait(self) -> None:
+        """Lets all steps end before anything is read."""
+        if self.groups is not None:
+            self.groups.wait()
 
     @property
     def broken_up(self) -> bool:
@@ -245,6 +248,12 @@ class Run:
         sizes = (model.inference_state_size, model.renderer_state_size, model.num_components)
         settings = (model.scale_floor, config.batch_size, schedule.iterations, schedule.taught)
         return self.trainer.step, config.data, *sizes, *settings
+
+    @property
+    def due(self) -> bool:
+        """Whether something is to be reported or saved after this step."""
+        every = (self.config.log_every, self.config.checkpoint_every)
+        return not self.unfinished or any(self.trainer.step % steps == 0 for steps in every)
 
     def advance(self) -> None:
         """Takes a step; reports and saves when they are due."""
@@ -367,13 +376,6 @@ class Run:
         """Tells whoever watches, and lets them see the model as it stands; it goes on changing."""
         place = {"folder": str(self.folder), "of": self.config.schedule.iterations, "model": model}
         self.report(place | line)
-
-
-def require_finite(trainer: Trainer) -> None:
-    """Raises `FloatingPointError` where a weight is not finite; nobody could load such a model."""
-    for name, value in trainer.model.state_dict().items():
-        if not bool(value.isfinite().all()):
-            raise FloatingPointError(f"{name} is not finite after step {trainer.step}")
 
 
 @torch.no_grad()

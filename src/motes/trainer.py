@@ -229,3 +229,10 @@ class Trainer:
     def _seed(self, positions: Float[Tensor, "M T 2"], seen: Bool[Tensor, "M T"]) -> None:
         seed_mixture(self.model.dynamics, positions, seen)
         processes.follow(self.model.dynamics)  # each has seen its share of the clips alone
+
+
+def require_finite(trainer: Trainer) -> None:
+    """Raises `FloatingPointError` where a weight is not finite; nobody could load such a model."""
+    for name, value in trainer.model.state_dict().items():
+        if not bool(value.isfinite().all()):
+            raise FloatingPointError(f"{name} is not finite after step {trainer.step}")

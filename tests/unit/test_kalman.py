@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from motes import kalman, unrolled
+from motes import kalman, stretch, unrolled
 from motes.errors import InputError
 from motes.lgssm import LGSSM, Dynamics
 from motes.sequential import smooth_sequential
@@ -284,3 +284,20 @@ def test_a_prepared_prior_gives_the_same_density(generator):
         rtol=1e-8,
         atol=1e-8,
     )
+
+
+@pytest.mark.parametrize("num_frames", [1, 2, 5, 30])
+def test_doublings_solve_a_triangular_system(num_frames: int, generator: torch.Generator) -> None:
+    # Float64, and powers of a transition of norm about one, thirty of them at most.
+    transition = torch.eye(4, dtype=torch.float64) + 0.1 * torch.randn(
+        3, 4, 4, dtype=torch.float64, generator=generator
+    )
+    M = stretch.differences(transition, num_frames)
+    columns = torch.randn(3, 4 * num_frames, 5, dtype=torch.float64, generator=generator)
+    for matrix, upper in ((M, False), (M.mT, True)):
+        torch.testing.assert_close(
+            stretch.solve_by_doubling(matrix, columns),
+            stretch.solve(matrix, columns, upper=upper),
+            rtol=1e-9,
+            atol=1e-9,
+        )

@@ -22,11 +22,15 @@ SIZES = [(2, 3, 4, 2, 3), (3, 1, 3, 2, 5), (1, 3, 1, 2, 4), (2, 2, 5, 3, 4)]
 
 @pytest.mark.parametrize(("R", "N", "T", "B", "S"), SIZES)
 def test_stacked_recurrence_is_the_single_one(R, N, T, B, S, generator):
-    shapes = [(R, N, B, S), (R, B, T, 2 * S), (R, S, 2 * S), (R, S, 2 * S)]
+    V = 7
+    shapes = [(R, N, B, S), (R, V, 2 * S), (R, 2 * S), (R, S, 2 * S), (R, S, 2 * S)]
     inputs = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     inputs = [part.requires_grad_() for part in inputs]
-    initial, image, past, below = inputs
-    ours = stacked.recur_stacked(initial, image, stacked.factor(past, below))
+    initial, from_image, bias, past, below = inputs
+    pixels = torch.randn(R, B, T, V, generator=generator, dtype=torch.float64)
+    factors = stacked.factor(from_image), bias, stacked.factor(past, below)
+    ours = stacked.read(initial, pixels, *factors)
+    image = torch.einsum("rbtv,rvg->rbtg", pixels, from_image) + bias[:, None, None]
     single = [recur(initial[r], image[r].transpose(0, 1), past[r], below[r]) for r in range(R)]
     expected = torch.stack(single)
     torch.testing.assert_close(ours, expected, **TOLERANCE)

@@ -15,7 +15,7 @@ from motes.networks import stacked
 from motes.networks.inference import InferenceNetwork
 from motes.networks.renderer import Renderer
 from motes.presets import PRESETS
-from motes.replicas import Replicas, log_evidence
+from motes.replicas import Groups, Replicas, log_evidence
 from motes.run_folder import fast_arithmetic
 from motes.shapes import Tensor
 from motes.trainer import Trainer
@@ -51,7 +51,7 @@ def bench_train_gpu(smoke: bool = False) -> dict[str, Any]:
         inputs = _inputs(one)
         gaps, plain = _compared(one, inputs)
         seeds = [dataclasses.replace(config, seed=seed) for seed in range(NUM_REPLICAS)]
-        many = Replicas([Trainer(seed, data, device) for seed in seeds])
+        many = Groups([Trainer(seed, data, device) for seed in seeds])
         times = {
             "naive": timed(plain.step, rounds, steps=1),
             "motes": timed(one.advance, rounds),
@@ -110,14 +110,12 @@ def pieces(replicas: Replicas, inputs: StepInputs) -> Mapping[str, Callable[[], 
     painter = {n.removeprefix("renderer."): w for n, w in leaves.items() if n[:5] == "rende"}
     del painter["to_image"]
     positions = inputs.noise.clone().requires_grad_()
-    pixels = frames.flatten(3).flatten(1, 2)
-    factors, bias = replicas.factors(), reader["gate_bias"]
+    pixels, bias = frames.flatten(3), reader["gate_bias"]
+    factors, to_image = replicas.factors(), replicas.factors()["renderer.to_image"]
     image, recurrent = factors["inference.from_image"], factors["inference.recurrent"]
-    to_image = factors["renderer.to_image"]
-    B, T = frames.shape[1:3]
-    read = stacked.affine(pixels, image, bias).detach().unflatten(1, (B, T)).requires_grad_()
-    initial = torch.zeros(1, present.shape[2], B, reader["from_past"].shape[1]).to(read)
-    chain = [initial.requires_grad_(), read, recurrent.backward]
+    initial = torch.zeros(1, present.shape[2], frames.shape[1], reader["from_past"].shape[1])
+    initial = initial.to(bias).requires_grad_()
+    read = lambda: stacked.read(initial, pixels, image, bias, recurrent)  # noqa: E731
     gradients = {name: torch.zeros_like(leaf) for name, leaf in replicas.leaves().items()}
     rates = inputs.settings[:, :2].unbind(-1)
 
@@ -126,12 +124,9 @@ def pieces(replicas: Replicas, inputs: StepInputs) -> Mapping[str, Callable[[], 
 
     return {
         "clips and noise": lambda: replicas.frames(_taken(replicas)),
-        "image product": with_gradient(
-            lambda: stacked.affine(pixels, image, bias), [image.backward, bias]
-        ),
-        "recurrence forward": lambda: stacked.recur_stacked(initial, read, recurrent),
-        "recurrence forward and backward": with_gradient(
-            lambda: stacked.recur_stacked(initial, read, recurrent), chain
+        "image product and recurrence, forward": read,
+        "both, with gradients": with_gradient(
+            read, [initial, image.backward, bias, recurrent.backward]
         ),
         "renderer and pixels": with_gradient(
             lambda: stacked.log_likelihood(painter, to_image, positions, present, frames),

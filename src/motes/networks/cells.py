@@ -20,6 +20,7 @@ def forward(
     d: int,
     sums: Float[Tensor, "R N B gates"],
     image_part: Float[Tensor, "R B T gates"],
+    bias: Float[Tensor, "R gates"],
     states: Float[Tensor, "R N T B state"],
     gates: Float[Tensor, "R D N B gates"],
     joined: Float[Tensor, "R D N B gates"],
@@ -31,7 +32,7 @@ def forward(
     """
     N, T, S = states.shape[1], states.shape[2], states.shape[-1]
     for n, t in _active(d, N, T):
-        both = sums[:, n] + image_part[:, :, t]
+        both = sums[:, n] + image_part[:, :, t] + bias[:, None]
         beta, shat = both[..., :S].sigmoid(), both[..., S:].tanh()
         below = states[:, n - 1, t] if n > 0 else beta.new_zeros(())
         s = below + beta * (shat - below)
@@ -77,6 +78,19 @@ def backward(
         through[d % 2, :, n] = (1 - beta) * g
         grad_gates[:, d, n, :, :S] = (shat - below) * beta * (1 - beta) * g
         grad_gates[:, d, n, :, S:] = beta * (1 - shat * shat) * g
+
+
+def gather(skewed: Float[Tensor, "R D N B gates"], num_frames: int) -> Float[Tensor, "R B T gates"]:
+    """The sum over objects of what each cell of a skewed buffer holds."""
+    R, _, N, B, size = skewed.shape
+    replica, row, column, clip, element = skewed.stride()
+    shape = (R, B, num_frames, N, size)
+    return skewed.as_strided(shape, (replica, clip, row, row + column, element)).sum(3)
+
+
+def shorten(values: Float[Tensor, "..."], kind: torch.dtype) -> Float[Tensor, "..."]:
+    """The same numbers in another type."""
+    return values.to(kind)
 
 
 def _active(d: int, num_objects: int, num_frames: int) -> list[tuple[int, int]]:

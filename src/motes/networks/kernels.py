@@ -18,6 +18,7 @@ def forward(
     d: int,
     sums: Tensor,
     image_part: Tensor,
+    bias: Tensor,
     states: Tensor,
     gates: Tensor,
     joined: Tensor,
@@ -27,7 +28,7 @@ def forward(
     R, N, T, B, S = states.shape
     columns = _columns(R * N * B)
     grid = (R * N * B, triton.cdiv(S, columns))
-    _forward[grid](d, sums, image_part, states, gates, joined, kept, N, T, B, S, columns)
+    _forward[grid](d, sums, image_part, bias, states, gates, joined, kept, N, T, B, S, columns)
 
 
 def backward(
@@ -47,6 +48,23 @@ def backward(
         d, grad_states, grad_joined, states, gates, grad_gates, through[d % 2],
         through[(d + 1) % 2], N, T, B, S, columns,
     )  # fmt: skip
+
+
+def gather(skewed: Tensor, num_frames: int) -> Tensor:
+    """See `motes.networks.cells.gather`."""
+    R, _, N, B, size = skewed.shape
+    total = skewed.new_empty(R, B, num_frames, size)
+    _gather[R * B * num_frames, triton.cdiv(size, ELEMENTS)](
+        skewed, total, num_frames, B, size, N, ELEMENTS
+    )
+    return total
+
+
+def shorten(values: Tensor, kind: torch.dtype) -> Tensor:
+    """See `motes.networks.cells.shorten`."""
+    short = torch.empty_like(values, dtype=kind)
+    _shorten[triton.cdiv(values.numel(), ELEMENTS),](values, short, values.numel(), ELEMENTS)
+    return short
 
 
 def paint(
@@ -144,15 +162,18 @@ def _cell(d, N, T, B, S, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["d", "N", "T", "B"])
-def _forward(d, sums, image_part, states, gates, joined, kept, N, T, B, S, BLOCK: tl.constexpr):
+def _forward(
+    d, sums, image_part, bias, states, gates, joined, kept, N, T, B, S, BLOCK: tl.constexpr
+):
     cell, r, n, b, t, s, own, skewed, mask = _cell(d, N, T, B, S, BLOCK)
     if (t >= 0) & (t < T):
         image = ((r * B + b) * T + t) * 2 * S + s
         total = cell * 2 * S + s
+        shift = r * 2 * S + s
         raw = tl.load(sums + total, mask) + tl.load(image_part + image, mask)
-        beta = tl.sigmoid(raw)
+        beta = tl.sigmoid(raw + tl.load(bias + shift, mask))
         raw = tl.load(sums + total + S, mask) + tl.load(image_part + image + S, mask)
-        shat = 2 * tl.sigmoid(2 * raw) - 1
+        shat = 2 * tl.sigmoid(2 * (raw + tl.load(bias + shift + S, mask))) - 1
         below = tl.load(states + own - T * B * S, mask & (n > 0), other=0.0)
         state = below + beta * (shat - below)
         tl.store(states + own, state, mask)
@@ -186,6 +207,25 @@ def _backward(
     tl.store(through + flat, (1 - beta) * g, mask)
     tl.store(grad_gates + skewed, by_beta.to(kind), mask)
     tl.store(grad_gates + skewed + S, by_shat.to(kind), mask)
+
+
+@triton.jit
+def _gather(skewed, total, T, B, size, N: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    t, b, r = row % T, (row // T) % B, row // (T * B)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside, found = i < size, tl.zeros([BLOCK], tl.float32)
+    for n in tl.static_range(N):
+        cell = ((r * (T + N - 1) + t + n) * N + n) * B + b
+        found += tl.load(skewed + cell * size + i, inside, other=0.0).to(tl.float32)
+    tl.store(total + row * size + i, found.to(total.dtype.element_ty), inside)
+
+
+@triton.jit
+def _shorten(values, short, size, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(values + i, i < size).to(tl.float32)
+    tl.store(short + i, value.to(short.dtype.element_ty), i < size)
 
 
 @triton.jit

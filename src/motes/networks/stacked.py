@@ -71,17 +71,17 @@ def encode(
     (R, B), N = num_objects.shape, weights["initial"].shape[1]
     choice = num_objects - 1 + N * torch.arange(R, device=num_objects.device)[:, None]
     initial = weights["initial"].flatten(0, 1).index_select(0, choice.flatten()).tanh()
-    pixels = frames.flatten(3).flatten(1, 2)
-    image_part = affine(pixels, from_image, weights["gate_bias"])
-    states = recur_stacked(
+    states = read(
         initial.unflatten(0, (R, B)).transpose(1, 2),
-        image_part.unflatten(1, frames.shape[1:3]),
+        frames.flatten(3),
+        from_image,
+        weights["gate_bias"],
         recurrent,
     )
-    read = torch.baddbmm(
+    told = torch.baddbmm(
         weights["position_bias"][:, None], states.flatten(1, 3), weights["to_position"]
     )
-    mean, raw = read.view(*states.shape[:-1], 4).permute(0, 3, 1, 2, 4).chunk(2, dim=-1)
+    mean, raw = told.view(*states.shape[:-1], 4).permute(0, 3, 1, 2, 4).chunk(2, dim=-1)
     return mean, scale_floor + softplus(raw)
 
 
@@ -117,31 +117,25 @@ def log_likelihood(
     return total
 
 
-def affine(
-    rows: Float[Tensor, "R rows inner"],
-    weights: Factor,
-    bias: Float[Tensor, "R outer"],
-) -> Float[Tensor, "R rows outer"]:
-    """Return rows times weights plus bias, of which the rows get no gradient."""
-    result: Tensor = _Affine.apply(rows, *weights, bias)
-    return result
-
-
-def recur_stacked(
+def read(
     initial: Float[Tensor, "R N B state"],
-    image_part: Float[Tensor, "R B T 2*state"],
+    pixels: Float[Tensor, "R B T pixels"],
+    from_image: Factor,
+    bias: Float[Tensor, "R 2*state"],
     recurrent: Factor,
 ) -> Float[Tensor, "R N T B state"]:
     """Return the states of all replicas, as `motes.networks.recurrence.recur` of each would.
 
+    Pixels get no gradient.
+
     Law: equals it, values and gradients (test_stacked_recurrence_is_the_single_one); on a GPU up
     to the rounding of 16-bit factors (test_gpu_networks_are_the_cpus_up_to_short_factors).
     """
-    states: Tensor = _Recurrence.apply(initial, image_part, *recurrent)
+    states: Tensor = _Reading.apply(initial, pixels, *from_image, bias, *recurrent)
     return states
 
 
-class _Recurrence(torch.autograd.Function):
+class _Reading(torch.autograd.Function):
     """Row d of a skewed buffer holds diagonal d: cell (n, t) of all replicas is in row t + n.
 
     A diagonal is two launches: one product of what all its cells read, and one kernel. `joined`
@@ -151,9 +145,18 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, initial: Tensor, image_part: Tensor, weights: Tensor, weights_back: Tensor
+        ctx: Any,
+        initial: Tensor,
+        pixels: Tensor,
+        from_image: Tensor,
+        _: Tensor,
+        bias: Tensor,
+        weights: Tensor,
+        weights_back: Tensor,
     ) -> Tensor:
-        (R, N, B, S), T = initial.shape, image_part.shape[2]
+        (R, N, B, S), T = initial.shape, pixels.shape[2]
+        rows = pixels.to(from_image.dtype).flatten(1, 2)
+        image_part = _product(rows, from_image, initial.dtype).unflatten(1, (B, T))
         D, kernels = T + N - 1, quick(initial)
         joined, kept = (w.new_zeros(R, D, N, B, 2 * S) for w in (weights, weights_back))
         for n in range(N):
@@ -161,14 +164,15 @@ class _Recurrence(torch.autograd.Function):
         states, gates = initial.new_empty(R, N, T, B, S), torch.empty_like(joined)
         for d in range(D):
             sums = _product(joined[:, d].flatten(1, 2), weights, initial.dtype)
-            kernels.forward(d, sums.view(R, N, B, 2 * S), image_part, states, gates, joined, kept)
-        ctx.save_for_backward(states, gates, kept, weights_back)
+            sums = sums.view(R, N, B, 2 * S)
+            kernels.forward(d, sums, image_part, bias, states, gates, joined, kept)
+        ctx.save_for_backward(rows, states, gates, kept, weights_back)
         return states
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_states: Tensor) -> tuple[Tensor, Tensor, None, Tensor]:
-        states, gates, kept, weights = ctx.saved_tensors
+    def backward(ctx: Any, grad_states: Tensor) -> tuple[Tensor | None, ...]:
+        rows, states, gates, kept, weights = ctx.saved_tensors
         (R, N, T, B, S), D = states.shape, gates.shape[1]
         kernels, grad_states = quick(states), grad_states.contiguous()
         grad_gates = torch.empty_like(kept)
@@ -180,26 +184,11 @@ class _Recurrence(torch.autograd.Function):
             grad_joined = product.view(R, N, B, 2 * S)
             if d < N:
                 grad_initial[:, d] = grad_joined[:, d, :, :S]
-        by_weights = torch.bmm(kept.flatten(1, 3).mT, grad_gates.flatten(1, 3))
-        by_image = _clips_first(grad_gates, T).sum(3, dtype=states.dtype)
-        return grad_initial, by_image, None, by_weights
-
-
-class _Affine(torch.autograd.Function):
-    """The products of `affine`."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, weights: Tensor, _: Tensor, bias: Tensor) -> Tensor:
-        short = rows.to(weights.dtype)
-        ctx.save_for_backward(short)
-        return _product(short, weights, bias.dtype).add_(bias[:, None])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, Tensor]:
-        (rows,) = ctx.saved_tensors
-        short = grad.to(_backward_type(grad))
-        return None, None, torch.bmm(rows.to(short.dtype).mT, short), grad.sum(1)
+        by_recurrent = torch.bmm(kept.flatten(1, 3).mT, grad_gates.flatten(1, 3))
+        by_sums = kernels.gather(grad_gates, T).flatten(1, 2)
+        by_image = torch.bmm(kernels.shorten(rows, by_sums.dtype).mT, by_sums)
+        by_bias = by_sums.sum(1, dtype=states.dtype)
+        return grad_initial, None, None, by_image, by_bias, None, by_recurrent
 
 
 class _Painting(torch.autograd.Function):
@@ -241,7 +230,7 @@ class _Bernoulli(torch.autograd.Function):
         return (
             _product(by_logits, weights.mT, grad.dtype),
             None,
-            torch.bmm(x.to(residual.dtype).mT, by_logits),
+            torch.bmm(quick(x).shorten(x, residual.dtype).mT, by_logits),
             by_logits.sum(1, dtype=grad.dtype),
             None,
         )
@@ -274,13 +263,3 @@ def _product(
         return torch.bmm(left, right)
     product: Tensor = torch.bmm(left, right, out_dtype=kind)
     return product
-
-
-def _clips_first(
-    skewed: Float[Tensor, "R D N B size"], num_frames: int
-) -> Float[Tensor, "R B T N size"]:
-    """The cells of a skewed buffer as a view."""
-    R, _, N, B, size = skewed.shape
-    replica, row, column, clip, element = skewed.stride()
-    shape = (R, B, num_frames, N, size)
-    return skewed.as_strided(shape, (replica, clip, row, row + column, element))
