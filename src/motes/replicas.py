@@ -201,7 +201,7 @@ class Replicas:
         for name, stack in self.stacks.items():
             pace = paces[name.startswith("dynamics.")]
             moments = self.moments.means[name], self.moments.squares[name]
-            own = copies.get(name, [])
+            own = [copy for copy in copies.get(name, []) if copy.stride(0) > 0]
             adam(stack, gradients[name], *moments, pace, correction, self.bad, own)
 
     def motion(self) -> tuple[PositionPrior, Float64[Tensor, "R K"]]:
@@ -283,6 +283,10 @@ def keep_factors(stacks: Mapping[str, Tensor]) -> dict[str, stacked.Factor]:
     """The factors of the stacks as leaves of their own, which gradients are taken by."""
     with torch.no_grad():
         made = stacked.factors(stacks)
+    # Pixels get no gradient, so this one is never read: it is there to be differentiated by.
+    image = made["inference.from_image"]
+    hollow = image.backward.new_zeros(()).expand_as(image.backward)
+    made["inference.from_image"] = image._replace(backward=hollow)
     for factor in made.values():
         factor.backward.requires_grad_()
     return made
