@@ -26,7 +26,9 @@ def recurrence() -> None:
     results = []
     for module in (cells, kernels):
         states, passed = torch.zeros(R, N, T, B, S), through.clone()
-        gates, joined, kept, grads = (torch.zeros(R, D, N, B, 2 * S) for _ in range(4))
+        gates, grads = (torch.zeros(R, D, N, B, 2 * S) for _ in range(2))
+        joined, kept = (torch.full((R, D, N, B, 2 * S), 7.0) for _ in range(2))
+        module.clear(joined, kept, T)
         for d in range(D):
             module.forward(d, sums[d], image_part, bias, states, gates, joined, kept)
         for d in reversed(range(D)):
@@ -58,6 +60,9 @@ def bernoulli() -> None:
     ours = kernels.bernoulli(logits, bias, frames, residuals[1])
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-2)  # sums of 1500 of size 20
     torch.testing.assert_close(residuals[1], residuals[0], **CLOSE)
+    weight = random(2, 5)
+    expected, ours = (module.weigh(residuals[0], weight) for module in (cells, kernels))
+    torch.testing.assert_close(ours, expected, **CLOSE)
 
 
 def adam() -> None:

@@ -45,6 +45,16 @@ def forward(
                 buffer[:, d + 1, n + 1, :, S:] = s
 
 
+def clear(
+    joined: Float[Tensor, "R D N B gates"], kept: Float[Tensor, "R D N B gates"], num_frames: int
+) -> None:
+    """Writes zeros where `forward` leaves what it finds: no such cell, or no object below."""
+    S = joined.shape[-1] // 2
+    for d, n in ((d, n) for d in range(joined.shape[1]) for n in range(joined.shape[2])):
+        start = 0 if not 0 <= d - n < num_frames else S if n == 0 else 2 * S
+        joined[:, d, n, :, start:] = kept[:, d, n, :, start:] = 0
+
+
 def backward(
     d: int,
     grad_states: Float[Tensor, "R N T B state"],
@@ -156,6 +166,14 @@ def bernoulli(
     both = logits + bias[:, None]
     residual.copy_(frames - both.sigmoid())
     return (frames * both - softplus(both)).sum(-1)
+
+
+def weigh(
+    residual: Float[Tensor, "R rows pixels"], weight: Float[Tensor, "R rows"]
+) -> tuple[Float[Tensor, "R rows pixels"], Float[Tensor, "R pixels"]]:
+    """The rows times their weights, and the sum of these."""
+    weighed = residual * weight[..., None].to(residual.dtype)
+    return weighed, weighed.sum(1, dtype=weight.dtype)
 
 
 def adam(

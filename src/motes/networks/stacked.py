@@ -158,7 +158,8 @@ class _Reading(torch.autograd.Function):
         rows = pixels.to(from_image.dtype).flatten(1, 2)
         image_part = _product(rows, from_image, initial.dtype).unflatten(1, (B, T))
         D, kernels = T + N - 1, quick(initial)
-        joined, kept = (w.new_zeros(R, D, N, B, 2 * S) for w in (weights, weights_back))
+        joined, kept = (w.new_empty(R, D, N, B, 2 * S) for w in (weights, weights_back))
+        kernels.clear(joined, kept, T)
         for n in range(N):
             joined[:, n, n, :, :S] = kept[:, n, n, :, :S] = initial[:, n]
         states, gates = initial.new_empty(R, N, T, B, S), torch.empty_like(joined)
@@ -226,12 +227,12 @@ class _Bernoulli(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor, Tensor, None]:
         x, weights, residual = ctx.saved_tensors
-        by_logits = residual * grad[..., None].to(residual.dtype)
+        by_logits, by_bias = quick(x).weigh(residual, grad)
         return (
             _product(by_logits, weights.mT, grad.dtype),
             None,
             torch.bmm(quick(x).shorten(x, residual.dtype).mT, by_logits),
-            by_logits.sum(1, dtype=grad.dtype),
+            by_bias,
             None,
         )
 
