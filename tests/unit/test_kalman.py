@@ -301,3 +301,26 @@ def test_doublings_solve_a_triangular_system(num_frames: int, generator: torch.G
             rtol=1e-9,
             atol=1e-9,
         )
+
+
+def test_tracks_that_share_a_mask_have_the_density_that_each_has_alone(generator):
+    """Values and gradients: the masks of five tracks are two, in no order."""
+    dynamics = Dynamics(num_components=2, generator=generator)
+    model = dynamics.components()
+    positions = noisy_positions(generator, 5, 1, 6).requires_grad_()
+    masks = torch.rand(2, 6, generator=generator) < 0.6
+    observed = masks[[1, 0, 0, 1, 0]][:, None]
+    together = unrolled.log_likelihood_dense(model, positions, observed)
+    alone = torch.stack([
+        unrolled.log_likelihood_dense(model, track, mask[0])
+        for track, mask in zip(positions, observed, strict=True)
+    ])  # fmt: skip
+    torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
+    cotangent = torch.randn(alone.shape, generator=generator, dtype=torch.float64)
+    leaves = [positions, *(p for n, p in dynamics.named_parameters() if n != "logits")]
+    pairs = (
+        torch.autograd.grad(value, leaves, cotangent, retain_graph=True)
+        for value in (together, alone)
+    )
+    for ours, theirs in zip(*pairs, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
