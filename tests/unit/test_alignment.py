@@ -108,3 +108,13 @@ def test_align_stores_the_map_and_keeps_the_random_state() -> None:
     point = torch.tensor([[0.7, -1.2]])
     torch.testing.assert_close(model.to_pixels(point), affine(point), rtol=0, atol=2e-3)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_map_of_pictures_is_that_of_their_renderer(generator: torch.Generator) -> None:
+    config = tiny_config()
+    family = replace(config.model, family="structured", pixels="pictures")
+    model = build(replace(config, model=family))
+    found = find_pixel_map(model, 5)
+    places = torch.randn(7, 2, generator=generator)
+    mapped = places @ found.matrix.T + found.offset
+    torch.testing.assert_close(mapped, model.renderer.to_pixels(places))
