@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import motes.replicas
 from motes.batches import InputBlocks, TrainingData, joined_inputs, step_inputs
 from motes.config import RunConfig, ScheduleConfig
 from motes.networks.inference import Encoding
-from motes.replicas import Replicas, keep_factors
+from motes.replicas import Groups, Replicas, keep_factors
 from motes.train import Run, Team, find_teams
 from motes.trainer import Trainer
 from motes.training_data import make_dataset
@@ -75,6 +76,23 @@ def test_replicas_take_the_steps_of_their_single_runs(taught: int, kept: bool) -
         expected = theirs.mean_terms()
         for term, value in ours.mean_terms()._asdict().items():
             assert float(value) == pytest.approx(float(getattr(expected, term)), rel=1e-5)
+
+
+def test_groups_take_the_steps_of_their_single_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(motes.replicas, "GROUP", 2)
+    own = configs()
+    data = data_for(own[0])
+    singles, together = ([Trainer(config, data, CPU) for config in own] for _ in range(2))
+    groups = Groups(together)
+    assert [len(group.trainers) for group in groups.groups] == [2, 1]
+    for _ in range(4):
+        groups.advance()
+        for trainer in singles:
+            trainer.advance()
+    groups.wait()
+    for ours, theirs in zip(together, singles, strict=True):
+        assert ours.step == theirs.step == 4
+        close(ours, theirs, 4)
 
 
 def test_one_replica_that_breaks_is_named_alone() -> None:
