@@ -8,10 +8,10 @@ from motes.encoding import encode
 from motes.memory import side_by_side
 from motes.mixture import draw_prior
 from motes.model import Model
+from motes.networks.inference import Encoding
 from motes.objective import terms_of
 from motes.shapes import Bool, Float, Tensor
 from motes.structured.glyph import GlyphRenderer
-from motes.structured.posterior import PlacePosterior
 
 NUM_DRAWS = 8
 # Paths of one more object, over the cube of the number of frames: few stay behind others for long.
@@ -43,7 +43,7 @@ def count_log_evidence(
         q = encode(model, frames, observed, counts)
         terms = [terms_of(model, q, frames, counts, noise, observed) for noise in draws]
         bound = torch.stack([each.weighted(1.0) for each in terms]).mean(0)
-        if isinstance(q, PlacePosterior):
+        if not isinstance(q, Encoding):
             bound = bound + math.lgamma(count + 1)
             if unseen is not None:
                 bound = bound.maximum(columns[-1] + math.log(count / 2) + unseen)
