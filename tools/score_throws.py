@@ -5,7 +5,7 @@ pixels. Free flights are those of the capture; in each, a parabola is fitted to 
 model inferred from the video, and its acceleration is turned into m/s^2 along the vertical by the
 map. Nothing of the capture is known to the model.
 
-Usage: python tools/score_throws.py TSV CLIPS MODEL --out results/throws.json
+Usage: python tools/score_throws.py TSV CLIPS MODEL [MODEL ...] --out results/throws.json
 """
 
 import argparse
@@ -17,6 +17,7 @@ import torch
 from records import close
 
 import motes
+from motes.checkpoint import load_with_config
 from motes.shapes import Bool, Float
 from motes.video import load_video_map
 
@@ -38,30 +39,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tsv", type=Path)
     parser.add_argument("clips", type=Path)
-    parser.add_argument("model")
+    parser.add_argument("models", nargs="+")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    times, points = tracked(given.clips, given.model)
     capture = read_capture(given.tsv)
+    models = [gravity(name, given.clips, capture) for name in given.models]
+    close({"recording": given.tsv.stem, "models": models}, given.out)
+
+
+def gravity(name_or_folder: str, clips_file: Path, capture: Capture) -> dict[str, Any]:
+    """Gravity by the tracks of a model, beside that of the capture."""
+    config = load_with_config(name_or_folder)[1]
+    times, points = tracked(clips_file, name_or_folder)
     space = np.stack([np.interp(times, capture.times, axis) for axis in capture.points.T], 1)
     camera, good = fit_camera(space, points)
-    flights = free_flights(capture)
     rows = [
         row
-        for flight in flights
+        for flight in free_flights(capture)
         if (row := score(flight, capture, times[good], points[good], camera)) is not None
     ]
     video, true = ([row[name] for row in rows] for name in ("video", "capture"))
     missed = np.linalg.norm(project(camera, space[good]) - points[good], axis=1)
-    record = {
-        "recording": given.tsv.stem,
+    return {
+        "seed": config.seed,
+        "steps": config.schedule.iterations,
         "camera_residual_px": float(np.median(missed)),
         "flights": rows,
         "gravity_from_video": float(np.mean(video)),
         "gravity_from_capture": float(np.mean(true)),
         "relative_error": float(np.mean(video) / np.mean(true) - 1),
     }
-    close(record, given.out)
 
 
 def tracked(
