@@ -193,17 +193,22 @@ class Model(nn.Module):
         present: Bool[Tensor, "B N"],
         frames: Float[Tensor, "B T height width *channels"],
         looks: Looks | None = None,
+        seen: Bool[Tensor, "B N T"] | None = None,
     ) -> Float[Tensor, "B T"]:
-        """The log of p(v_t | a_t)."""
+        """The log of p(v_t | a_t); where objects were seen matters to what is learned alone."""
         nats = []
-        for places, shown in zip(
-            positions.split(AT_ONCE, 2), frames.split(AT_ONCE, 1), strict=True
-        ):
-            if isinstance(self.renderer, PictureRenderer):
-                assert looks is not None
-                nats.append(self.renderer.log_likelihood(places, present, shown, looks))
-            else:
-                nats.append(self.renderer.log_likelihood(places, present, shown))
+        for start in range(0, frames.shape[1], AT_ONCE):
+            time = slice(start, start + AT_ONCE)
+            places, shown = positions[:, :, time], frames[:, time]
+            match self.renderer:
+                case PictureRenderer() as renderer:
+                    assert looks is not None
+                    nats.append(renderer.log_likelihood(places, present, shown, looks))
+                case GlyphRenderer() as renderer:
+                    noticed = None if seen is None else seen[:, :, time]
+                    nats.append(renderer.log_likelihood(places, present, shown, noticed))
+                case _:
+                    nats.append(self.renderer.log_likelihood(places, present, shown))
         return torch.cat(nats, 1)
 
     def let_hide(self, allowed: bool) -> None:
@@ -276,6 +281,7 @@ def build(config: RunConfig) -> Model:
                 reach=part.glyph_reach,
                 initial_width=part.glyph_width,
                 pixels_per_unit=part.pixels_per_unit,
+                hidden_teach=part.hidden_teach == "all",
             )
         inference = Tracker(config.data.max_objects, part.window)
     else:

@@ -104,10 +104,17 @@ def terms_of(
     if looks is not None and isinstance(model.renderer, PictureRenderer):
         prior = prior + model.renderer.log_prior(looks, present)
     return BoundTerms(
-        reconstruction=reconstruction(model.explain(positions, present, frames, looks), observed),
+        reconstruction=reconstruction(
+            model.explain(positions, present, frames, looks, looked_at(q)), observed
+        ),
         entropy=entropy(q.entropy(), present, seen),
         log_prior=prior,
     )
+
+
+def looked_at(q: Posterior) -> Bool[Tensor, "B N T"] | None:
+    """Where a search has seen objects; None of the paper's networks."""
+    return q.seen if isinstance(q, PlacePosterior) else None
 
 
 def looks_of(q: Posterior) -> Looks | None:

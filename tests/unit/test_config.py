@@ -72,7 +72,7 @@ FIELDS = every_field(dataclasses.asdict(RunConfig()))
 # What runs of the first versions did not write, written down by hand.
 NEWER = [
     *("begins_with", "data.colour_axis", "data.channels", "schedule.frozen_visibility"),
-    *("model.law", "model.pixels", "model.num_kinds"),
+    *("model.law", "model.pixels", "model.num_kinds", "model.hidden_teach"),
 ]
 
 

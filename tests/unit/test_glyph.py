@@ -128,6 +128,24 @@ def test_learning_goes_on_where_a_deep_object_leaves_a_pixel_dark() -> None:
     assert renderer.root_depth.grad.isfinite().all()
 
 
+def test_unless_the_hidden_teach_they_tell_what_hides_them_and_not_how_objects_look() -> None:
+    renderer, generator = glyph_renderer()
+    renderer.hidden_teach = False
+    positions, present = scene(generator)
+    frames = (torch.rand(2, 3, HEIGHT, WIDTH, generator=generator) < 0.4).double()
+    parts = [renderer.root_depth, renderer.visibility_logit]
+    told = renderer.log_likelihood(positions, present, frames)
+    gradients = {}
+    for share in (0, 1):
+        seen = torch.full((2, 2, 3), bool(share))
+        nats = renderer.log_likelihood(positions, present, frames, seen)
+        assert torch.equal(nats, told)
+        gradients[share] = torch.autograd.grad(nats.sum(), parts)
+    assert not gradients[0][0].any()
+    assert gradients[1][0].any()
+    torch.testing.assert_close(gradients[0][1], gradients[1][1], **TOLERANCE)
+
+
 def test_a_covered_pixel_shows_the_background_alone() -> None:
     renderer, _ = glyph_renderer(2)
     with torch.no_grad():

@@ -68,6 +68,7 @@ class GlyphRenderer(Stage):
         reach: int,
         initial_width: float,
         pixels_per_unit: float,
+        hidden_teach: bool = True,
     ) -> None:
         """Build a renderer whose glyph starts as a wide, soft blob.
 
@@ -76,8 +77,10 @@ class GlyphRenderer(Stage):
             reach: pixels from the centre of the glyph to its border.
             initial_width: standard deviation of the blob in pixels; too wide is safe.
             pixels_per_unit: scale of latent positions.
+            hidden_teach: whether objects that were not seen teach how objects look.
         """
         super().__init__(image_size, reach, pixels_per_unit)
+        self.hidden_teach = hidden_teach
         axis = self.cell_offsets()
         distance = axis[:, None].square() + axis.square()
         self.root_depth = nn.Parameter((-0.25 * distance / initial_width**2).exp())
@@ -103,8 +106,12 @@ class GlyphRenderer(Stage):
         positions: Float[Tensor, "B N T 2"],
         present: Bool[Tensor, "B N"],
         frames: Float[Tensor, "B T height width"],
+        seen: Bool[Tensor, "B N T"] | None = None,
     ) -> Float[Tensor, "B T"]:
         """Return the log of p(v_t | a_t), summed over pixels.
+
+        An object that was not seen is drawn where it is expected, and its dark pixels teach that
+        objects are dim; unless `hidden_teach`, they teach where something hides it alone.
 
         Frames are sparse: away from all objects the depth is that of the background, and
         where the stamps of objects overlap a pixel is counted once.
@@ -119,6 +126,8 @@ class GlyphRenderer(Stage):
         ink, place = self.stamps(
             positions[present][:, None], torch.ones_like(clip, dtype=torch.bool)[:, None]
         )
+        if seen is not None and not self.hidden_teach:
+            ink = torch.where(seen[present][:, None, :, None], ink, ink.detach())
         frame = (clip[:, None] * T + torch.arange(T, device=ink.device))[:, None]
         index = (frame[..., None] * num_pixels + place).flatten()
         size = B * T * num_pixels
