@@ -6,11 +6,13 @@ black rectangle is laid over it, the model learns from what is left, and the blo
 On the animations with a curtain of their own only balls that show whole can be checked.
 
 Usage: python tools/score_rnem.py NPZ --write-clips FOLDER      (then motes train on them)
+       python tools/score_rnem.py NPZ --learn-covered RUN --seed 0
        python tools/score_rnem.py NPZ --counting MODEL ... --covered MODEL ... --curtain MODEL ...
            --out results/rnem.json
 """
 
 import argparse
+import dataclasses
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,10 @@ from scipy.optimize import linear_sum_assignment
 import motes
 from motes.checkpoint import load_with_config
 from motes.data import Clips
+from motes.presets import preset
 from motes.shapes import Bool, Float, UInt8
+from motes.train import train
+from motes.training_data import fit_glyph
 from motes.video.blobs import blob_inks, usual_count
 
 SMALLER = 2  # frames are averaged over squares of so many pixels a side
@@ -40,6 +45,7 @@ FAR = 10.0  # pixels beyond which an object is not the ball, however far
 LEAST_SEEN = 3  # frames that a ball must show in, to be found behind the cover
 LITTLE = 0.1  # of a ball: a line that is not told of balls of which less shows
 REGION_90 = -2 * np.log(0.1)  # squared Mahalanobis radius
+LEARNED_FROM = 24  # the step from which on it is learned where something hides balls
 BATCH = 8
 
 Video = UInt8[torch.Tensor, "T height width"]
@@ -51,6 +57,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("npz", type=Path)
     parser.add_argument("--write-clips", type=Path)
+    parser.add_argument("--learn-covered", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
     for name in ("counting", "covered", "curtain"):
         parser.add_argument(f"--{name}", nargs="+", default=[])
     parser.add_argument("--out", type=Path)
@@ -59,6 +67,9 @@ def main() -> None:
         videos = {name: torch.from_numpy(archive[name].astype(np.uint8)) for name in archive.files}
     if given.write_clips is not None:
         write_clips(videos, given.write_clips)
+        return
+    if given.learn_covered is not None:
+        learn_covered(videos, given.learn_covered, given.seed)
         return
     four = of_kind(videos, f"{BALLS}{FOUR}")
     seems = np.array([seeming_count(clip) for clip in four.numpy()])
@@ -120,6 +131,23 @@ def write_clips(videos: dict[str, Video], folder: Path) -> None:
     ):
         order = torch.randperm(len(clips), generator=torch.Generator().manual_seed(0))
         motes.save_clips(folder / f"{name}.npz", Clips(smaller(clips[order]), objects[order]))
+
+
+def learn_covered(videos: dict[str, Video], out: Path, seed: int) -> None:
+    """Learns from the covered clips that balls fly straight and that something hides them.
+
+    As the preset for videos does, but by Newton's law, with the visibility learned from the first
+    looks on; what is hidden does not teach that balls are dim. [Choice 38]
+    """
+    (out / "clips").mkdir(parents=True)
+    write_clips(videos, out / "clips")
+    usual = preset("structured", "video")
+    data = dataclasses.replace(usual.data, path=str(out / "clips" / "covered.npz"))
+    config = fit_glyph(dataclasses.replace(usual, data=data, seed=seed))
+    model = dataclasses.replace(config.model, law="newton", state_noise=0.01, hidden_teach="hiding")
+    schedule = dataclasses.replace(config.schedule, frozen_visibility=LEARNED_FROM)
+    config = dataclasses.replace(config, model=model, schedule=schedule)
+    print(train(config, out / "run", report=print))
 
 
 def count(name: str, four: Cut) -> dict[str, Any]:
