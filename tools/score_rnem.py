@@ -147,7 +147,9 @@ def learn_covered(videos: dict[str, Video], out: Path, seed: int) -> None:
     model = dataclasses.replace(config.model, law="newton", state_noise=0.01, hidden_teach="hiding")
     schedule = dataclasses.replace(config.schedule, frozen_visibility=LEARNED_FROM)
     config = dataclasses.replace(config, model=model, schedule=schedule)
-    print(train(config, out / "run", report=print))
+    print(
+        train(config, out / "run", report=lambda line: print(line.get("step"), line.get("bound")))
+    )
 
 
 def count(name: str, four: Cut) -> dict[str, Any]:
