@@ -192,7 +192,14 @@ def start_table(record: Record) -> str:
         cells += [f"{100 * gravity_error(run):+.1f}"]
         cells += [f"{scales['lit_pixels']:.1f}", f"{scales['noise_px']:.2f}"]
         lines.append(f"| {run['start']} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    told = (
+        f"{kind}, N = 1 / 2 / 3, seed {starts[0]['seed']}, on the clips above. Each run begins "
+        "with one value four times too large or too small: the width or the depth of the glyph; "
+        "how far objects stray from their paths, and paths from Newton's law (standard "
+        "deviations); how far apart they start and how fast; how fast alone; or with gravity that "
+        "is a multiple of the true one, where it otherwise begins with none."
+    )
+    return "\n".join([*lines, "", told])
 
 
 def ablation_table(records: Mapping[str, Record]) -> str:
