@@ -47,7 +47,9 @@ def count_log_evidence(
             bound = bound + math.lgamma(count + 1)
             if unseen is not None:
                 bound = bound.maximum(columns[-1] + math.log(count / 2) + unseen)
-            unseen = log_unseen(model, q.draw(draws[0])[:, :count], frames, observed)
+            # At the means: of a draw that missed its object, one more would take the place.
+            there = q.seen.any(2)[:, :count]
+            unseen = log_unseen(model, q.means[:, :count], there, frames, observed)
         columns.append(bound)
     return torch.stack(columns, 1)
 
@@ -55,32 +57,32 @@ def count_log_evidence(
 def log_unseen(
     model: Model,
     positions: Float[Tensor, "B n T 2"],
+    there: Bool[Tensor, "B n"],
     frames: Float[Tensor, "B T height width *channels"],
     observed: Bool[Tensor, "B T"],
 ) -> Float[Tensor, " B"]:
     """The log of how much likelier frames are, on average, with one more object of the prior.
 
-    Minus infinity where no path is drawn: of long clips, and of pictures.
+    Of the others those count that are somewhere, which are those that were seen. Minus infinity
+    where no path is drawn: of long clips, and of pictures.
     """
     B, n, T, _ = positions.shape
     renderer, number = model.renderer, UNSEEN_DRAWS // int(observed.sum(1).max()) ** 3
     if not isinstance(renderer, GlyphRenderer) or number == 0:
         return torch.full((B,), -math.inf, device=positions.device)
 
-    def nats(positions: Tensor, frames: Tensor) -> Float[Tensor, "rows T"]:
-        present = torch.ones(positions.shape[:2], dtype=torch.bool, device=positions.device)
-        return renderer.log_likelihood(positions, present, frames)
-
     generator = torch.Generator().manual_seed(1)
     paths = draw_prior(model.dynamics, (number,), T, generator)[1].positions.to(positions)
     step = max(side_by_side(AT_ONCE, frames) // frames.numel(), 1)
-    before, gains = nats(positions, frames), []
+    before, gains = renderer.log_likelihood(positions, there, frames), []
     for some in paths.split(step):
         s = len(some)
         others = positions[:, None].expand(B, s, n, T, 2)
         one = some[None, :, None].expand(B, s, 1, T, 2)
-        clips = frames[:, None].expand(B, s, *frames.shape[1:])
-        after = nats(torch.cat([others, one], 2).flatten(0, 1), clips.flatten(0, 1))
+        both = torch.cat([others, one], 2).flatten(0, 1)
+        present = torch.nn.functional.pad(there, (0, 1), value=True).repeat_interleave(s, 0)
+        clips = frames[:, None].expand(B, s, *frames.shape[1:]).flatten(0, 1)
+        after = renderer.log_likelihood(both, present, clips)
         gain = after.unflatten(0, (B, s)) - before[:, None]
         gains.append(torch.where(observed[:, None], gain, 0.0).sum(2))
     return torch.cat(gains, 1).logsumexp(1) - math.log(number)
