@@ -134,12 +134,11 @@ def spread_table(record: Record) -> str:
             found = " / ".join(spread(column, form) for column in values)
             cells.append(f"{found} ({' / '.join(best)})")
         add(title, cells)
+    losses = {name: [mean_loss(run) for run in runs] for name, runs in kinds.items()}
+    best = {name: mean_loss(limits[name]) for name in kinds}
     add(
-        "the same, all N",
-        [
-            f"{spread([mean_loss(run) for run in runs], '{:.4f}')} ({mean_loss(limits[name]):.4f})"
-            for name, runs in kinds.items()
-        ],
+        "forecast pictures, all clips",
+        [f"{spread(losses[name], '{:.4f}')} ({best[name]:.4f})" for name in kinds],
     )
     gravities = ([100 * gravity_error(run) for run in runs] for runs in kinds.values())
     add("gravity, % too strong", [f"{min(all):+.1f} to {max(all):+.1f}" for all in gravities])
