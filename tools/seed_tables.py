@@ -135,10 +135,10 @@ def spread_table(record: Record) -> str:
             cells.append(f"{found} ({' / '.join(best)})")
         add(title, cells)
     losses = {name: [mean_loss(run) for run in runs] for name, runs in kinds.items()}
-    best = {name: mean_loss(limits[name]) for name in kinds}
+    lowest = {name: mean_loss(limits[name]) for name in kinds}
     add(
         "forecast pictures, all clips",
-        [f"{spread(losses[name], '{:.4f}')} ({best[name]:.4f})" for name in kinds],
+        [f"{spread(losses[name], '{:.4f}')} ({lowest[name]:.4f})" for name in kinds],
     )
     gravities = ([100 * gravity_error(run) for run in runs] for runs in kinds.values())
     add("gravity, % too strong", [f"{min(all):+.1f} to {max(all):+.1f}" for all in gravities])
