@@ -1,14 +1,19 @@
 """How well the number of objects is found when it is not told, and how far to believe that.
 
-Clips hold 1 to 5 cannonballs, and up to 6 may be claimed; the model learned from 1 to 3. It is
-asked after a few frames and after all of them: at first an object may be behind another.
+Clips hold 1 to 6 cannonballs; the model learned from 1 to 3. It is asked after a few frames and
+after all of them: at first an object may be behind another. Clear clips leave little doubt, so
+there are faint ones too, of which a model learns that pixels of objects show now and then, and
+others as well.
 
-Usage: python tools/score_counts.py --part 0 --clips 75 --runs runs/counts   (parts side by side)
-       python tools/score_counts.py --merge runs/counts    (record, picture and the page)
-       python tools/score_counts.py --page                 (the page from the record)
+Usage: python tools/score_counts.py --learn runs/faint           (a model of faint clips)
+       python tools/score_counts.py --score clear --clips 600 --runs runs/counts
+       python tools/score_counts.py --score faint --model runs/faint/model --runs runs/counts
+       python tools/score_counts.py --merge --runs runs/counts   (record, picture and the page)
+       python tools/score_counts.py --page                       (the page from the record)
 """
 
 import argparse
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -18,102 +23,136 @@ import torch
 
 import motes
 from motes.checkpoint import write_json
-from motes.data import worlds
+from motes.data import Clips, cannonballs, save_clips
+from motes.presets import preset
 from motes.run_folder import environment
 from motes.shapes import Float, Tensor
+from motes.train import train
 from motes.world_scores import COUNTED, TEST_SEED, believed_counts, count_scores
 
 ROOT = Path(__file__).parent.parent
 RECORD, PICTURE = ROOT / "results" / "counts.json", ROOT / "docs" / "images" / "counts.png"
 PAGE = ROOT / "docs" / "structured.md"
 OPEN, CLOSE = "<!-- counts: made by tools/score_counts.py -->", "<!-- end of counts -->"
-SEEN = (2, 3, 5, 30)  # frames that are seen
-BATCH = 25
+SEEN = (1, 2, 3, 5, 30)  # frames that are seen
+BATCH, GPU_BATCH = 25, 300
+LIT, DARK = 0.35, 0.01  # chances that a pixel shows in faint clips, in an object and elsewhere
 Record = dict[str, Any]
 
 
-def score_part(name: str, part: int, num_clips: int, path: Path) -> None:
+def fade(clips: Clips, seed: int) -> Clips:
+    """Return clips of which each pixel shows by chance, more often in objects than elsewhere."""
+    clear = clips.frames.float()
+    chance = torch.rand(clear.shape, generator=torch.Generator().manual_seed(seed))
+    return dataclasses.replace(clips, video=(chance < DARK + (LIT - DARK) * clear).float())
+
+
+def learn_faint(folder: Path, num_clips: int) -> None:
+    """Train a model of faint clips; it is told how many objects each holds, and nothing else."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = preset("structured", "robust")
+    save_clips(folder / "clips.npz", fade(cannonballs(num_clips, (1, 2, 3), seed=1), seed=1))
+    data = dataclasses.replace(config.data, path=str(folder / "clips.npz"))
+    train(dataclasses.replace(config, data=data), folder / "model")
+
+
+def score(kind: str, name: str, num_clips: int, device: str, path: Path) -> None:
     """Write what is believed of some clips, batch by batch."""
-    model = motes.load(name)
-    clips = worlds.make("cannonballs", num_clips, COUNTED, seed=TEST_SEED + 1 + part)
-    truth = clips.num_objects
-    assert truth is not None
-    record: Record = {"model": name, "environment": environment(torch.device("cpu"))}
-    record |= {"truth": [], "seconds": 0.0, "believed": {str(seen): [] for seen in SEEN}}
-    for start in range(0, num_clips, BATCH):
-        batch = clips[start : start + BATCH]
-        begun = time.monotonic()
+    model = motes.load(name, device=device)
+    clips = cannonballs(num_clips, COUNTED, seed=TEST_SEED + 1)
+    if kind == "faint":
+        clips = fade(clips, seed=TEST_SEED + 1)
+    assert clips.num_objects is not None
+    size = BATCH if device == "cpu" else GPU_BATCH
+    record: Record = {"kind": kind, "model": name if kind == "clear" else "learned from such clips"}
+    record |= {"environment": environment(model.device), "seconds": 0.0, "truth": []}
+    record["believed"] = {str(seen): [] for seen in SEEN}
+    for start in range(0, num_clips, size):
+        batch, begun = slice(start, start + size), time.monotonic()
         for seen in SEEN:
-            told = believed_counts(model, batch.frames[:, :seen].float())
-            record["believed"][str(seen)] += told.tolist()
+            frames = clips.frames[batch, : max(seen, 2)].float().to(device)
+            record["believed"][str(seen)] += believed_counts(model, frames, seen).tolist()
         record["seconds"] += time.monotonic() - begun
-        record["truth"] += truth[start : start + BATCH].tolist()
+        record["truth"] += clips.num_objects[batch].tolist()
         write_json(path, record)
 
 
-def merge(folder: Path) -> Record:
-    """Return the scores of all parts together."""
-    parts = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
-    truth = torch.tensor([count for part in parts for count in part["truth"]])
+def merge(folder: Path) -> dict[str, Record]:
+    """Return the scores of each kind of clips."""
+    merged = {}
+    for path in sorted(folder.glob("*.json")):
+        part = json.loads(path.read_text("utf-8"))
+        truth = torch.tensor(part["truth"])
 
-    def believed(seen: str) -> Float[Tensor, "B counts"]:
-        rows = [row for part in parts for row in part["believed"][seen]]
-        return torch.tensor(rows, dtype=torch.float64)
+        def scores(rows: list[list[float]], truth: Tensor = truth) -> Record:
+            believed: Float[Tensor, "B counts"] = torch.tensor(rows, dtype=torch.float64)
+            return count_scores(believed, truth)
 
-    return {
-        "model": parts[0]["model"],
-        "after": {seen: count_scores(believed(seen), truth) for seen in parts[0]["believed"]},
-        "seconds_a_clip": sum(part["seconds"] for part in parts) / len(truth),
-        "environment": parts[0]["environment"],
-    }
+        merged[part["kind"]] = {
+            "model": part["model"],
+            "after": {seen: scores(rows) for seen, rows in part["believed"].items()},
+            "seconds_a_clip": part["seconds"] / len(truth),
+            "environment": part["environment"],
+        }
+    return merged
 
 
-def draw(record: Record) -> bytes:
-    """Return the reliability diagram: how often a count was true that was so probable."""
+def draw(record: dict[str, Record]) -> bytes:
+    """Return the reliability diagrams: how often a count was true that was so probable."""
     from motes.pictures import axes_grid, png
 
-    figure, axes = axes_grid(1, len(record["after"]), cell=2.2, room=(0.3, 0.45))
-    for axis, (seen, scores) in zip(axes[0], record["after"].items(), strict=True):
-        axis.plot([0, 1], [0, 1], color="#999999", lw=0.8)
-        for row in scores["reliability"]:
-            # Two standard errors of a share of so many cases, were it what was said.
-            error = 2 * (row["said"] * (1 - row["said"]) / row["cases"]) ** 0.5
-            axis.errorbar(row["said"], row["happened"], error, color="#0072b2", marker="o", ms=4)
-        axis.set_title(f"{seen} frames: {scores['accuracy']:.1%} right", fontsize=9)
-        axis.set(xlim=(-0.05, 1.05), ylim=(-0.05, 1.05), xlabel="probability said")
-    axes[0, 0].set_ylabel("share that was so", fontsize=9)
+    least = 3e-4  # what is said or happens less often is drawn there
+    figure, axes = axes_grid(len(record), len(SEEN), cell=2.2, room=(0.4, 0.5))
+    for row, (kind, told) in zip(axes, record.items(), strict=True):
+        for axis, (seen, scores) in zip(row, told["after"].items(), strict=True):
+            axis.plot([least, 1 - least], [least, 1 - least], color="#999999", lw=0.8)
+            for point in scores["reliability"]:
+                said, number = point["said"], point["cases"]
+                # Two standard errors of a share of so many cases, were it what was said.
+                error = 2 * (max(said * (1 - said), 1e-12) / number) ** 0.5
+                shown = [min(max(x, least), 1 - least) for x in (said, point["happened"])]
+                low, high = (min(max(said + e, least), 1 - least) for e in (-error, error))
+                axis.plot([shown[0]] * 2, [low, high], color="#999999", lw=3, alpha=0.5)
+                axis.plot(*shown, color="#0072b2", marker="o", ms=4)
+            axis.set(xscale="logit", yscale="logit")
+            axis.set_xlabel("probability said", fontsize=8)
+            axis.set(xlim=(least / 2, 1 - least / 2), ylim=(least / 2, 1 - least / 2))
+            ticks = (0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
+            for side in (axis.xaxis, axis.yaxis):
+                side.set_ticks(ticks, [f"{tick:g}".lstrip("0") for tick in ticks], fontsize=6)
+                side.set_ticks([], minor=True)
+            frames = f"{seen} frame{'s' * (seen != '1')}"
+            axis.set_title(f"{kind}, {frames}: {scores['accuracy']:.1%} right", fontsize=8)
+        row[0].set_ylabel("share that was so", fontsize=8)
     return png(figure)
 
 
-def told(record: Record) -> str:
+def told(record: dict[str, Record]) -> str:
     """Return the paragraph for the page."""
-    rows = []
-    for seen, scores in record["after"].items():
-        by_count = " / ".join(f"{share:.3f}" for share in scores["by_count"].values())
-        rows.append(
-            f"| {seen} | {scores['accuracy']:.3f} | {by_count} | {scores['mean_said']:.3f} "
-            f"| {scores['nats']:.4f} |"
-        )
-    first = next(iter(record["after"].values()))
-    where = record["environment"]
-    return "\n".join(
-        [
-            "| frames seen | count right | N = 1 / 2 / 3 / 4 / 5 | probability given | nats |",
-            "|---|---|---|---|---|",
-            *rows,
-            "",
-            f"{first['clips']} clips of 1 to 5 objects, up to 6 may be claimed; "
-            f"`{record['model']}` learned from 1 to 3. The last column is the mean of -log of the "
-            "probability of the true count. "
-            f"Commit {where['motes_commit'][:10]}, {where['processor']}.",
-            "",
-            "![Counts that were given a probability, and how often they were true]"
-            "(images/counts.png)",
-        ]
+    counts = " / ".join(map(str, COUNTED))
+    lines = [
+        f"| clips | frames seen | count right | N = {counts} | probability given | nats |",
+        "|---|---|---|---|---|---|",
+    ]
+    for kind, part in record.items():
+        for seen, scores in part["after"].items():
+            by_count = " / ".join(f"{share:.3f}" for share in scores["by_count"].values())
+            said = f"{scores['mean_said']:.3f} | {scores['nats']:.4f}"
+            lines.append(f"| {kind} | {seen} | {scores['accuracy']:.3f} | {by_count} | {said} |")
+    first = next(iter(record.values()))
+    clips, where = next(iter(first["after"].values()))["clips"], first["environment"]
+    below = (
+        f"{clips} clips of 1 to {max(COUNTED)} objects of each kind, and as many may be claimed; "
+        "the models learned from 1 to 3. In faint clips a pixel shows with a chance of "
+        f"{LIT:g} in an object and {DARK:g} elsewhere. The last column is the mean of -log of "
+        f"the probability of the true count. Commit {where['motes_commit'][:10]}, "
+        f"{where['processor']}."
     )
+    picture = "![Counts that were given a probability, and how often they were true]"
+    return "\n".join([*lines, "", below, "", f"{picture}(images/counts.png)"])
 
 
-def write_page(record: Record) -> None:
+def write_page(record: dict[str, Record]) -> None:
     """Put the paragraph into the page."""
     page = PAGE.read_text("utf-8")
     before, rest = page.split(OPEN)
@@ -122,22 +161,28 @@ def write_page(record: Record) -> None:
 
 
 def main() -> None:
-    """Score a part, or put the parts together."""
+    """Learn, score, or put the parts together."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--learn", type=Path)
+    parser.add_argument("--score", choices=("clear", "faint"))
     parser.add_argument("--model", default="cannonballs-structured")
-    parser.add_argument("--part", type=int, default=0)
-    parser.add_argument("--clips", type=int, default=75)
+    parser.add_argument("--clips", type=int, default=600)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--runs", type=Path, default=Path("runs/counts"))
-    parser.add_argument("--merge", type=Path)
+    parser.add_argument("--merge", action="store_true")
     parser.add_argument("--page", action="store_true")
     given = parser.parse_args()
-    if given.merge is not None:
-        write_json(RECORD, merge(given.merge))
+    if given.learn is not None:
+        learn_faint(given.learn, 2240)
+    if given.score is not None:
+        given.runs.mkdir(parents=True, exist_ok=True)
+        path = given.runs / f"{given.score}.json"
+        score(given.score, given.model, given.clips, given.device, path)
+    if given.merge:
+        write_json(RECORD, merge(given.runs))
         PICTURE.write_bytes(draw(json.loads(RECORD.read_text("utf-8"))))
-    if given.merge is not None or given.page:
-        return write_page(json.loads(RECORD.read_text("utf-8")))
-    given.runs.mkdir(parents=True, exist_ok=True)
-    score_part(given.model, given.part, given.clips, given.runs / f"{given.part}.json")
+    if given.merge or given.page:
+        write_page(json.loads(RECORD.read_text("utf-8")))
 
 
 if __name__ == "__main__":

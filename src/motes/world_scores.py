@@ -22,7 +22,8 @@ from motes.shapes import Bool, Float, Int, Tensor
 TEST_SEED = 1_000_000
 BATCH = 50
 CONTEXT = 5  # frames seen before a forecast
-COUNT_BINS = 10
+# Between probabilities of a count that are taken together: near to none and to one they tell most.
+COUNT_EDGES = (0.001, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 0.99, 0.999)
 
 Scores = dict[str, Any]
 Ask = Callable[[Clips, int, int | None], Answer | Tracks]  # clips, objects, frames seen
@@ -55,7 +56,9 @@ TASKS: dict[str, Task] = {
     "bounce": Task("bounce", "bounce", (1, 2, 3)),
     "long": Task("long", "long", (1, 2, 3), num_clips=4, num_frames=3000, law="linear"),
 }
-COUNTED = (1, 2, 3, 4, 5)  # objects in the clips whose number is not told
+# Objects in the clips whose number is not told. All are asked about and equally frequent, as the
+# probabilities take them to be; of 1 to 5 too many can be claimed as well as too few.
+COUNTED = (1, 2, 3, 4, 5, 6)
 
 
 def shown(clips: Clips) -> Bool[Tensor, "B N T"]:
@@ -203,14 +206,12 @@ def unseen_clips(task: Task, count: int) -> Clips:
 
 
 def believed_counts(
-    model: Model, frames: Float[Tensor, "B T height width"]
+    model: Model, frames: Float[Tensor, "B T height width"], num_seen: int
 ) -> Float[Tensor, "B counts"]:
-    """How probable every number of objects is held.
-
-    One more than the clips hold is allowed, so that too many can be claimed as well as too few.
-    """
-    model.max_objects = model.inference.max_objects = max(COUNTED) + 1
-    told = infer(model, frames).count_probabilities
+    """How probable every number of objects is held after the first frames."""
+    model.max_objects = model.inference.max_objects = max(COUNTED)
+    seen = torch.arange(frames.shape[1]) < num_seen
+    told = interpolate(model, frames, seen).count_probabilities
     assert told is not None
     return told
 
@@ -230,14 +231,12 @@ def count_scores(believed: Float[Tensor, "B counts"], truth: Int[Tensor, " B"]) 
     }
 
 
-def reliability(
-    believed: Float[Tensor, "B counts"], truth: Tensor, bins: int = COUNT_BINS
-) -> list[dict[str, float]]:
+def reliability(believed: Float[Tensor, "B counts"], truth: Tensor) -> list[dict[str, float]]:
     """For every count of every clip: how probable it was said to be, and how often it was so."""
     happened = torch.arange(1, believed.shape[1] + 1) == truth[:, None]
-    place = (believed * bins).long().clamp(max=bins - 1)
+    place = torch.bucketize(believed, torch.tensor(COUNT_EDGES, dtype=believed.dtype))
     table = []
-    for k in range(bins):
+    for k in range(len(COUNT_EDGES) + 1):
         here = place == k
         if bool(here.any()):
             table.append(

@@ -88,19 +88,22 @@ def test_reliability_tells_what_was_said_and_what_happened():
 
 
 def test_counts_are_scored_against_the_truth(monkeypatch):
-    truth = torch.tensor([1, 2, 3, 4, 5] * 4)
+    truth = torch.tensor([1, 2, 3, 4, 5, 6] * 4)
     sure = torch.eye(6).double()[truth - 1]
     sure[0] = sure[0].roll(1)  # one mistake
-    monkeypatch.setattr(
-        world_scores, "infer", lambda model, frames: SimpleNamespace(count_probabilities=sure)
-    )
+
+    def interpolate(model, frames, seen):
+        assert seen.tolist() == [True, False]
+        return SimpleNamespace(count_probabilities=sure)
+
+    monkeypatch.setattr(world_scores, "interpolate", interpolate)
     model = SimpleNamespace(max_objects=3, inference=SimpleNamespace())
-    believed = world_scores.believed_counts(model, torch.zeros(20, 1, 4, 4))
+    believed = world_scores.believed_counts(model, torch.zeros(24, 2, 4, 4), 1)
     assert model.max_objects == model.inference.max_objects == 6
     record = world_scores.count_scores(0.9 * believed + 0.1 / 6, truth)
-    assert record["accuracy"] == 19 / 20
+    assert record["accuracy"] == 23 / 24
     assert record["wrong_clips"] == [0]
-    assert record["by_count"] == {"1": 0.75, "2": 1.0, "3": 1.0, "4": 1.0, "5": 1.0}
+    assert record["by_count"] == {"1": 0.75, "2": 1.0, "3": 1.0, "4": 1.0, "5": 1.0, "6": 1.0}
     assert record["mean_said"] == pytest.approx(0.9 + 0.1 / 6)
-    nats = -(19 * math.log(0.9 + 0.1 / 6) + math.log(0.1 / 6)) / 20
+    nats = -(23 * math.log(0.9 + 0.1 / 6) + math.log(0.1 / 6)) / 24
     assert record["nats"] == pytest.approx(nats)
