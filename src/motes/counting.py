@@ -45,11 +45,15 @@ def count_log_evidence(
         bound = torch.stack([each.weighted(1.0) for each in terms]).mean(0)
         if not isinstance(q, Encoding):
             bound = bound + math.lgamma(count + 1)
-            if unseen is not None:
-                bound = bound.maximum(columns[-1] + math.log(count / 2) + unseen)
             # At the means: of a draw that missed its object, one more would take the place.
             there = q.seen.any(2)[:, :count]
-            unseen = log_unseen(model, q.means[:, :count], there, frames, observed)
+            gain = log_unseen(model, q.means[:, :count], there, frames, observed)
+            if unseen is not None:
+                fewer = columns[-1] + math.log(count / 2) + unseen
+                # What one more gains is known beside the objects of the higher bound alone.
+                gain = torch.where(bound > fewer, gain, unseen)
+                bound = bound.maximum(fewer)
+            unseen = gain
         columns.append(bound)
     return torch.stack(columns, 1)
 
