@@ -82,3 +82,14 @@ def test_what_one_draw_of_q_misses_is_no_object() -> None:
     assert clips.num_objects.tolist() == [1]
     assert told.count_probabilities is not None
     assert told.count_probabilities[0, 0] > 0.9
+
+
+def test_one_more_object_is_weighed_beside_those_of_the_higher_bound() -> None:
+    clips = cannonballs(577, (1, 2, 3, 4, 5, 6), seed=1_000_001)[576:]
+    model = motes.load("cannonballs-structured")
+    model.max_objects = model.inference.max_objects = 6
+    told = motes.interpolate(model, clips.frames[:, :2].float(), torch.tensor([True, False]))
+    assert clips.num_objects is not None
+    assert clips.num_objects.tolist() == [2]
+    assert told.count_probabilities is not None
+    assert told.count_probabilities[0, 1] > 0.9
