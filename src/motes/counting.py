@@ -8,9 +8,9 @@ from motes.encoding import encode
 from motes.memory import side_by_side
 from motes.mixture import draw_prior
 from motes.model import Model
-from motes.networks.inference import Encoding
+from motes.networks.inference import Encoding, InferenceNetwork
 from motes.objective import terms_of
-from motes.shapes import Bool, Float, Tensor
+from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.glyph import GlyphRenderer
 
 NUM_DRAWS = 8
@@ -36,26 +36,46 @@ def count_log_evidence(
     generator = torch.Generator().manual_seed(0)
     shape = (NUM_DRAWS, len(frames), model.max_objects, frames.shape[1], 2)
     draws = torch.randn(shape, generator=generator).to(model.device)
-    columns: list[Float[Tensor, " B"]] = []
-    unseen: Float[Tensor, " B"] | None = None
-    for count in range(1, model.max_objects + 1):
-        counts = torch.full((len(frames),), count, device=model.device)
-        q = encode(model, frames, observed, counts)
-        terms = [terms_of(model, q, frames, counts, noise, observed) for noise in draws]
-        bound = torch.stack([each.weighted(1.0) for each in terms]).mean(0)
-        if not isinstance(q, Encoding):
-            bound = bound + math.lgamma(count + 1)
-            # At the means: of a draw that missed its object, one more would take the place.
-            there = q.seen.any(2)[:, :count]
-            gain = log_unseen(model, q.means[:, :count], there, frames, observed)
-            if unseen is not None:
-                fewer = columns[-1] + math.log(count / 2) + unseen
-                # What one more gains is known beside the objects of the higher bound alone.
-                gain = torch.where(bound > fewer, gain, unseen)
-                bound = bound.maximum(fewer)
-            unseen = gain
-        columns.append(bound)
+    numbers = torch.arange(1, model.max_objects + 1, device=model.device)
+    room = max(side_by_side(AT_ONCE, frames) // frames.numel(), 1)
+    parts = [_bounds(model, frames, observed, some, draws) for some in numbers.split(room)]
+    bounds, gains = (torch.cat(part) for part in zip(*parts, strict=True))
+    if isinstance(model.inference, InferenceNetwork):
+        return bounds.T
+    columns, unseen = [bounds[0]], gains[0]
+    for count, bound, gain in zip(range(2, len(bounds) + 1), bounds[1:], gains[1:], strict=True):
+        found, fewer = bound + math.lgamma(count + 1), columns[-1] + math.log(count / 2) + unseen
+        # What one more gains is known beside the objects of the higher bound alone.
+        unseen = torch.where(found > fewer, gain, unseen)
+        columns.append(found.maximum(fewer))
     return torch.stack(columns, 1)
+
+
+def _bounds(
+    model: Model,
+    frames: Float[Tensor, "B T height width *channels"],
+    observed: Bool[Tensor, "B T"],
+    numbers: Int[Tensor, " some"],
+    draws: Float[Tensor, "draws B N T 2"],
+) -> tuple[Float[Tensor, "some B"], Float[Tensor, "some B"]]:
+    """The bound for some numbers of objects, all at once, and what one more might gain."""
+    some, B = len(numbers), len(frames)
+    clips = torch.arange(B, device=frames.device).repeat(some)
+    counts = numbers.repeat_interleave(B)
+    q = encode(model, frames[clips], observed[clips], counts)
+    terms = [
+        terms_of(model, q, frames[clips], counts, noise[clips], observed[clips]) for noise in draws
+    ]
+    bounds = torch.stack([each.weighted(1.0) for each in terms]).mean(0).unflatten(0, (some, B))
+    if isinstance(q, Encoding):
+        return bounds, torch.full_like(bounds, -math.inf)
+    # At the means: of a draw that missed its object, one more would take the place.
+    there = q.seen.any(2) & model.present(counts)
+    gains = [
+        log_unseen(model, q.means[rows, :count], there[rows, :count], frames, observed)
+        for count, rows in zip(numbers.tolist(), torch.arange(some * B).split(B), strict=True)
+    ]
+    return bounds, torch.stack(gains)
 
 
 def log_unseen(

@@ -114,7 +114,7 @@ def terms_of(
 
 def looked_at(q: Posterior) -> Bool[Tensor, "B N T"] | None:
     """Where a search has seen objects; None of the paper's networks."""
-    return q.seen if isinstance(q, PlacePosterior) else None
+    return None if isinstance(q, Encoding) else q.seen
 
 
 def looks_of(q: Posterior) -> Looks | None:

@@ -93,3 +93,17 @@ def test_one_more_object_is_weighed_beside_those_of_the_higher_bound() -> None:
     assert clips.num_objects.tolist() == [2]
     assert told.count_probabilities is not None
     assert told.count_probabilities[0, 1] > 0.9
+
+
+@torch.no_grad()
+def test_counts_weighed_at_once_are_those_weighed_one_by_one(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames = torch.stack([frame_with([(8, 7)], SIZE), frame_with([(8, 7), (10, 7)], SIZE)])
+    observed = torch.ones(2, 1, dtype=torch.bool)
+    together = count_log_evidence(model, frames, observed)
+    monkeypatch.setattr(counting, "AT_ONCE", 1)
+    # float32 sums over 256 pixels of up to some ten nats each
+    torch.testing.assert_close(
+        count_log_evidence(model, frames, observed), together, atol=1e-3, rtol=0
+    )
