@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from score_seeds import STARTS, Record, configuration, kept, learn, score
+from score_seeds import STARTS, Record, configuration, kept, learn, score, score_new
 
 from motes.checkpoint import write_json
 
@@ -86,10 +86,7 @@ def main() -> None:
         with without(given.part):
             learn(config, folder, {"part": given.part}, given.device)
     if given.score:
-        for note in sorted(given.runs.glob("*/learned.json")):
-            path = given.runs / f"{note.parent.name}.json"
-            if not path.is_file():
-                write_json(path, score_without(note.parent, given.clips, given.device))
+        score_new(given.runs, lambda folder: score_without(folder, given.clips, given.device))
     if given.merge:
         write_json(given.out, merge(given.runs, given.note))
 

@@ -205,6 +205,14 @@ def merge(folder: Path, note: str) -> Record:
     return {"note": note, "runs": records}
 
 
+def score_new(runs: Path, scores: Callable[[Path], Record]) -> None:
+    """Scores what was learned and has no scores yet, a record each."""
+    for note in sorted(runs.glob("*/learned.json")):
+        path = runs / f"{note.parent.name}.json"
+        if not path.is_file():
+            write_json(path, scores(note.parent))
+
+
 def main() -> None:
     """Learn, score, or merge."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -229,10 +237,7 @@ def main() -> None:
             folder = given.runs / f"{kind}-{words}-{given.seed}"
             learn(config, folder, {"start": given.start}, given.device)
     if given.score:
-        for note in sorted(given.runs.glob("*/learned.json")):
-            path = given.runs / f"{note.parent.name}.json"
-            if not path.is_file():
-                write_json(path, score(note.parent, given.clips, given.device))
+        score_new(given.runs, lambda folder: score(folder, given.clips, given.device))
     if given.limit:
         record = score_limit(given.size, given.frames, given.clips)
         write_json(given.runs / f"{kind}-limit.json", record)

@@ -60,12 +60,14 @@ def _bounds(
 ) -> tuple[Float[Tensor, "some B"], Float[Tensor, "some B"]]:
     """The bound for some numbers of objects, all at once, and what one more might gain."""
     some, B = len(numbers), len(frames)
-    clips = torch.arange(B, device=frames.device).repeat(some)
-    counts = numbers.repeat_interleave(B)
-    q = encode(model, frames[clips], observed[clips], counts)
-    terms = [
-        terms_of(model, q, frames[clips], counts, noise[clips], observed[clips]) for noise in draws
-    ]
+
+    def again(values: Tensor) -> Tensor:
+        """For every number; of a single one no copy is made."""
+        return values[None].expand(some, *values.shape).flatten(0, 1)
+
+    clips, seen, counts = again(frames), again(observed), numbers.repeat_interleave(B)
+    q = encode(model, clips, seen, counts)
+    terms = [terms_of(model, q, clips, counts, again(noise), seen) for noise in draws]
     bounds = torch.stack([each.weighted(1.0) for each in terms]).mean(0).unflatten(0, (some, B))
     if isinstance(q, Encoding):
         return bounds, torch.full_like(bounds, -math.inf)

@@ -10,7 +10,7 @@ from scipy import stats
 
 from glyphs import odd_renderer
 from motes.structured.places import Look, Place
-from motes.structured.posterior import REGION, PlacePosterior
+from motes.structured.posterior import REGION, LongPosterior, PlacePosterior
 from motes.structured.windows import window_offsets
 
 PHASES, WINDOW, UNIT = 4, 1, 3.0  # cells a pixel, pixels around the centre, pixels a unit
@@ -214,23 +214,51 @@ def test_pixels_become_latent_units(generator: torch.Generator) -> None:
     assert q.cell == 0.25 / UNIT
 
 
-def test_stretches_of_frames_are_joined_in_their_order(generator: torch.Generator) -> None:
-    q = PlacePosterior(
+TIMES = (slice(0, 1), slice(1, 3), slice(3, 4))
+
+
+@pytest.fixture
+def of_four_frames(generator: torch.Generator) -> PlacePosterior:
+    """q of two objects in four frames of three clips, some positions unseen."""
+    factors = torch.randn(3, 2, 4, 2, 2, generator=generator)
+    return PlacePosterior(
         torch.randn(3, 2, 4, 2, generator=generator),
-        torch.randn(3, 2, 4, 16, generator=generator),
-        torch.zeros(16, 2),
-        0.25,
+        torch.randn(3, 2, 4, 16, generator=generator).log_softmax(-1),
+        window_offsets(PHASES, 0) / UNIT,
+        1 / PHASES / UNIT,
         torch.rand(3, 2, 4, generator=generator) < 0.5,
         torch.randn(3, 2, 4, 2, generator=generator),
-        torch.randn(3, 2, 4, 2, 2, generator=generator),
+        factors @ factors.mT + torch.eye(2),
     )
+
+
+def during(q: PlacePosterior, time: slice) -> PlacePosterior:
     names = ("origin", "log_weights", "seen", "expected_means", "expected_covariances")
-    parts = [
-        q._replace(**{name: getattr(q, name)[:, :, time] for name in names})
-        for time in (slice(0, 1), slice(1, 3), slice(3, 4))
-    ]
-    for ours, whole in zip(PlacePosterior.joined(parts), q, strict=True):
+    return q._replace(**{name: getattr(q, name)[:, :, time] for name in names})
+
+
+def test_stretches_of_frames_are_joined_in_their_order(of_four_frames: PlacePosterior) -> None:
+    parts = [during(of_four_frames, time) for time in TIMES]
+    for ours, whole in zip(PlacePosterior.joined(parts), of_four_frames, strict=True):
         assert ours is whole or torch.equal(ours, whole)
+
+
+def test_a_posterior_in_stretches_says_what_the_whole_one_does(
+    of_four_frames: PlacePosterior, generator: torch.Generator
+) -> None:
+    q = of_four_frames
+    long = LongPosterior.of(lambda: ((time, during(q, time)) for time in TIMES))
+    noise = torch.randn(3, 2, 4, 2, generator=generator)
+    assert torch.equal(long.seen, q.seen)
+    for ours, whole in (
+        (long.means, q.means),
+        (long.covariances(), q.covariances()),
+        (long.entropy(), q.entropy()),
+        (long.draw(noise), q.draw(noise)),
+        (long.log_density(noise), q.log_density(noise)),
+    ):
+        # The same sums, in batches of other sizes.
+        torch.testing.assert_close(ours, whole)
 
 
 def test_ellipses_are_the_same_in_pieces(
