@@ -151,7 +151,8 @@ class LongPosterior(NamedTuple):
 
     The cells of a clip may take more memory than its frames.
 
-    Law: says what `PlacePosterior` does (test_a_posterior_in_stretches_says_what_the_whole_one_does).
+    Law: says what `PlacePosterior` does
+    (test_a_posterior_in_stretches_says_what_the_whole_one_does).
     """
 
     stretches: Stretches  # the cells, some frames after the others
