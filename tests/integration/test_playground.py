@@ -36,8 +36,10 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 @pytest.fixture
 def page(window: Page, server: Server) -> Iterator[Page]:
-    """The playground with its first answers, standing still; nothing may have gone wrong after."""
+    """The playground with its first answers, at frame 16; nothing may have gone wrong after."""
     show(window, server)
+    window.drag("#timeline", (0.5, 0.5), (0.5, 0.5))  # from wherever it had come to by then
+    assert window.text("#clock") == "16 / 30"
     yield window
     assert window.complaints == []
     assert [url for url in window.requests if not url.startswith(server.url)] == []
