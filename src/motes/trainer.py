@@ -22,6 +22,7 @@ from motes.structured.picture import PictureRenderer
 from motes.structured.posterior import PlacePosterior
 from motes.structured.refit import Sums, gather, refit
 from motes.structured.seeding import seed_mixture
+from motes.structured.settling import settle_dynamics
 from motes.teaching import lesson_terms
 
 TERMS = (*BoundTerms._fields, "gradient")
@@ -31,7 +32,7 @@ NEVER = 2**62  # the step at which what has not happened happened
 VISIBILITY_PACE = 4.0
 EXPLORE = 0.2  # of the structured family's q, see `Tracker.track`
 EXPLORED = 0.6  # of all steps; then glyphs are known, and q as it is says how far objects stray
-SETTLED = 20  # batches whose tracks the kinds of start are fitted to in the end
+SETTLED = 20  # batches whose tracks the dynamics are fitted to in the end
 REFITTED, REFITS = 3, 2  # batches that kinds of object are fitted to in the end, and how often
 
 
@@ -197,26 +198,30 @@ class Trainer:
         return bound_terms(model, frames, num_objects, inputs.noise, self._found, observed)
 
     def _settle(self) -> None:
-        """Fits to many clips what one batch cannot tell well: kinds of object, kinds of start."""
+        """Fits to many clips what one batch cannot tell well: kinds of object, then dynamics."""
         if isinstance(self.model.renderer, PictureRenderer):
             for _ in range(REFITS):
                 self._refit(self.model.renderer)
-        tracks = [found.tracks(present) for _, found, present in self._look_at(SETTLED)]
-        positions, seen = zip(*tracks, strict=True)
-        self._seed(torch.cat(positions), torch.cat(seen))
+        tracks = [
+            (found.draw(noise)[present], found.seen[present])
+            for _, found, present, noise in self._look_at(SETTLED)
+        ]
+        positions, seen = (torch.cat(parts) for parts in zip(*tracks, strict=True))
+        self._seed(positions, seen)
+        settle_dynamics(self.model.dynamics, positions, seen)
+        processes.follow(self.model.dynamics)
 
     def _refit(self, renderer: PictureRenderer) -> None:
         """Fits the kinds of object."""
-        generator = torch.Generator().manual_seed(self.config.seed + processes.rank())
         sums = torch.zeros(2, *renderer.root_depth.shape, device=self.device)
-        for frames, found, present in self._look_at(REFITTED):
-            noise = torch.randn(found.origin.shape, generator=generator).to(frames)
+        for frames, found, present, noise in self._look_at(REFITTED):
             sums += torch.stack(gather(renderer, frames, found, present, noise))
         processes.add_up(sums)
         refit(renderer, Sums(*sums))
 
-    def _look_at(self, num_batches: int) -> Iterator[tuple[Tensor, PlacePosterior, Tensor]]:
-        """Frames of clips from all over the data, what is found in them, and who is there."""
+    def _look_at(self, num_batches: int) -> Iterator[tuple[Tensor, PlacePosterior, Tensor, Tensor]]:
+        """Frames of clips from all over the data, what is found there, who is, noise for a draw."""
+        generator = torch.Generator().manual_seed(self.config.seed + processes.rank())
         number = min(num_batches * self.config.batch_size, len(self.data.num_objects))
         spread = torch.linspace(0, len(self.data.num_objects) - 1, number).round().long()
         mine = spread[processes.rank() :: processes.world()].to(self.device)
@@ -224,7 +229,8 @@ class Trainer:
             frames, num_objects = self.data.frames(indices), self.data.num_objects[indices]
             found = self.model.track(frames, num_objects, self.data.seen(indices))
             assert found is not None  # only the structured family settles
-            yield frames, found, self.model.present(num_objects)
+            noise = torch.randn(found.origin.shape, generator=generator).to(frames)
+            yield frames, found, self.model.present(num_objects), noise
 
     def _seed(self, positions: Float[Tensor, "M T 2"], seen: Bool[Tensor, "M T"]) -> None:
         seed_mixture(self.model.dynamics, positions, seen)
