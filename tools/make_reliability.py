@@ -17,8 +17,7 @@ MEMORY = (
     "Memory is what a question takes beyond the frames, which are the caller's: a long video is "
     "gone through in stretches that bound it (some 300 frames in the structured family), so that "
     "with its length grows what is known of every position, and no picture. An interpolation "
-    "copies the frames once, "
-    "to blank the hidden ones. Models of pictures still hold all of a clip."
+    "copies the frames once, to blank the hidden ones."
 )
 Record = dict[str, Any]
 

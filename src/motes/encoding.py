@@ -14,6 +14,7 @@ from motes.lgssm import POSITION_DIM
 from motes.model import Model, Posterior
 from motes.networks.inference import Encoding, InferenceNetwork
 from motes.shapes import Bool, Float, Int, Tensor
+from motes.structured.posterior import LongPosterior, PlacePosterior
 
 LONG = 256  # frames of a clip of which not all that was found is held
 HYPOTHESES = 3  # that a search which answers a question chooses from
@@ -30,13 +31,10 @@ def encode(
     Law: hidden frames' pixels cannot matter, and with the mask of the paper's section on past and
     future observations it is that procedure; tests/unit/test_encoding.py.
     """
-    if not isinstance(model.inference, InferenceNetwork):
-        if frames.shape[1] > LONG:
-            long = model.track_long(frames, num_objects, observed, HYPOTHESES)
-            if long is not None:
-                return long
-        found = model.track(frames, num_objects, observed, HYPOTHESES)
-        return model.encode(frames, num_objects, found)
+    found = model.search(frames, num_objects, observed, HYPOTHESES)
+    if found is not None:
+        return LongPosterior.of(found) if frames.shape[1] > LONG else PlacePosterior.joined(found)
+    assert isinstance(model.inference, InferenceNetwork)
     seen_later = observed.flip(1).cumsum(1).flip(1) > 0
     if not bool((~observed & seen_later).any()):
         return model.encode(frames, num_objects)

@@ -15,9 +15,10 @@ from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.expected import expected_frames
 from motes.structured.glyph import GlyphRenderer
 from motes.structured.picture import Looks, PictureRenderer
-from motes.structured.picture_tracker import track_pictures
+from motes.structured.picture_tracker import search_pictures
 from motes.structured.places import Place
-from motes.structured.posterior import LongPosterior, PlacePosterior
+from motes.structured.posterior import LongPosterior, PlacePosterior, Stretches
+from motes.structured.search import scene_of
 from motes.structured.tracker import Tracker
 
 # q(a | v), as the one family has it or the other
@@ -99,6 +100,33 @@ class Model(nn.Module):
             most = max(most, int(num_objects.max()))
         return torch.arange(most, device=num_objects.device) < num_objects[:, None]
 
+    def search(
+        self,
+        frames: Float[Tensor, "B T height width *channels"],
+        num_objects: Int[Tensor, " B"],
+        observed: Bool[Tensor, "B T"] | None = None,
+        hypotheses: int = 1,
+        explore: float = 0.0,
+    ) -> Stretches | None:
+        """What the structured family finds in the frames, a stretch of them at a time.
+
+        None from the paper's, which reads them. Here and in `expected_frames` the families part;
+        all else is the same for both.
+        """
+        match self.inference, self.renderer:
+            case Tracker() as tracker, PictureRenderer() as painter:
+                pictures = painter.as_channels(frames)
+                photos = scene_of(pictures, num_objects, self.dynamics, painter, observed)
+                found = search_pictures(photos, hypotheses, window=tracker.window)
+            case Tracker() as tracker, GlyphRenderer() as renderer:
+                scene = scene_of(frames, num_objects, self.dynamics, renderer, observed)
+                found = tracker.search(scene, hypotheses, explore)
+            case _:
+                return None
+        slots = self.present(num_objects).shape[1]
+        return lambda: ((time, q.widened(slots)) for time, q in found())
+
+    @torch.no_grad()
     def track(
         self,
         frames: Float[Tensor, "B T height width *channels"],
@@ -107,44 +135,9 @@ class Model(nn.Module):
         hypotheses: int = 1,
         explore: float = 0.0,
     ) -> PlacePosterior | None:
-        """What the structured family finds in the frames; None from the paper's, which reads them.
-
-        Here and in `expected_frames` the families part; all else is the same for both.
-        """
-        match self.inference, self.renderer:
-            case Tracker() as tracker, PictureRenderer() as renderer:
-                found = track_pictures(
-                    frames,
-                    num_objects,
-                    self.dynamics,
-                    renderer,
-                    observed,
-                    hypotheses,
-                    window=tracker.window,
-                )
-                return found.widened(max(self.max_objects, int(num_objects.max())))
-            case Tracker() as tracker, GlyphRenderer() as renderer:
-                return tracker.track(
-                    frames, num_objects, self.dynamics, renderer, observed, hypotheses, explore
-                )
-        return None
-
-    def track_long(
-        self,
-        frames: Float[Tensor, "B T height width *channels"],
-        num_objects: Int[Tensor, " B"],
-        observed: Bool[Tensor, "B T"],
-        hypotheses: int,
-    ) -> LongPosterior | None:
-        """The same of a clip too long to hold what was found, from a family that can do without."""
-        match self.inference, self.renderer:
-            case Tracker() as tracker, GlyphRenderer() as renderer:
-                return LongPosterior.of(
-                    tracker.search(
-                        frames, num_objects, self.dynamics, renderer, observed, hypotheses
-                    )
-                )
-        return None
+        """All at once what `search` finds."""
+        found = self.search(frames, num_objects, observed, hypotheses, explore)
+        return None if found is None else PlacePosterior.joined(found)
 
     def encode(
         self,
@@ -283,7 +276,7 @@ def build(config: RunConfig) -> Model:
                 pixels_per_unit=part.pixels_per_unit,
                 hidden_teach=part.hidden_teach == "all",
             )
-        inference = Tracker(config.data.max_objects, part.window)
+        inference = Tracker(part.window)
     else:
         renderer = Renderer(size, part.renderer_state_size, generator)
         inference = InferenceNetwork(

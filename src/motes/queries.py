@@ -19,6 +19,7 @@ from motes.inputs import check_counts, check_frames, check_observed, check_whole
 from motes.lgssm import POSITION_DIM, map_vector, square_root
 from motes.memory import require_memory
 from motes.model import Model, Posterior
+from motes.networks.inference import Encoding
 from motes.objective import looks_of, where_seen
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.picture import Looks
@@ -256,20 +257,24 @@ def marginal_frames(
     exact = model.expected_frames(q, num_objects, log_weights.exp(), hidden)
     if exact is not None:
         return exact
-    known = q.means.shape[2]  # frames; none was seen after them
     factors = square_root(hidden.covariances)
     borders = log_weights.exp().cumsum(-1)[..., :-1]
-    total = torch.zeros(*observed.shape, *model.frame_shape, device=model.device)
+    draws = []
     for _ in range(NUM_DRAWS):
         noise = torch.randn(hidden.means[:, :, 0].shape, generator=generator).to(model.device)
         uniform = torch.rand(noise.shape[:3], generator=generator).to(model.device)
         component = (uniform[..., None] >= borders[:, :, None]).sum(-1)[:, :, None, :, None]
         mean = hidden.means.take_along_dim(component, 2)[:, :, 0]
         factor = factors.take_along_dim(component[..., None], 2)[:, :, 0]
-        imagined = mean + map_vector(factor, noise.double())
-        seen = pad(q.draw(noise[:, :, :known]), (0, 0, 0, noise.shape[2] - known))
-        positions = torch.where(observed[:, None, :, None], seen.double(), imagined)
-        total += _render(model, positions, num_objects, looks_of(q))
+        draws.append((noise, mean + map_vector(factor, noise.double())))
+    total = torch.zeros(*observed.shape, *model.frame_shape, device=model.device)
+    for time, part in [(slice(None), q)] if isinstance(q, Encoding) else q.pieces():
+        known = part.means.shape[2]  # frames; none was seen after them
+        for noise, imagined in draws:
+            here, there = noise[:, :, time], imagined[:, :, time]
+            seen = pad(part.draw(here[:, :, :known]), (0, 0, 0, here.shape[2] - known))
+            positions = torch.where(observed[:, None, time, None], seen.double(), there)
+            total[:, time] += _render(model, positions, num_objects, looks_of(q))
     return total / NUM_DRAWS
 
 

@@ -30,7 +30,7 @@ NEVER = 2**62  # the step at which what has not happened happened
 # Of the learning rate: a logit has a long way from "nothing stands here" to "something does", and
 # until it has gone it objects behind a cover teach the dynamics that they jump.
 VISIBILITY_PACE = 4.0
-EXPLORE = 0.2  # of the structured family's q, see `Tracker.track`
+EXPLORE = 0.2  # of the structured family's q, see `Tracker.search`
 EXPLORED = 0.6  # of all steps; then glyphs are known, and q as it is says how far objects stray
 SETTLED = 20  # batches whose tracks the dynamics are fitted to in the end
 REFITTED, REFITS = 3, 2  # batches that kinds of object are fitted to in the end, and how often

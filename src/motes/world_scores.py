@@ -209,7 +209,7 @@ def believed_counts(
     model: Model, frames: Float[Tensor, "B T height width"], num_seen: int
 ) -> Float[Tensor, "B counts"]:
     """How probable every number of objects is held after the first frames."""
-    model.max_objects = model.inference.max_objects = max(COUNTED)
+    model.max_objects = max(COUNTED)
     seen = torch.arange(frames.shape[1]) < num_seen
     told = interpolate(model, frames, seen).count_probabilities
     assert told is not None

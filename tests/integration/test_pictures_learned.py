@@ -101,6 +101,30 @@ def test_imagined_pictures_are_written_as_they_are(learned, tmp_path, monkeypatc
     assert (tmp_path / "a.gif").exists()
 
 
+def test_a_long_clip_of_pictures_is_answered_as_a_short_one_is(learned, monkeypatch):
+    model, clips = learned
+    frames, observed = clips.frames[:2], torch.arange(12) % 5 != 3
+
+    def ask(**sizes):
+        for name, size in sizes.items():
+            monkeypatch.setattr(f"motes.{name.replace('__', '.')}", size)
+        answers = motes.interpolate(model, frames, observed), motes.forecast(model, frames, 2, 5)
+        return [(answer, answer.frames, answer.mean_frames) for answer in answers]
+
+    wholes = ask(queries__NUM_DRAWS=3)
+    in_pieces = ask(
+        encoding__LONG=11, model__AT_ONCE=4, structured__picture_search__AT_ONCE=2 * 2 * 3 * 5
+    )
+    for (whole, *drawn), (pieces, *redrawn) in zip(wholes, in_pieces, strict=True):
+        # The same numbers; a convolution of fewer frames may add them in another order.
+        for name in ("pixels", "pixel_covariances", "component_probabilities", "found"):
+            ours, theirs = getattr(pieces, name), getattr(whole, name)
+            torch.testing.assert_close(ours, theirs, equal_nan=True, msg=name)
+        torch.testing.assert_close(redrawn, drawn)
+    counts = (each[0][0].count_probabilities for each in (in_pieces, wholes))
+    torch.testing.assert_close(*counts)
+
+
 def test_hidden_pictures_cannot_matter(learned):
     model, clips = learned
     observed = torch.arange(12) % 3 > 0

@@ -30,7 +30,7 @@ def model() -> Model:
     )
     with torch.no_grad():
         dynamics.initial_mean.zero_()
-    tracker = Tracker(max_objects=MOST, window=7)
+    tracker = Tracker(window=7)
     renderer = disk_renderer(SIZE)
     return Model(dynamics, renderer, tracker, image_size=(SIZE, SIZE), max_objects=MOST)
 
@@ -76,7 +76,7 @@ def test_without_paths_of_one_more_object_there_is_no_doubt(
 def test_what_one_draw_of_q_misses_is_no_object() -> None:
     clips = cannonballs(518, (1, 2, 3, 4, 5, 6), seed=1_000_001)[517:]
     model = motes.load("cannonballs-structured")
-    model.max_objects = model.inference.max_objects = 6
+    model.max_objects = 6
     told = motes.infer(model, clips.frames[:, :2].float())
     assert clips.num_objects is not None
     assert clips.num_objects.tolist() == [1]
@@ -87,7 +87,7 @@ def test_what_one_draw_of_q_misses_is_no_object() -> None:
 def test_one_more_object_is_weighed_beside_those_of_the_higher_bound() -> None:
     clips = cannonballs(577, (1, 2, 3, 4, 5, 6), seed=1_000_001)[576:]
     model = motes.load("cannonballs-structured")
-    model.max_objects = model.inference.max_objects = 6
+    model.max_objects = 6
     told = motes.interpolate(model, clips.frames[:, :2].float(), torch.tensor([True, False]))
     assert clips.num_objects is not None
     assert clips.num_objects.tolist() == [2]

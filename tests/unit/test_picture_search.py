@@ -1,56 +1,59 @@
 """The search in pictures: looks against naive loops, objects that pass before one another."""
 
+import dataclasses
 import itertools
+import math
 
 import numpy as np
 import pytest
 import torch
 
 from motes.lgssm import Dynamics
-from motes.structured.picture import Looks
-from motes.structured.picture_search import (
-    Cast,
-    Kinds,
-    Photos,
-    around,
-    detect,
-    likelier,
-    look,
-    revisit,
-)
-from motes.structured.picture_tracker import track_pictures
-from motes.structured.places import Place
-from motes.structured.search import Sightings
-from motes.structured.windows import Window
+from motes.structured import picture_search
+from motes.structured.picture import Looks, PictureRenderer
+from motes.structured.picture_places import Cast, Kinds, around, detect, look
+from motes.structured.picture_search import TOO_FAR, likelier, look_closely, revisit
+from motes.structured.picture_tracker import search_pictures
+from motes.structured.places import TOLD, Place
+from motes.structured.posterior import LongPosterior, PlacePosterior
+from motes.structured.search import Scene, Sightings, scene_of
+from motes.structured.windows import Shown, Window
 from photos import hollow_pictures, naive_log_density, naive_mean, odd_pictures
 
 SIZE = (9, 11)
 
 
 def without_gradient(kinds: Kinds) -> Kinds:
-    return Kinds(*(part.detach() for part in kinds[:-1]), kinds.phases)
+    return Kinds(*(part.detach() for part in kinds[:-2]), kinds.phases, kinds.window)
+
+
+def seen_through(near: Window, frames: torch.Tensor) -> torch.Tensor:
+    """What the first frame of each clip shows."""
+    return Shown.during(frames, torch.arange(len(frames)), slice(1)).through(near)[:, 0]
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0], None])
 def test_looking_at_a_picture_equals_the_naive_loop(order, generator):
     renderer, n, window = odd_pictures(SIZE), 1, 1
-    kinds = without_gradient(Kinds.fine(renderer))
-    frame = torch.rand(1, 99, 2, generator=generator, dtype=torch.float64)
+    kinds = without_gradient(Kinds.fine(renderer, window))
+    frame = torch.rand(1, 1, *SIZE, 2, generator=generator, dtype=torch.float64)
     centres = torch.tensor([[[4.3, 4.1], [5.2, 3.4], [10.4, 5.6]]], dtype=torch.float64)
     kind, present = torch.tensor([[0, 2, 1]]), torch.ones(1, 3, dtype=torch.bool)
     prior = Place(centres[:, n] + 0.7, torch.tensor([[[1.5, 0.4], [0.4, 0.8]]]).double())
-    near = Window.around(centres[:, n : n + 1], window + renderer.reach, SIZE)
+    near = kinds.around(centres[:, n])
     held = None if order is None else torch.tensor([order])
     rest = around(kinds, near, Cast(centres, kind, present), n, held)
-    found = look(kinds, frame, near, rest, prior)
+    seen = seen_through(near, frame)
+    found = look(kinds, seen, near, rest, prior)
+    joint = found.look.log_weights + found.evidence[..., None]
     # Nobody knows the order: the object is behind all others.
     painted = [1, 0, 2] if order is None else order
     others = [m for m in painted if m != n]
-    picture = frame.numpy().reshape(*SIZE, 2)
+    picture = frame[0, 0].numpy()
     empty = naive_log_density(
         renderer, picture, naive_mean(renderer, centres[0].numpy(), [0, 2, 1], others)
     )
-    places = (near.centre[0] + found.offsets).numpy()
+    places = (near.centre[0] + found.look.offsets).numpy()
     away = places - prior.mean[0].numpy()
     distance = np.einsum("pi,ij,pj->p", away, np.linalg.inv(prior.covariance[0].numpy()), away)
     before = np.exp(-0.5 * distance) / np.exp(-0.5 * distance).sum()
@@ -59,22 +62,46 @@ def test_looking_at_a_picture_equals_the_naive_loop(order, generator):
         moved[n] = places[p]
         mean = naive_mean(renderer, moved, [0, k, 1], painted)
         gain = naive_log_density(renderer, picture, mean) - empty
-        np.testing.assert_allclose(found.joint[0, k, p], gain + np.log(before[p]), rtol=1e-8)
+        np.testing.assert_allclose(joint[0, k, p], gain + np.log(before[p]), rtol=1e-8)
+
+
+def test_where_kinds_are_known_no_other_is_tried(generator):
+    renderer, count = odd_pictures(SIZE), 7
+    kinds = without_gradient(Kinds.fine(renderer, 1))
+    frames = torch.rand(count, 1, *SIZE, 2, generator=generator, dtype=torch.float64)
+    centres = 2 + 5 * torch.rand(count, 2, 2, generator=generator, dtype=torch.float64)
+    kind = torch.randint(3, (count, 2), generator=generator)
+    near = kinds.around(centres[:, 0])
+    everyone = Cast(centres, kind, torch.ones(count, 2, dtype=torch.bool))
+    rest = around(kinds, near, everyone, 0, None)
+    prior = Place(centres[:, 0], torch.eye(2).double().expand(count, 2, 2))
+    arguments = (kinds, seen_through(near, frames), near, rest, prior)
+    alone, among_all = look(*arguments, kind[:, 0]), look(*arguments)
+    theirs = among_all.of_kind(kind[:, 0])
+    # The same sums, in another order.
+    torch.testing.assert_close(alone.look.log_weights[:, 0], theirs.log_weights)
+    torch.testing.assert_close(alone.look.told[:, 0], theirs.told)
+    torch.testing.assert_close(alone.evidence, among_all.evidence.gather(1, kind[:, :1]))
 
 
 def test_a_coarse_look_is_the_mean_over_the_places_in_a_pixel(generator):
     renderer = odd_pictures(SIZE)
-    fine, coarse = (without_gradient(make(renderer)) for make in (Kinds.fine, Kinds.coarse))
-    frame = torch.rand(1, 99, 2, generator=generator, dtype=torch.float64)
+    fine, coarse = (without_gradient(make(renderer, 1)) for make in (Kinds.fine, Kinds.coarse))
+    frame = torch.rand(1, 1, *SIZE, 2, generator=generator, dtype=torch.float64)
     prior = Place(torch.full((1, 2), 5.0).double(), 1e9 * torch.eye(2)[None].double())
-    near = Window.around(prior.mean[:, None], 1 + renderer.reach, SIZE)
+    near = fine.around(prior.mean)
     nobody = Cast(prior.mean[:, None], torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1) > 0)
     one, many = (
-        look(kinds, frame, near, around(kinds, near, nobody, 0, None), prior)
+        look(kinds, seen_through(near, frame), near, around(kinds, near, nobody, 0, None), prior)
         for kinds in (coarse, fine)
     )
-    scores = (many.joint - many.before[:, None]).unflatten(-1, (fine.phases**2, 9)).mean(-2)
-    torch.testing.assert_close(one.joint - one.before[:, None], scores, rtol=1e-9, atol=1e-9)
+    # All places are equally likely before.
+    one, many = (
+        found.look.log_weights + found.evidence[..., None] + math.log(len(found.look.offsets))
+        for found in (one, many)
+    )
+    scores = many.unflatten(-1, (fine.phases**2, 9)).mean(-2)
+    torch.testing.assert_close(one, scores, rtol=1e-9, atol=1e-9)
 
 
 def test_objects_are_detected_with_their_kinds_from_left_to_right(generator):
@@ -83,9 +110,8 @@ def test_objects_are_detected_with_their_kinds_from_left_to_right(generator):
     looks = Looks(torch.tensor([[0, 1]]), torch.tensor([[0, 1]]))
     drawn = renderer(positions, torch.ones(1, 2, dtype=torch.bool), looks).sigmoid().detach()
     noisy = drawn + 0.03 * torch.randn(drawn.shape, generator=generator)
-    places, kind = detect(
-        without_gradient(Kinds.coarse(renderer)), noisy.view(1, -1, 1), torch.tensor([2]), 3
-    )
+    kinds = without_gradient(Kinds.coarse(renderer, 7))
+    places, kind = detect(kinds, noisy[0, ..., None], torch.tensor([2]), 3)
     assert places[0, :2].tolist() == [[7.0, 20.0], [22.0, 9.0]]
     assert kind[0, :2].tolist() == [1, 0]
 
@@ -101,25 +127,23 @@ def crossing(order: list[int], generator: torch.Generator):
     return renderer, drawn + 0.03 * torch.randn(drawn.shape, generator=generator), positions, looks
 
 
-def scene_of(renderer, frames, generator: torch.Generator) -> Photos:
+def scene_with(renderer, frames, generator: torch.Generator) -> Scene[PictureRenderer]:
     dynamics = Dynamics(
         position_noise=0.05, initial_spread=8.0, state_noise=1e-2, generator=generator
     )
-    observed = torch.ones(frames.shape[:2], dtype=torch.bool)
-    present = torch.ones(1, 2, dtype=torch.bool)
-    return Photos(frames[..., None], observed, torch.tensor([2]), present, dynamics, renderer)
+    return scene_of(frames[..., None], torch.full((len(frames),), 2), dynamics, renderer)
 
 
 @torch.no_grad()
 def test_a_sighting_that_the_other_frames_exclude_is_none(generator):
     renderer, frames, positions, looks = crossing([0, 1], generator)
-    scene, kinds = scene_of(renderer, frames, generator), Kinds.coarse(renderer)
+    scene, kinds = scene_with(renderer, frames, generator), Kinds.coarse(renderer, 7)
     truth = renderer.to_pixels(positions)
     sharp = 0.25 * torch.eye(2).expand(*truth.shape, 2)
     elsewhere = truth.clone()
     elsewhere[0, 0, 3] += 3.0  # six standard deviations from where it is seen
     guess, expected = Place(truth, sharp), Place(elsewhere, sharp)
-    _, found, _ = revisit(scene, kinds, guess, looks, expected, 7)
+    found, _ = revisit(scene, kinds, guess, looks, expected)
     assert not found.seen[0, 0, 3]
     assert torch.equal(found.place.mean[0, 0, 3], elsewhere[0, 0, 3])
     others = torch.arange(15) != 3
@@ -129,7 +153,7 @@ def test_a_sighting_that_the_other_frames_exclude_is_none(generator):
 @torch.no_grad()
 def test_of_each_frame_the_likelier_sightings_are_kept(generator):
     renderer, frames, positions, looks = crossing([0, 1], generator)
-    scene, truth = scene_of(renderer, frames, generator), renderer.to_pixels(positions)
+    scene, truth = scene_with(renderer, frames, generator), renderer.to_pixels(positions)
     expected = Place(truth, torch.eye(2).expand(*truth.shape, 2))
     seen = torch.ones(1, 2, 15, dtype=torch.bool)
     exchanged = truth.clone()
@@ -144,8 +168,8 @@ def test_of_each_frame_the_likelier_sightings_are_kept(generator):
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
 def test_two_objects_that_cross_keep_their_kind_and_who_is_in_front_is_found(order, generator):
     renderer, frames, positions, _ = crossing(order, generator)
-    dynamics = scene_of(renderer, frames, generator).dynamics
-    q = track_pictures(frames, torch.tensor([2]), dynamics, renderer, None, 1, window=7)
+    scene = scene_with(renderer, frames, generator)
+    q = PlacePosterior.joined(search_pictures(scene, window=7))
     assert q.looks is not None
     assert q.looks.kind.tolist() == [[0, 1]]
     assert q.looks.order.tolist() == [order]
@@ -155,3 +179,97 @@ def test_two_objects_that_cross_keep_their_kind_and_who_is_in_front_is_found(ord
     # A cell of an eighth of a pixel, whose centre stands for it, and noise of 0.03 for a contrast
     # of 0.5 over the twenty pixels of an edge: well below half a pixel.
     assert gap.max() < 0.5
+
+
+@pytest.fixture
+def two_clips(generator):
+    """Two clips in which a disk and a ring cross, one of them backwards; frames are hidden."""
+    renderer, frames, positions, looks = crossing([1, 0], generator)
+    scene = scene_with(renderer, torch.cat([frames, frames.flip(1)]), generator)
+    scene = dataclasses.replace(scene, observed=torch.rand(2, 15, generator=generator) < 0.8)
+    truth = renderer.to_pixels(torch.cat([positions, positions.flip(2)]))
+    return scene, truth, Looks(*(part.expand(2, 2) for part in looks))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("at_once", [1, 2 * 2 * 4, 10_000])
+def test_looking_again_at_pictures_is_a_loop_over_objects_and_frames(
+    at_once, two_clips, generator, monkeypatch
+):
+    monkeypatch.setattr(picture_search, "AT_ONCE", at_once)  # frames of each object: of 15
+    scene, truth, looks = two_clips
+    # The last frames alone would speak for other kinds.
+    places, other = (
+        scene.renderer.from_pixels(truth[:, :, 12:]),
+        looks._replace(kind=1 - looks.kind),
+    )
+    scene.frames[:, 12:, ..., 0] = scene.renderer(places, scene.present, other).sigmoid()
+    kinds = Kinds.coarse(scene.renderer, 3)
+    spread = 0.3 * torch.eye(2).expand(*truth.shape, 2)
+    guess = Place(truth + torch.randn(truth.shape, generator=generator), spread)
+    expected = Place(truth, spread)
+    found, told = revisit(scene, kinds, guess, other, expected)
+    for b in range(2):
+        means, kind = guess.mean[b].clone(), other.kind[b].clone()
+        for n in range(2):
+            every, evidence = [], kinds.log_shares.clone()
+            for t in range(15):
+                prior = Place(expected.mean[b : b + 1, n, t], expected.covariance[b : b + 1, n, t])
+                near = kinds.around(means[None, n, t])
+                there = Cast(means[None, :, t], kind[None], torch.ones(1, 2, dtype=torch.bool))
+                rest = around(kinds, near, there, n, looks.order[b : b + 1])
+                seen = seen_through(near, scene.frames[b : b + 1, t : t + 1])
+                every.append((look(kinds, seen, near, rest, prior), prior))
+                if scene.observed[b, t]:
+                    evidence += every[-1][0].evidence[0]
+            kind[n] = evidence.argmax()
+            for t, (its, prior) in enumerate(every):
+                its_look = its.of_kind(kind[n : n + 1])
+                place = its_look.place()
+                away = (place.mean - prior.mean).square().sum() / 0.3
+                seen = bool(scene.observed[b, t] and its_look.told > TOLD and away < TOO_FAR)
+                assert found.seen[b, n, t] == seen
+                means[n, t] = place.mean[0] if seen else prior.mean[0]
+        # The same sums; a convolution of fewer frames may add them in another order.
+        torch.testing.assert_close(found.place.mean[b], means)
+        assert torch.equal(told.kind[b], kind)
+    assert torch.equal(told.kind, looks.kind)
+
+
+@torch.no_grad()
+def test_a_close_look_finds_objects_where_a_look_that_asks_for_their_kinds_does(
+    two_clips, generator, monkeypatch
+):
+    monkeypatch.setattr(picture_search, "AT_ONCE", 2 * 2 * 4)
+    scene, truth, looks = two_clips
+    kinds = Kinds.fine(scene.renderer, 2)
+    spread = 0.3 * torch.eye(2).expand(*truth.shape, 2)
+    guess = Place(truth + torch.randn(truth.shape, generator=generator), spread)
+    arguments = (scene, kinds, guess, looks, Place(truth, spread))
+    found, told = revisit(*arguments)
+    assert torch.equal(told.kind, looks.kind)
+    for time, cells, seen in look_closely(*arguments):
+        assert torch.equal(seen, found.seen[:, :, time])
+        torch.testing.assert_close(cells.place().mean[seen], found.place.mean[:, :, time][seen])
+
+
+@pytest.mark.parametrize("at_once", [1, 2 * 2 * 3 * 4])
+def test_a_long_clip_of_pictures_is_searched_as_a_short_one_is(at_once, two_clips, monkeypatch):
+    scene, truth, _ = two_clips
+    whole = PlacePosterior.joined(search_pictures(scene, 3, window=7))
+    monkeypatch.setattr(picture_search, "AT_ONCE", at_once)
+    stretches = search_pictures(scene, 3, window=7)
+    assert len(list(stretches())) > 1
+    pieces, long = PlacePosterior.joined(stretches), LongPosterior.of(stretches)
+    for ours in (pieces, long):
+        assert torch.equal(ours.seen, whole.seen)
+        assert all(map(torch.equal, ours.looks, whole.looks))
+        # The same numbers; a convolution of fewer frames may add them in another order.
+        torch.testing.assert_close(ours.means, whole.means)
+        torch.testing.assert_close(ours.covariances(), whole.covariances())
+        torch.testing.assert_close(ours.entropy(), whole.entropy())
+    # Numbered from left to right, in the second clip the other way round.
+    assert whole.looks.kind.tolist() == [[0, 1], [1, 0]]
+    there = torch.stack([truth[0], truth[1].flip(0)])
+    gap = (scene.renderer.to_pixels(whole.means) - there).norm(dim=-1)
+    assert gap[whole.seen].max() < 0.5

@@ -5,9 +5,10 @@ import torch
 from motes.lgssm import Dynamics
 from motes.structured.glyph import CELLS
 from motes.structured.picture import FINER, Looks, PictureRenderer
-from motes.structured.picture_tracker import track_pictures
+from motes.structured.picture_tracker import search_pictures
 from motes.structured.posterior import PlacePosterior
 from motes.structured.refit import Sums, drift, gather, refit
+from motes.structured.search import scene_of
 from photos import hollow_pictures, naive_opacity, odd_pictures
 
 B, N, T = 30, 2, 10
@@ -32,7 +33,8 @@ def found_in(frames: torch.Tensor, renderer: PictureRenderer) -> PlacePosterior:
         state_noise=1e-2,
         generator=torch.Generator().manual_seed(0),
     )
-    return track_pictures(frames, torch.full((B,), N), dynamics, renderer, None, 1, window=7)
+    scene = scene_of(frames[..., None], torch.full((B,), N), dynamics, renderer)
+    return PlacePosterior.joined(search_pictures(scene, window=7))
 
 
 def typical_error(renderer: PictureRenderer, q: PlacePosterior, pixels: torch.Tensor) -> float:

@@ -8,6 +8,7 @@ from glyphs import disk_renderer, frame_with, odd_renderer
 from motes import kalman
 from motes.lgssm import Dynamics
 from motes.structured.expecting import expect
+from motes.structured.glyph import GlyphRenderer
 from motes.structured.places import Glyph, Place, View, covers, look, unexplained
 from motes.structured.search import (
     Scene,
@@ -15,6 +16,7 @@ from motes.structured.search import (
     follow,
     predict_place,
     revisit,
+    scene_of,
 )
 from motes.structured.windows import Window, squares
 from oracles import diagonal_blocks, log_density, one_model, posterior
@@ -37,17 +39,9 @@ def dynamics_of(num_components: int, seed: int = 0) -> Dynamics:
     return dynamics
 
 
-def scene_of(frames: torch.Tensor, num_objects: int, dynamics: Dynamics) -> Scene:
-    B, T = frames.shape[:2]
-    return Scene(
-        frames,
-        torch.arange(B),
-        torch.ones(B, T, dtype=torch.bool),
-        torch.full((B,), num_objects),
-        torch.ones(B, num_objects, dtype=torch.bool),
-        dynamics,
-        disk_renderer(SIZE, UNIT),
-    )
+def scene_with(frames: torch.Tensor, num_objects: int, dynamics: Dynamics) -> Scene[GlyphRenderer]:
+    counts = torch.full((len(frames),), num_objects)
+    return scene_of(frames, counts, dynamics, disk_renderer(SIZE, UNIT))
 
 
 @torch.no_grad()
@@ -59,7 +53,7 @@ def test_expecting_is_smoothing_without_the_frame(
     monkeypatch.setattr("motes.kalman.DENSE_FRAMES", short)
     B, N, T, K = 2, 2, 6, 2
     dynamics = dynamics_of(K)
-    scene = scene_of(torch.zeros(B, T, SIZE, SIZE), N, dynamics)
+    scene = scene_with(torch.zeros(B, T, SIZE, SIZE), N, dynamics)
     pixels = 24 + 6 * torch.randn(B, N, T, 2, generator=generator)
     seen = torch.rand(B, N, T, generator=generator) < share_seen
     covariances = torch.full((B, N, T, 2, 2), torch.nan)  # of sightings: not used
@@ -117,8 +111,7 @@ def test_looking_again_is_a_loop_over_frames_and_objects_as_the_others_stand(
     renderer = odd_renderer(size).float()
     observed = torch.tensor([[True, False, True], [True, True, True]])
     present = torch.tensor([[True, True, True], [True, True, False]])
-    clips, counts = torch.arange(B), torch.tensor([3, 2])
-    scene = Scene(frames, clips, observed, counts, present, dynamics_of(1), renderer)
+    scene = scene_of(frames, torch.tensor([3, 2]), dynamics_of(1), renderer, observed)
     glyph = Glyph.fine(renderer, window=2)
 
     def random_place() -> Place:
@@ -179,7 +172,7 @@ GAP = torch.tensor([[True, True, True, False, False, False, False, True]])
 @torch.no_grad()
 def test_in_a_hidden_frame_an_object_is_followed_by_the_kalman_prediction() -> None:
     dynamics = dynamics_of(1)
-    scene = scene_of(moving_disk(8), 1, dynamics)
+    scene = scene_with(moving_disk(8), 1, dynamics)
     found = follow(scene, Glyph.coarse(scene.renderer, window=7), GAP)
     assert torch.equal(found.seen[:, 0], GAP)
     model = one_model(dynamics.components(), (1,), (0,))
@@ -200,7 +193,7 @@ def test_in_a_hidden_frame_an_object_is_followed_by_the_kalman_prediction() -> N
 
 @torch.no_grad()
 def test_an_object_is_found_in_the_first_trusted_frame() -> None:
-    scene = scene_of(moving_disk(8), 1, dynamics_of(1))
+    scene = scene_with(moving_disk(8), 1, dynamics_of(1))
     late = torch.arange(8)[None] >= 5
     found = follow(scene, Glyph.coarse(scene.renderer, window=7), late)
     assert torch.equal(found.seen[:, 0], late)
@@ -210,7 +203,7 @@ def test_an_object_is_found_in_the_first_trusted_frame() -> None:
 
 @torch.no_grad()
 def test_an_object_behind_a_cover_is_followed_without_being_seen() -> None:
-    scene = scene_of(moving_disk(8), 1, dynamics_of(1))
+    scene = scene_with(moving_disk(8), 1, dynamics_of(1))
     scene.renderer.visibility_logit[:, 21:] = -20.0  # from the fourth frame on all is behind it
     scene.frames[..., 21:] = 0
     everything = torch.ones(1, 8, dtype=torch.bool)
@@ -236,7 +229,7 @@ def test_a_lost_object_is_found_where_its_dynamics_allow_it_however_wide_the_win
     with torch.no_grad():
         dynamics.force.zero_()
         dynamics.state_factor.copy_(torch.eye(4) * 0.5 * np.log(state_noise))
-    scene = scene_of(disks(places), 1, dynamics)
+    scene = scene_with(disks(places), 1, dynamics)
     everything = torch.ones(1, 8, dtype=torch.bool)
     found = follow(scene, Glyph.coarse(scene.renderer, window=3), everything)
     assert found.seen[0, 0].tolist() == [True] * 4 + [False] * 2 + [found_again] * 2
@@ -247,7 +240,7 @@ def test_a_lost_object_is_found_where_its_dynamics_allow_it_however_wide_the_win
 @torch.no_grad()
 def test_an_object_that_does_not_show_at_first_is_found_when_it_does() -> None:
     still, late = (10, 10), (38, 30)
-    scene = scene_of(disks([[still]] * 3 + [[still, late]] * 3), 2, dynamics_of(1))
+    scene = scene_with(disks([[still]] * 3 + [[still, late]] * 3), 2, dynamics_of(1))
     with torch.no_grad():
         scene.dynamics.force.zero_()
         scene.dynamics.initial_factor[:, range(4), range(4)] = np.log(4.0)

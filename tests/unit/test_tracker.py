@@ -12,11 +12,12 @@ from motes import mixture
 from motes.bench.scale import peak_memory
 from motes.data import World, draw_clips
 from motes.lgssm import Dynamics
+from motes.model import Model
 from motes.structured.expecting import expect
 from motes.structured.glyph import GlyphRenderer
 from motes.structured.places import Glyph, Place, chosen
 from motes.structured.posterior import PlacePosterior
-from motes.structured.search import Scene, Sightings, follow, revisit
+from motes.structured.search import Sightings, follow, revisit, scene_of
 from motes.structured.tracker import REVISITS, Tracker
 from oracles import diagonal_blocks, one_model, posterior
 
@@ -69,12 +70,17 @@ def track(
     renderer: GlyphRenderer | None = None,
     hypotheses: int = 1,
     max_objects: int = 1,
+    dynamics: Dynamics | None = None,
+    explore: float = 0.0,
 ) -> PlacePosterior:
     renderer = disk_renderer(SIZE) if renderer is None else renderer
+    dynamics = straight() if dynamics is None else dynamics
+    parts, size = (dynamics, renderer, Tracker(WINDOW)), (SIZE, SIZE)
+    model = Model(*parts, image_size=size, max_objects=max_objects)
     counts = torch.full((len(frames),), count)
-    return Tracker(max_objects, WINDOW).track(
-        frames, counts, straight(), renderer, observed, hypotheses
-    )
+    q = model.track(frames, counts, observed, hypotheses, explore)
+    assert q is not None
+    return q
 
 
 def pixels(q: PlacePosterior) -> torch.Tensor:
@@ -92,11 +98,10 @@ def errors_of(found: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
 def test_with_the_true_parts_objects_are_tracked_to_the_pixel(num_objects: int) -> None:
     world = World(num_frames=30, size=SIZE)
     clips = draw_clips(world, num_clips=6, num_objects=num_objects, seed=3)
-    counts = torch.full((6,), num_objects)
-    renderer = disk_renderer(SIZE)
-    found = Tracker(3, WINDOW).track(clips.frames.float(), counts, true_dynamics(world), renderer)
+    frames, dynamics = clips.frames.float(), true_dynamics(world)
+    found = track(frames, num_objects, max_objects=3, dynamics=dynamics)
     assert found.means.shape == (6, 3, 30, 2)
-    places = renderer.to_pixels(found.means)[:, :num_objects]
+    places = pixels(found)[:, :num_objects]
     truth = clips.positions[:, :num_objects].float()
     error = torch.stack([errors_of(places[b], truth[b]) for b in range(6)])
     # A disk tells the pixel that it is in, which leaves 1 / sqrt(6) = 0.41 px; where two overlap,
@@ -132,8 +137,7 @@ def test_in_a_hidden_frame_an_object_is_where_the_seen_frames_say() -> None:
     """q there is the dense Gaussian of the path, given the coarse places in the seen frames."""
     dynamics, renderer, frames = straight(), disk_renderer(SIZE), moving_disk(8)
     q = track(frames, observed=GAP)
-    clip, count, there = torch.tensor([0]), torch.tensor([1]), torch.tensor([[True]])
-    scene = Scene(frames, clip, GAP, count, there, dynamics, renderer)
+    scene = scene_of(frames, torch.tensor([1]), dynamics, renderer, GAP)
     coarse = Glyph.coarse(renderer, WINDOW)
     found = follow(scene, coarse, GAP)
     expected = expect(scene, found)
@@ -236,17 +240,14 @@ def test_a_flash_in_the_first_frame_is_no_object_for_a_search_that_begins_later(
 def test_tracks_that_took_the_later_parts_of_one_another_give_them_back() -> None:
     """In the second clip nothing is wrong, and nothing is changed."""
     frames, truth = parting_disks()
-    counts, everywhere = torch.full((2,), 2), torch.ones(2, 18, dtype=torch.bool)
-    present = torch.ones(2, 2, dtype=torch.bool)
     renderer = disk_renderer(SIZE)
-    twice = torch.zeros(2, dtype=torch.long)
-    scene = Scene(frames, twice, everywhere, counts, present, straight(), renderer)
+    scene = scene_of(frames, torch.tensor([2]), straight(), renderer).repeated(2)
     wrong = torch.cat([truth[:, :9], truth.flip(0)[:, 9:]], 1)
     place = Place(torch.stack([wrong, truth]), torch.eye(2).expand(2, 2, 18, 2, 2))
     found = Sightings(place, torch.ones(2, 2, 18, dtype=torch.bool))
     expected = expect(scene, found)
     coarse, unknown = Glyph.coarse(renderer, WINDOW), torch.full((2,), torch.nan)
-    after, there, _ = Tracker(2, WINDOW)._exchange(scene, coarse, found, expected, unknown)
+    after, there, _ = Tracker(WINDOW)._exchange(scene, coarse, found, expected, unknown)
     assert (after.place.mean[0] - truth).abs().max() < 0.5
     torch.testing.assert_close(there.mean, expect(scene, after).mean)
     assert torch.equal(after.place.mean[1], truth)
@@ -319,13 +320,10 @@ def test_absent_objects_do_not_disturb_those_that_are_there() -> None:
 
 
 def test_a_share_of_q_explores_the_cells_of_its_pixels() -> None:
-    frames, renderer, counts = moving_disk(4), disk_renderer(SIZE), torch.tensor([1])
+    frames, renderer = moving_disk(4), disk_renderer(SIZE)
     with torch.no_grad():
         renderer.root_depth[:, ::4] = 0.5  # some cells look bad
-    plain, bold = (
-        Tracker(1, WINDOW).track(frames, counts, straight(), renderer, explore=share)
-        for share in (0.0, 0.2)
-    )
+    plain, bold = (track(frames, renderer=renderer, explore=share) for share in (0.0, 0.2))
     by_cell = plain.log_weights.exp().unflatten(-1, (16, -1))  # cells of a pixel, pixels
     expected = 0.8 * by_cell + 0.2 * by_cell.mean(-2, keepdim=True)
     torch.testing.assert_close(bold.log_weights.exp(), expected.flatten(-2))

@@ -39,10 +39,9 @@ def expected_frames(
     long clip as well (test_a_long_clip_is_answered_as_a_short_one_is).
     """
     if isinstance(q, LongPosterior):
-        parts, last = [], q.seen.shape[2]
-        for time, part in q.stretches():
-            here = time if time.stop < last else slice(time.start, None)
-            there = Place(*(moments[:, :, :, here] for moments in predicted))
+        parts = []
+        for time, part in q.pieces():
+            there = Place(*(moments[:, :, :, time] for moments in predicted))
             parts.append(expected_frames(renderer, part, present, weights, there))
         return torch.cat(parts, 1)
     B, N, _ = q.seen.shape

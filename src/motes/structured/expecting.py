@@ -9,25 +9,22 @@ from motes.gaussian import distinct, hide, log_scale, whitener
 from motes.lgssm import POSITION_DIM, Dynamics, identity, map_vector
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.stretch import diagonal_blocks, prior_positions
-from motes.structured.glyph import Stage
 from motes.structured.places import Place, determinant
-from motes.structured.search import Scene, Sightings
+from motes.structured.search import AnyRenderer, Scene, Sightings
 from motes.unrolled import aligned
 
 
-def expect(scene: Scene, found: Sightings) -> Place:
-    """Where each object should be in each frame by its sightings in all the other frames."""
-    return expect_by(scene.dynamics, scene.renderer, found)
+def expect(scene: Scene[AnyRenderer], found: Sightings) -> Place:
+    """Where each object should be in each frame by its sightings in all the other frames.
 
-
-def expect_by(dynamics: Dynamics, renderer: Stage, found: Sightings) -> Place:
-    """The same for any renderer; under the likeliest kind of start.
+    Under the likeliest kind of start.
 
     Law: equals smoothing with that frame hidden (test_expecting_is_smoothing_without_the_frame).
     """
+    renderer = scene.renderer
     positions = renderer.from_pixels(found.place.mean).double()
     short = positions.shape[2] <= kalman.DENSE_FRAMES
-    expected = (by_regression if short else by_smoothing)(dynamics, positions, found.seen)
+    expected = (by_regression if short else by_smoothing)(scene.dynamics, positions, found.seen)
     return Place(
         renderer.to_pixels(expected.mean).float(),
         (expected.covariance * renderer.pixels_per_unit**2).float(),

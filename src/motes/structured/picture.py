@@ -9,7 +9,7 @@ from torch.nn.functional import interpolate, pad
 
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.glyph import CELLS, Stage, by_phase
-from motes.structured.windows import Window
+from motes.structured.windows import Shown, Window
 
 # Units of the free numbers, so that one learning rate suits them and the glyphs: a background is
 # known to a hundredth from the start, a colour to a tenth.
@@ -147,29 +147,39 @@ class PictureRenderer(Stage):
         Law: equals the Gaussian density of `forward`
         (test_the_likelihood_of_a_picture_is_that_of_its_mean).
         """
-        B, N, T, _ = positions.shape
+        pictures, b = self.as_channels(frames), self.background()
+        clips = torch.arange(len(frames), device=frames.device)
+        gained = self.gain(positions, present, looks, Shown.during(pictures, clips, slice(None)))
+        # (v - b)^2 written out, because v is large and b is one for all frames.
+        crossed = torch.einsum("btyxc,yxc->btc", pictures, b)
+        squares = pictures.square().sum((2, 3)) - 2 * crossed + b.square().sum((0, 1))
+        norm = math.prod(self.image_size) * (self.scale().log() + 0.5 * math.log(2 * math.pi))
+        nats: Tensor = gained - (0.5 * squares * self.scale().pow(-2) + norm).sum(-1)
+        return nats
+
+    def gain(
+        self,
+        positions: Float[Tensor, "B N T 2"],
+        present: Bool[Tensor, "B N"],
+        looks: Looks,
+        shown: Shown,
+    ) -> Float[Tensor, "B T"]:
+        """Return by how many nats objects explain frames better than the background alone."""
         pixels, kind, there = self._in_order(positions, present, looks)
         near = Window.around(pixels, self.reach, self.image_size)
         x, y = near.x[:, :, None], near.y[:, :, None]  # in the window of n, objects m
         opacity = opacity_at(self.padded(), kind[:, None], pixels[:, None], x, y)
         opacity = opacity * there[:, None, :, None, None]
         colour = self.colours()[kind]
-        v = self.as_channels(frames).flatten(0, 1).flatten(1, 2)
-        b = self.background().flatten(0, 1)
-        seen = v.gather(1, near.flat.flatten(1)[..., None].expand(-1, -1, self.channels))
-        seen, empty = seen.view(*near.flat.shape, -1), b[near.flat]
+        seen, empty = shown.through(near), self.background().flatten(0, 1)[near.flat]
         mean = empty
-        for m in range(N):
+        for m in range(positions.shape[1]):
             mean = mean + opacity[:, :, m, ..., None] * (colour[:, None, m, None, None] - mean)
         precision = self.scale().pow(-2)
         gain = 0.5 * (((seen - empty).square() - (seen - mean).square()) * precision).sum(-1)
         once = near.inside * there[:, :, None, None] / _times(near, there)
-        gained = (gain * once).sum((1, 2, 3))
-        # (v - b)^2 written out, because v is large and b is one for all frames.
-        squares = (v.square().sum(1) - 2 * torch.einsum("mpc,pc->mc", v, b)) + b.square().sum(0)
-        norm = math.prod(self.image_size) * (self.scale().log() + 0.5 * math.log(2 * math.pi))
-        nats = gained - (0.5 * squares * precision + norm).sum(-1)
-        return nats.view(B, T)
+        gained: Tensor = (gain * once).sum((1, 2, 3)).unflatten(0, (len(positions), -1))
+        return gained
 
     def log_prior(self, looks: Looks, present: Bool[Tensor, "B N"]) -> Float[Tensor, " B"]:
         """Return the log probability of the kinds and of the order of the objects of a clip."""

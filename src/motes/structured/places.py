@@ -147,6 +147,16 @@ class Look(NamedTuple):
         blend = torch.lerp(weights, weights.mean(-2, keepdim=True).expand_as(weights), share)
         return self._replace(log_weights=blend.flatten(-2).log())
 
+    @staticmethod
+    def by_clips(parts: list["Look"], num_clips: int) -> "Look":
+        """Looks at some objects after the others in frames, [M N], as those of clips, [B N T]."""
+        centre, log_weights, _, _, told = zip(*parts, strict=True)
+        return parts[0]._replace(
+            centre=by_clip(torch.cat(centre, 1), num_clips),
+            log_weights=by_clip(torch.cat(log_weights, 1), num_clips),
+            told=by_clip(torch.cat(told, 1), num_clips),
+        )
+
     @property
     def weights(self) -> Float[Tensor, "*batch places"]:
         """Those of the places, which sum to one."""
@@ -156,6 +166,12 @@ class Look(NamedTuple):
         """Mean and covariance."""
         mean, covariance = moments(self.weights, self.offsets, self.cell)
         return Place(self.centre + mean, covariance)
+
+
+def by_clip(values: Tensor, num_clips: int) -> Tensor:
+    """What is said of frames, one clip after the other, [M N ...], as [B N T ...]."""
+    grouped: Tensor = values.unflatten(0, (num_clips, -1))
+    return grouped.transpose(1, 2)
 
 
 def probabilities(log_weights: Float[Tensor, "*batch places"]) -> Float[Tensor, "*batch places"]:

@@ -134,9 +134,14 @@ class PlacePosterior(NamedTuple):
         looks = None if self.looks is None else self.looks.widened(slots)
         return self._replace(looks=looks, **parts)
 
+    def pieces(self) -> Iterator[tuple[slice, "PlacePosterior"]]:
+        """All of it, for all frames and those after them."""
+        yield slice(None), self
+
     @staticmethod
-    def joined(parts: list["PlacePosterior"]) -> "PlacePosterior":
+    def joined(stretches: "Stretches") -> "PlacePosterior":
         """The posterior of one stretch of frames after the other."""
+        parts = [q for _, q in stretches()]
         joined: dict[str, Any] = {
             name: torch.cat([getattr(part, name) for part in parts], 2) for name in OF_OBJECTS
         }
@@ -160,14 +165,23 @@ class LongPosterior(NamedTuple):
     spreads: Float[Tensor, "B N T 2 2"]
     nats: Float[Tensor, "B N T"]
     seen: Bool[Tensor, "B N T"]
-    looks: None = None
+    looks: Looks | None = None
 
     @staticmethod
     def of(stretches: Stretches) -> "LongPosterior":
         """The posterior whose cells come in these stretches."""
-        parts = [(q.means, q.covariances(), q.entropy(), q.seen) for _, q in stretches()]
+        parts = []
+        for _, q in stretches():
+            looks = q.looks  # the same in all of them
+            parts.append((q.means, q.covariances(), q.entropy(), q.seen))
         means, spreads, nats, seen = (torch.cat(part, 2) for part in zip(*parts, strict=True))
-        return LongPosterior(stretches, means, spreads, nats, seen)
+        return LongPosterior(stretches, means, spreads, nats, seen, looks)
+
+    def pieces(self) -> Iterator[tuple[slice, PlacePosterior]]:
+        """A stretch after the other; the last one is for all frames after it as well."""
+        for time, q in self.stretches():
+            ends = time.stop >= self.seen.shape[2]
+            yield slice(time.start, None if ends else time.stop), q
 
     def draw(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T 2"]:
         """A draw as a function of standard normal noise."""

@@ -15,7 +15,7 @@ import torch
 from motes.shapes import Bool, Float, Tensor
 from motes.structured.glyph import CELLS
 from motes.structured.picture import DARKEST, PictureRenderer
-from motes.structured.picture_search import Cast, Kinds, around
+from motes.structured.picture_places import Cast, Kinds, around
 from motes.structured.posterior import PlacePosterior
 from motes.structured.windows import Window
 
@@ -55,7 +55,7 @@ def gather(
     (behind + a (colour - behind)): linear in the opacity a, which is fitted by least squares.
     """
     assert q.looks is not None
-    T, kinds, moved = q.seen.shape[2], Kinds.fine(renderer), drift(renderer)
+    T, kinds, moved = q.seen.shape[2], Kinds.fine(renderer, 0), drift(renderer)
     kind, order = q.looks.of_frames(T)
     means, seen = (
         part.transpose(1, 2).flatten(0, 1) for part in (renderer.to_pixels(q.draw(noise)), q.seen)

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -16,6 +17,7 @@ from motes.structured.places import (
     Look,
     Place,
     View,
+    by_clip,
     chosen,
     covers,
     darkness,
@@ -31,45 +33,74 @@ LOOKS = 2  # at each frame: the second shares lit pixels out by what the first o
 AT_ONCE = 2**22  # pixels of frames, for each object, that are held side by side: bounds memory
 
 
-class Scene(NamedTuple):
+AnyRenderer = TypeVar("AnyRenderer", bound=Stage)
+
+
+@dataclass(frozen=True)
+class Scene(Generic[AnyRenderer]):
     """What a search knows: the frames, and the model so far.
 
     Frames are kept once, however many searches see them: a long video is the largest thing that
     there is.
     """
 
-    frames: Float[Tensor, "clips T height width"]
+    frames: Float[Tensor, "clips T height width *C"]
     clip: Int[Tensor, " B"]  # whose frames each search sees
     observed: Bool[Tensor, "B T"]
     num_objects: Int[Tensor, " B"]
     present: Bool[Tensor, "B N"]
     dynamics: Dynamics
-    renderer: GlyphRenderer
+    renderer: AnyRenderer
 
-    def repeated(self, times: int) -> "Scene":
+    def repeated(self, times: int) -> "Scene[AnyRenderer]":
         """All searches, again and again."""
         return self.taken(torch.arange(len(self.clip), device=self.clip.device).repeat(times))
 
-    def taken(self, searches: Int[Tensor, " b"]) -> "Scene":
+    def taken(self, searches: Int[Tensor, " b"]) -> "Scene[AnyRenderer]":
         """Some of the searches."""
-        return self._replace(
+        return replace(
+            self,
             clip=self.clip[searches],
             observed=self.observed[searches],
             num_objects=self.num_objects[searches],
             present=self.present[searches],
         )
 
-    def frame(self, time: Int[Tensor, " B"] | int) -> Float[Tensor, "B height width"]:
+    def frame(self, time: Int[Tensor, " B"] | int) -> Float[Tensor, "B height width *C"]:
         """One frame for each search."""
         return self.frames[self.clip, time]
 
-    def during(self, time: slice) -> "Scene":
+    def during(self, time: slice) -> "Scene[AnyRenderer]":
         """Some of the frames, for each search its own."""
-        return self._replace(
+        return replace(
+            self,
             frames=self.frames[:, time][self.clip],
             clip=torch.arange(len(self.clip), device=self.clip.device),
             observed=self.observed[:, time],
         )
+
+    def stretches(self, at_once: int) -> Iterator[slice]:
+        """Stretches of the clip; all searches together see so many frames of one, or one each."""
+        step = max(side_by_side(at_once, self.frames) // len(self.clip), 1)
+        return (slice(t, t + step) for t in range(0, self.observed.shape[1], step))
+
+
+def scene_of(
+    frames: Float[Tensor, "B T height width *C"],
+    num_objects: Int[Tensor, " B"],
+    dynamics: Dynamics,
+    renderer: AnyRenderer,
+    observed: Bool[Tensor, "B T"] | None = None,
+) -> Scene[AnyRenderer]:
+    """What one search of each clip knows, all frames seen if it is not said which.
+
+    Only as many objects as the fullest clip holds are looked for.
+    """
+    if observed is None:
+        observed = torch.ones(frames.shape[:2], dtype=torch.bool, device=frames.device)
+    most, clips = int(num_objects.max()), torch.arange(len(frames), device=frames.device)
+    present = torch.arange(most, device=frames.device) < num_objects[:, None]
+    return Scene(frames, clips, observed, num_objects, present, dynamics, renderer)
 
 
 class Sightings(NamedTuple):
@@ -82,11 +113,20 @@ class Sightings(NamedTuple):
     seen: Bool[Tensor, "B N *T"]
 
     @staticmethod
-    def joined(parts: list["Sightings"]) -> "Sightings":
-        """Those of one stretch of frames after the other."""
+    def joined(parts: list["Sightings"], axis: int) -> "Sightings":
+        """Those of some objects after the others (axis 1), or of some frames (axis 2)."""
         means, covariances = zip(*(part.place for part in parts), strict=True)
-        place = Place(torch.cat(means, 2), torch.cat(covariances, 2))
-        return Sightings(place, torch.cat([part.seen for part in parts], 2))
+        place = Place(torch.cat(means, axis), torch.cat(covariances, axis))
+        return Sightings(place, torch.cat([part.seen for part in parts], axis))
+
+    def one_frame(self) -> "Sightings":
+        """Those in a frame as those in a stretch of one."""
+        return Sightings(Place(*(part[:, :, None] for part in self.place)), self.seen[..., None])
+
+    def by_clips(self, num_clips: int) -> "Sightings":
+        """Those in frames, one clip after the other, [M N], as [B N T]."""
+        place = Place(*(by_clip(part, num_clips) for part in self.place))
+        return Sightings(place, by_clip(self.seen, num_clips))
 
     def taken(self, clips: Int[Tensor, " b"]) -> "Sightings":
         """Those of some of the clips."""
@@ -107,7 +147,7 @@ class Sightings(NamedTuple):
         return Sightings(place, self.seen.take_along_dim(source, 1))
 
 
-def follow(scene: Scene, glyph: Glyph, trusted: Bool[Tensor, "B T"]) -> Sightings:
+def follow(scene: Scene[GlyphRenderer], glyph: Glyph, trusted: Bool[Tensor, "B T"]) -> Sightings:
     """Finds the objects in the first trusted frame and follows them forwards from there.
 
     One that does not show in that frame, or is lost later, is looked for in the whole of each
@@ -146,9 +186,7 @@ def follow(scene: Scene, glyph: Glyph, trusted: Bool[Tensor, "B T"]) -> Sighting
         belief, log_density = kalman.update(components, *belief, position, seen[..., None])
         log_weights = log_weights + log_density
         belief = kalman.predict(components, *belief)
-    means, covariances = zip(*(sighting.place for sighting in found), strict=True)
-    place = Place(torch.stack(means, 2), torch.stack(covariances, 2))
-    return Sightings(place, torch.stack([sighting.seen for sighting in found], 2))
+    return Sightings.joined([sighting.one_frame() for sighting in found], 2)
 
 
 def recover(
@@ -207,21 +245,21 @@ def predict_place(
 
 
 def look_again(
-    scene: Scene, glyph: Glyph, guess: Place, expected: Place
+    scene: Scene[GlyphRenderer], glyph: Glyph, guess: Place, expected: Place
 ) -> Iterator[tuple[slice, Look, Sightings]]:
     """`revisit`, a stretch of frames at a time, so that memory does not grow with the clip.
 
     Law: equals looking at all frames at once (test_a_long_clip_is_looked_at_as_a_short_one_is).
     """
-    T = scene.observed.shape[1]
-    room = side_by_side(AT_ONCE, scene.frames)
-    step = max(room // (scene.present.numel() * scene.frames[0, 0].numel()), 1)
-    for time in (slice(t, t + step) for t in range(0, T, step)):
+    pixels = scene.present.shape[1] * math.prod(scene.renderer.image_size)
+    for time in scene.stretches(AT_ONCE // pixels):
         here, there = (Place(*(part[:, :, time] for part in all)) for all in (guess, expected))
         yield time, *revisit(scene.during(time), glyph, here, there)
 
 
-def revisit(scene: Scene, glyph: Glyph, guess: Place, expected: Place) -> tuple[Look, Sightings]:
+def revisit(
+    scene: Scene[GlyphRenderer], glyph: Glyph, guess: Place, expected: Place
+) -> tuple[Look, Sightings]:
     """Looks at all frames at once, near a guess, with what is expected there as the prior.
 
     One object after the other, each time as the others stand: what they light is explained.
@@ -232,10 +270,6 @@ def revisit(scene: Scene, glyph: Glyph, guess: Place, expected: Place) -> tuple[
 
     def by_frame(values: Tensor) -> Tensor:
         return values.transpose(1, 2).flatten(0, 1)
-
-    def by_object(values: Tensor) -> Tensor:
-        grouped: Tensor = values.unflatten(0, (B, T))
-        return grouped.transpose(1, 2)
 
     frames = squares(scene.frames.flatten(0, 1), glyph.far)
     present = scene.present.repeat_interleave(T, 0)
@@ -255,11 +289,5 @@ def revisit(scene: Scene, glyph: Glyph, guess: Place, expected: Place) -> tuple[
         place.mean[at], place.covariance[at] = chosen(seen[at], looked.place(), its_prior)
         pixels[at] = pixel_of(place.mean[at], size)
         centre[at], log_weights[at], told[at] = looked.centre, looked.log_weights, looked.told
-    cells = Look(
-        centre=by_object(centre),
-        log_weights=by_object(log_weights),
-        offsets=glyph.offsets,
-        cell=1 / glyph.phases,
-        told=by_object(told),
-    )
-    return cells, Sightings(Place(*map(by_object, place)), by_object(seen))
+    cells = Look(centre, log_weights, glyph.offsets, 1 / glyph.phases, told)
+    return Look.by_clips([cells], B), Sightings(place, seen).by_clips(B)

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from motes import mixture
-from motes.lgssm import Dynamics
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.exchange import best_exchanges, gains_in_frame, gains_onwards
 from motes.structured.expecting import expect
@@ -42,92 +41,48 @@ class Tracker(nn.Module):
     prediction is; tests/unit/test_tracker.py.
     """
 
-    def __init__(self, max_objects: int, window: int) -> None:
+    def __init__(self, window: int) -> None:
         """Build a tracker.
 
         Args:
-            max_objects: objects that a clip may hold, unless it is said to hold more.
             window: pixels that an object may be away from its prediction, along each axis.
         """
         super().__init__()
-        self.max_objects, self.window = max_objects, window
-
-    @torch.no_grad()
-    def track(
-        self,
-        frames: Float[Tensor, "B T height width"],
-        num_objects: Int[Tensor, " B"],
-        dynamics: Dynamics,
-        renderer: GlyphRenderer,
-        observed: Bool[Tensor, "B T"] | None = None,
-        hypotheses: int = 1,
-        explore: float = 0.0,
-    ) -> PlacePosterior:
-        """Return q(a | v), see `search`."""
-        stretches = self.search(
-            frames, num_objects, dynamics, renderer, observed, hypotheses, explore
-        )
-        return PlacePosterior.joined([q for _, q in stretches()])
+        self.window = window
 
     @torch.no_grad()
     def search(
-        self,
-        frames: Float[Tensor, "B T height width"],
-        num_objects: Int[Tensor, " B"],
-        dynamics: Dynamics,
-        renderer: GlyphRenderer,
-        observed: Bool[Tensor, "B T"] | None = None,
-        hypotheses: int = 1,
-        explore: float = 0.0,
+        self, scene: Scene[GlyphRenderer], hypotheses: int = 1, explore: float = 0.0
     ) -> Stretches:
         """Return q(a | v), a stretch of frames at a time, as often as it is asked for.
 
         No gradient passes through the search.
 
         Args:
-            frames: values in [0, 1].
-            num_objects: objects in each clip; the slots of later ones hold nothing of meaning.
-            dynamics: say where to look.
-            renderer: says how an object looks.
-            observed: which frames were seen (all, if None).
+            scene: frames, and the model that says where to look and how an object looks.
             hypotheses: searches to choose from by the bound. All but the first begin later in
                 the clip, so that what is found wrongly at first does not lead the path astray,
                 and go back from there. [Choice 26]
             explore: share of q that is spread evenly over the cells of a pixel, for learning: a
                 cell that looks bad by mistake would else never be drawn, and never mended.
         """
-        if observed is None:
-            observed = torch.ones(frames.shape[:2], dtype=torch.bool, device=frames.device)
-        # Only what may be there is looked for; the model's other slots follow at the end.
-        most = int(num_objects.max())
-        slots = max(self.max_objects, most)
-        present = torch.arange(most, device=frames.device) < num_objects[:, None]
-        clips = torch.arange(len(frames), device=frames.device)
-        scene = Scene(frames, clips, observed, num_objects, present, dynamics, renderer)
-        if hypotheses == 1 or most == 1:
-            found, expected, _ = self._search(scene, observed)
+        if hypotheses == 1 or scene.present.shape[1] == 1:
+            found, expected, _ = self._search(scene, scene.observed)
         else:
             found, expected = self._best(scene, hypotheses)
+        return lambda: _stretches(scene, found, expected, explore)
 
-        @torch.no_grad()
-        def stretches() -> Iterator[tuple[slice, PlacePosterior]]:
-            for time, q in _stretches(scene, found, expected, explore):
-                yield time, q.widened(slots)
-
-        return stretches
-
-    def _best(self, scene: Scene, hypotheses: int) -> tuple[Sightings, Place]:
+    def _best(self, scene: Scene[GlyphRenderer], hypotheses: int) -> tuple[Sightings, Place]:
         """What the best of several searches of each clip found."""
         # At once: a search of one clip is many small steps, and three of them cost little more.
         many = scene.repeated(hypotheses)
         found, expected, bound = self._search(many, begun_later(scene.observed, hypotheses))
         bound = _filled(bound, many, found, expected)
-        best = bound.unflatten(0, (hypotheses, -1)).argmax(0)
-        best = best * len(scene.clip) + torch.arange(len(scene.clip), device=best.device)
+        best = best_of(bound, hypotheses)
         return found.taken(best), expected.taken(best)
 
     def _search(
-        self, scene: Scene, trusted: Bool[Tensor, "B T"]
+        self, scene: Scene[GlyphRenderer], trusted: Bool[Tensor, "B T"]
     ) -> tuple[Sightings, Place, Float[Tensor, " B"]]:
         """Follow the objects through the trusted frames, then look everywhere.
 
@@ -143,20 +98,24 @@ class Tracker(nn.Module):
         return self._exchange(scene, coarse, found, expected, unknown)
 
     def _settle(
-        self, scene: Scene, coarse: Glyph, found: Sightings, trusted: Bool[Tensor, "B T"]
+        self,
+        scene: Scene[GlyphRenderer],
+        coarse: Glyph,
+        found: Sightings,
+        trusted: Bool[Tensor, "B T"],
     ) -> tuple[Sightings, Place]:
         """Look again at all frames, where the sightings in some of them say."""
         expected = expect(scene, found)
         place = chosen(trusted[:, None] & found.seen, found.place, expected)
         for _ in range(REVISITS):
             looks = look_again(scene, coarse, place, expected)
-            found = Sightings.joined([part for *_, part in looks])
+            found = Sightings.joined([part for *_, part in looks], 2)
             place, expected = found.place, expect(scene, found)
         return found, expected
 
     def _exchange(
         self,
-        scene: Scene,
+        scene: Scene[GlyphRenderer],
         coarse: Glyph,
         found: Sightings,
         expected: Place,
@@ -209,8 +168,15 @@ def begun_later(observed: Bool[Tensor, "B T"], hypotheses: int) -> Bool[Tensor, 
     return torch.cat(trusted)
 
 
+def best_of(bound: Float[Tensor, " B"], hypotheses: int) -> Int[Tensor, " clips"]:
+    """The search with the highest bound for each clip, in the order of `begun_later`."""
+    best: Tensor = bound.unflatten(0, (hypotheses, -1)).argmax(0)
+    return best * len(best) + torch.arange(len(best), device=best.device)
+
+
+@torch.no_grad()
 def _stretches(
-    scene: Scene, found: Sightings, expected: Place, explore: float = 0.0
+    scene: Scene[GlyphRenderer], found: Sightings, expected: Place, explore: float = 0.0
 ) -> Iterator[tuple[slice, PlacePosterior]]:
     """q, the weights of cells around the places found, a stretch of frames at a time."""
     fine = Glyph.fine(scene.renderer, FINE_WINDOW)
@@ -221,7 +187,7 @@ def _stretches(
 
 
 def _filled(
-    bound: Float[Tensor, " B"], scene: Scene, found: Sightings, expected: Place
+    bound: Float[Tensor, " B"], scene: Scene[GlyphRenderer], found: Sightings, expected: Place
 ) -> Float[Tensor, " B"]:
     """The bound of each search, computed where it is not known yet."""
     unknown = bound.isnan().nonzero()[:, 0]
@@ -231,7 +197,7 @@ def _filled(
     return bound.index_copy(0, unknown, _bound(*parts))
 
 
-def _bound(scene: Scene, found: Sightings, expected: Place) -> Float[Tensor, " B"]:
+def _bound(scene: Scene[GlyphRenderer], found: Sightings, expected: Place) -> Float[Tensor, " B"]:
     """The bound at the means of q, which is enough to compare one search with another."""
     total, means = torch.zeros(len(scene.present), device=scene.present.device), []
     for time, q in _stretches(scene, found, expected):

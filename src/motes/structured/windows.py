@@ -55,6 +55,30 @@ class Window(NamedTuple):
         return squares[..., y, x, :, :]
 
 
+class Shown(NamedTuple):
+    """Some frames of clips, in whatever order; no copies of them."""
+
+    frames: Float[Tensor, "clips T height width C"]
+    clip: Int[Tensor, " M"]
+    time: Int[Tensor, " M"]
+
+    @staticmethod
+    def during(
+        frames: Float[Tensor, "clips T height width C"], clips: Int[Tensor, " B"], time: slice
+    ) -> "Shown":
+        """The frames of a stretch of some clips, one clip after the other."""
+        times = torch.arange(frames.shape[1], device=clips.device)[time]
+        clip, each = torch.meshgrid(clips, times, indexing="ij")
+        return Shown(frames, clip.flatten(), each.flatten())
+
+    def through(self, window: Window) -> Float[Tensor, "M N side side C"]:
+        """What is seen of each frame through its windows; of no meaning beside the frame."""
+        height, width = window.image_size
+        rows, columns = window.y.clamp(0, height - 1), window.x.clamp(0, width - 1)
+        clip, time = (part[:, None, None, None] for part in (self.clip, self.time))
+        return self.frames[clip, time, rows[..., :, None], columns[..., None, :]]
+
+
 def squares(
     pictures: Float[Tensor, "*B height width"], far: int
 ) -> Float[Tensor, "*B height width side side"]:
