@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from motes.bench.scale import growth
+from motes.bench.scale import FAMILIES, growth
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "reliability.md"
@@ -15,7 +15,8 @@ MISSING = "No record is stored yet; run `{command}`."
 STILL = "Everything else stays at {frames} frames, {objects} objects, {clips} clip, {size} px."
 MEMORY = (
     "Memory is what a question takes beyond the frames, which are the caller's: a long video is "
-    "gone through in stretches that bound it (some 300 frames in the structured family), so that "
+    "gone through in stretches that bound it (some 300 frames in the structured family, 80 of "
+    "pictures), so that "
     "with its length grows what is known of every position, and no picture. An interpolation "
     "copies the frames once, to blank the hidden ones."
 )
@@ -166,7 +167,7 @@ def curves(record: Record) -> str:
     """Return how cost grows, as powers: 1 is linear."""
     rows: list[tuple[object, ...]] = []
     for axis, curve in {**record["curves"], "clips, streamed": record["streamed"]}.items():
-        for family in ("paper", "structured"):
+        for family in FAMILIES:
             if family in curve:
                 values = {
                     field: [max(point[field], 1e-3) for point in curve[family]]

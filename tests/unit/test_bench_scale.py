@@ -10,7 +10,11 @@ import pytest
 import torch
 
 from motes import cli
+from motes.bench import scale
 from motes.bench.scale import (
+    CURVES,
+    FAMILIES,
+    Point,
     bench_scale,
     growth,
     num_points,
@@ -35,21 +39,33 @@ def test_the_peak_counts_what_came_and_went() -> None:
 
 
 ASK_SHORT_AND_LONG = """
+import sys
 from motes.bench.scale import Point, ask_once, hand_back_at_once
 hand_back_at_once()
-print(*(ask_once("paper", Point(frames=frames))["peak_mib"] for frames in (250, 2500)))
+family, *lengths = sys.argv[1:]
+print(*(ask_once(family, Point(frames=int(length)))["peak_mib"] for length in lengths))
 """
 
 
 @pytest.mark.slow
-def test_a_ten_times_longer_video_takes_little_more_memory() -> None:
+@pytest.mark.parametrize(
+    ("family", "short", "long", "of_a_frame"),
+    [
+        # Of each position of the two objects some numbers are kept, 1 kB a frame in all, and
+        # twice that while they are made; one picture of the frame would be 9: not half of one.
+        ("paper", 250, 2500, 4_500),
+        # Cells of six kinds, of two objects in three searches, would be 230 kB: not one picture.
+        ("pictures", 300, 900, 9_000),
+    ],
+)
+def test_a_longer_video_takes_little_more_memory(
+    family: str, short: int, long: int, of_a_frame: int
+) -> None:
     # In a process of its own: blocks that earlier tests left free would be counted, or not.
-    words = [sys.executable, "-c", ASK_SHORT_AND_LONG]
+    words = [sys.executable, "-c", ASK_SHORT_AND_LONG, family, str(short), str(long)]
     told = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True).stdout
-    short, long = map(float, told.split())
-    # Of each position of the two objects some numbers are kept, 1 kB a frame in all, and
-    # twice that while they are made; one picture of the frame would be 9: not half of one.
-    assert (long - short) * 2**20 < 2250 * 4500
+    before, after = map(float, told.split())
+    assert (after - before) * 2**20 < (long - short) * of_a_frame
 
 
 def test_growth_is_the_power_of_the_last_tenfold() -> None:
@@ -58,21 +74,35 @@ def test_growth_is_the_power_of_the_last_tenfold() -> None:
     assert math.isclose(growth(at, [5.0, 1.0, 7.0, 7.0, 7.0]), 0.0)
 
 
-def test_every_axis_and_both_families_are_measured() -> None:
+def test_progress_counts_every_question_and_each_is_stored_where_it_belongs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def asked(family: str, point: Point) -> dict[str, float]:
+        number = math.prod(point[:4]) * 10.0 ** list(FAMILIES).index(family)
+        return {"seconds": number, "peak_mib": 2 * number, "answer_mib": 3 * number}
+
+    monkeypatch.setattr(scale, "ask_once", asked)
+    monkeypatch.setattr(scale, "stream", lambda count, block: {"seconds": float(count)})
+    monkeypatch.setattr(scale, "hand_back_at_once", lambda: None)
     done: list[int] = []
-    record = bench_scale(smoke=True, progress=done.append)
-    assert done == list(range(1, num_points(smoke=True) + 1))
-    for curve in record["curves"].values():
-        for family in ("paper", "structured"):
-            assert [point["seconds"] > 0 for point in curve[family]] == [True] * len(curve["at"])
-    json.dumps(record)
+    record = bench_scale(progress=done.append)
+    assert done == list(range(1, num_points() + 1))
+    for name, curve in CURVES.items():
+        for at, *points in zip(
+            curve.at, *(record["curves"][name][f] for f in FAMILIES), strict=True
+        ):
+            assert points == [asked(family, curve.point(at)) for family in FAMILIES]
 
 
-def test_the_command_writes_the_record_and_the_picture(
+def test_the_command_writes_the_record_of_every_axis_and_family_and_the_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, picture = tmp_path / "scale.json", tmp_path / "scale.png"
     words = ["bench", "scale", "--smoke", "--out", str(out), "--picture", str(picture), "--json"]
     assert cli.main(words) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(out.read_text())
+    record = json.loads(out.read_text())
+    assert json.loads(capsys.readouterr().out) == record
     assert picture.read_bytes()[:4] == b"\x89PNG"
+    for curve in record["curves"].values():
+        for family in ("paper", "structured", "pictures"):
+            assert [point["seconds"] > 0 for point in curve[family]] == [True] * len(curve["at"])

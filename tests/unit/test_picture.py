@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from motes.structured.picture import Looks
+from motes.structured.windows import Shown
 from photos import naive_log_density, naive_mean, odd_pictures
 
 SIZE = (9, 11)
@@ -48,6 +49,26 @@ def test_the_likelihood_of_a_picture_is_that_of_its_mean(channels, generator):
         nats = naive_log_density(renderer, frames[clip, frame].numpy(), expected[clip, frame])
         # Thousands of nats, a sum of squares written out: eight digits are left of sixteen.
         np.testing.assert_allclose(found[clip, frame], nats, rtol=1e-8)
+
+
+@torch.no_grad()
+def test_who_stands_in_front_changes_nothing_away_from_the_two_that_are_exchanged(generator):
+    renderer, positions = odd_pictures(SIZE), 0.5 * scattered(generator)  # so that many overlap
+    frames = torch.rand(2, 3, *SIZE, 2, generator=generator, dtype=torch.float64)
+    shown = Shown.during(frames, torch.arange(2), slice(None))
+    for pair in itertools.combinations(range(3), 2):
+        swapped = LOOKS.order.clone()
+        swapped[:, pair] = LOOKS.order[:, pair[::-1]]
+        other = LOOKS._replace(order=swapped)
+        nats, near = (
+            torch.stack([explain(looks) for looks in (LOOKS, other)]).diff(dim=0)
+            for explain in (
+                lambda looks: renderer.log_likelihood(positions, PRESENT, frames, looks),
+                lambda looks, pair=pair: renderer.gain(positions, PRESENT, looks, shown, pair),
+            )
+        )
+        assert nats.abs().max() > 1
+        torch.testing.assert_close(near, nats)
 
 
 def test_what_an_absent_object_holds_cannot_matter(generator):

@@ -14,7 +14,7 @@ TITLES = {
     "size": "side of a frame, px",
     "streamed": "clips, streamed",
 }
-COLOURS = {"paper": "#1f5fa8", "structured": "#c2571a"}
+COLOURS = {"paper": "#1f5fa8", "structured": "#c2571a", "pictures": "#3a7d44"}
 
 
 def draw_curves(record: dict[str, Any]) -> "Figure":

@@ -17,7 +17,12 @@ from motes.model import Model, build
 from motes.presets import PRESETS, STRUCTURED_PRESETS
 from motes.queries import forecast, infer, interpolate
 
-FAMILIES = ("paper", "structured")
+# The settings of each family's models; of the structured one also those of pictures.
+FAMILIES = {
+    "paper": PRESETS["small"],
+    "structured": STRUCTURED_PRESETS["small"],
+    "pictures": STRUCTURED_PRESETS["pictures"],
+}
 STATE_SIZE = 256  # of the paper's networks
 BLOCK = 500  # clips that are held at a time where many stream by
 
@@ -56,7 +61,11 @@ CURVES = {
 M_MMAP_THRESHOLD, LARGE = -3, 2**17  # of malloc.h; bytes
 STREAMED = (100, 1_000, 10_000, 100_000, 1_000_000)
 WARM_FRAMES = DENSE_FRAMES + 1  # of the question before: long clips take another way
-SMALL_CURVES = {name: curve._replace(at=(4, 5)) for name, curve in CURVES.items() if name != "size"}
+SMALL_CURVES = {
+    name: curve._replace(at=(4, 5) if curve.axis == "frames" else (1, 2))
+    for name, curve in CURVES.items()
+    if name != "size"
+}
 Progress = Callable[[int], None]
 
 
@@ -126,7 +135,7 @@ def num_points(smoke: bool = False) -> int:
 
 def model_for(family: str, point: Point, state_size: int = STATE_SIZE) -> Model:
     """An untrained model that takes a question of that size."""
-    config = (STRUCTURED_PRESETS if family == "structured" else PRESETS)["small"]
+    config = FAMILIES[family]
     data = replace(config.data, num_objects=(point.objects,), height=point.size, width=point.size)
     networks = replace(
         config.model, inference_state_size=state_size, renderer_state_size=state_size

@@ -163,10 +163,20 @@ class PictureRenderer(Stage):
         present: Bool[Tensor, "B N"],
         looks: Looks,
         shown: Shown,
+        layers: tuple[int, ...] | None = None,
     ) -> Float[Tensor, "B T"]:
-        """Return by how many nats objects explain frames better than the background alone."""
+        """Return by how many nats objects explain frames better than the background alone.
+
+        Args:
+            positions: of the objects.
+            present: which of them are there.
+            looks: of the objects.
+            shown: the frames.
+            layers: places in the order; then the pixels around the objects there count alone.
+        """
         pixels, kind, there = self._in_order(positions, present, looks)
-        near = Window.around(pixels, self.reach, self.image_size)
+        counted = range(positions.shape[1]) if layers is None else layers
+        near = Window.around(pixels[:, counted], self.reach, self.image_size)
         x, y = near.x[:, :, None], near.y[:, :, None]  # in the window of n, objects m
         opacity = opacity_at(self.padded(), kind[:, None], pixels[:, None], x, y)
         opacity = opacity * there[:, None, :, None, None]
@@ -177,6 +187,7 @@ class PictureRenderer(Stage):
             mean = mean + opacity[:, :, m, ..., None] * (colour[:, None, m, None, None] - mean)
         precision = self.scale().pow(-2)
         gain = 0.5 * (((seen - empty).square() - (seen - mean).square()) * precision).sum(-1)
+        there = there[:, counted]
         once = near.inside * there[:, :, None, None] / _times(near, there)
         gained: Tensor = (gain * once).sum((1, 2, 3)).unflatten(0, (len(positions), -1))
         return gained

@@ -1,5 +1,6 @@
 """The search for objects in pictures: where each is, of which kind, and who stands in front."""
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -159,29 +160,36 @@ def look_closely(
 
 
 def explained(
-    scene: Scene[PictureRenderer], means: Float[Tensor, "B N T 2"], looks: Looks
+    scene: Scene[PictureRenderer],
+    means: Float[Tensor, "B N T 2"],
+    looks: Looks,
+    layers: tuple[int, ...] | None = None,
 ) -> Float[Tensor, "B T"]:
-    """Nats by which objects explain each seen frame better than the background alone."""
+    """Nats by which objects explain each seen frame better than the background alone.
+
+    See `PictureRenderer.gain`.
+    """
     renderer, parts = scene.renderer, []
     for time in scene.stretches(AT_ONCE // means.shape[1]):
         positions = renderer.from_pixels(means[:, :, time])
         shown = Shown.during(scene.frames, scene.clip, time)
-        parts.append(renderer.gain(positions, scene.present, looks, shown))
+        parts.append(renderer.gain(positions, scene.present, looks, shown, layers))
     return torch.where(scene.observed, torch.cat(parts, 1), 0.0)
 
 
 def arrange(scene: Scene[PictureRenderer], means: Float[Tensor, "B N T 2"], looks: Looks) -> Looks:
     """The looks with the order that explains the frames best, two objects exchanged at a time."""
-    order, best = looks.order, explained(scene, means, looks).sum(1)
-    N = order.shape[1]
-    for i in range(N):
-        for j in range(i + 1, N):
-            swapped = order.clone()
-            swapped[:, [i, j]] = order[:, [j, i]]
-            nats = explained(scene, means, looks._replace(order=swapped)).sum(1)
-            better = nats > best
-            order, best = torch.where(better[:, None], swapped, order), nats.maximum(best)
-    return looks._replace(order=order)
+    for pair in itertools.combinations(range(means.shape[1]), 2):
+        swapped = looks.order.clone()
+        swapped[:, pair] = looks.order[:, pair[::-1]]
+        # Away from the two nothing changes.
+        before, after = (
+            explained(scene, means, looks._replace(order=order), pair).sum(1)
+            for order in (looks.order, swapped)
+        )
+        better = (after > before)[:, None]
+        looks = looks._replace(order=torch.where(better, swapped, looks.order))
+    return looks
 
 
 def likelier(
