@@ -274,7 +274,7 @@ def build(config: RunConfig) -> Model:
                 reach=part.glyph_reach,
                 initial_width=part.glyph_width,
                 pixels_per_unit=part.pixels_per_unit,
-                hidden_teach=part.hidden_teach == "all",
+                may_hide=part.hidden_teach == "hiding",
             )
         inference = Tracker(part.window)
     else:

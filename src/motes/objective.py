@@ -107,7 +107,8 @@ def terms_of(
         reconstruction=reconstruction(
             model.explain(positions, present, frames, looks, looked_at(q)), observed
         ),
-        entropy=entropy(q.entropy(), present, seen),
+        # A search leaves out itself what it has not seen.
+        entropy=entropy(q.entropy(), present, seen if isinstance(q, Encoding) else None),
         log_prior=prior,
     )
 

@@ -161,11 +161,12 @@ def _ask(
 
 
 class Sightings(NamedTuple):
-    """What q says where objects were seen; elsewhere nothing of meaning."""
+    """What q says where objects were seen, or are known to hide; elsewhere nothing of meaning."""
 
     positions: Float[Tensor, "B N T 2"]
     covariances: Float[Tensor, "B N T 2 2"]
     found: Bool[Tensor, "B N T"]
+    known: Bool[Tensor, "B N T"]  # seen, or not to be seen in a seen frame [Choice 39]
 
 
 def sightings(
@@ -180,11 +181,13 @@ def sightings(
     covariances = temper[:, None, None, None, None] * q.covariances()
     seen = where_seen(q, observed)
     found = (observed[:, None] if seen is None else seen).expand(q.means.shape[:3])
+    known = found if isinstance(q, Encoding) else q.known
     after = num_frames - found.shape[2]
     return Sightings(
         positions=pad(q.means, (0, 0, 0, after)),
         covariances=pad(covariances, (0, 0, 0, 0, 0, after)),
         found=pad(found, (0, after)),
+        known=pad(known, (0, after)),
     )
 
 
@@ -220,12 +223,12 @@ def most_likely_tracks(
     covariances = states.covariances.take_along_dim(component[..., None, None, None, None], 2)
     chosen = kalman.Smoothed(means, covariances[:, :, 0])
     hidden = emitted(model, chosen)
-    found = seen.found[..., None]
+    known = seen.known[..., None]
     return Tracks(
         component=component,
         component_probabilities=log_weights.exp(),
-        positions=torch.where(found, seen.positions.double(), hidden.means),
-        covariances=torch.where(found[..., None], seen.covariances.double(), hidden.covariances),
+        positions=torch.where(known, seen.positions.double(), hidden.means),
+        covariances=torch.where(known[..., None], seen.covariances.double(), hidden.covariances),
         states=chosen,
         found=seen.found,
         looks=looks,

@@ -44,7 +44,7 @@ def repeated(q: PlacePosterior, clips: int, frames: int) -> PlacePosterior:
     tensors = {
         name: value.repeat(clips, 1, frames, *[1] * (value.ndim - 3))
         for name, value in q._asdict().items()
-        if name not in ("offsets", "cell", "looks")
+        if name not in ("offsets", "cell", "looks", "hiding")
     }
     return q._replace(**tensors)
 

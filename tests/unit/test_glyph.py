@@ -130,7 +130,7 @@ def test_learning_goes_on_where_a_deep_object_leaves_a_pixel_dark() -> None:
 
 def test_unless_the_hidden_teach_they_tell_what_hides_them_and_not_how_objects_look() -> None:
     renderer, generator = glyph_renderer()
-    renderer.hidden_teach = False
+    renderer.may_hide = True
     positions, present = scene(generator)
     frames = (torch.rand(2, 3, HEIGHT, WIDTH, generator=generator) < 0.4).double()
     parts = [renderer.root_depth, renderer.visibility_logit]

@@ -37,7 +37,7 @@ def draws_of(q: PlacePosterior, count: int, generator: torch.Generator) -> torch
     tensors = {
         name: value.expand(1, 1, count, *value.shape[3:])
         for name, value in q._asdict().items()
-        if name not in ("offsets", "cell", "looks")
+        if name not in ("offsets", "cell", "looks", "hiding")
     }
     noise = torch.randn(1, 1, count, 2, generator=generator, dtype=torch.float64)
     return q._replace(**tensors).draw(noise)[0, 0]

@@ -68,7 +68,7 @@ class GlyphRenderer(Stage):
         reach: int,
         initial_width: float,
         pixels_per_unit: float,
-        hidden_teach: bool = True,
+        may_hide: bool = False,
     ) -> None:
         """Build a renderer whose glyph starts as a wide, soft blob.
 
@@ -77,10 +77,11 @@ class GlyphRenderer(Stage):
             reach: pixels from the centre of the glyph to its border.
             initial_width: standard deviation of the blob in pixels; too wide is safe.
             pixels_per_unit: scale of latent positions.
-            hidden_teach: whether objects that were not seen teach how objects look.
+            may_hide: whether an object that was not seen is taken to be where something hides it,
+                and teaches that alone.
         """
         super().__init__(image_size, reach, pixels_per_unit)
-        self.hidden_teach = hidden_teach
+        self.may_hide = may_hide
         axis = self.cell_offsets()
         distance = axis[:, None].square() + axis.square()
         self.root_depth = nn.Parameter((-0.25 * distance / initial_width**2).exp())
@@ -111,7 +112,7 @@ class GlyphRenderer(Stage):
         """Return the log of p(v_t | a_t), summed over pixels.
 
         An object that was not seen is drawn where it is expected, and its dark pixels teach that
-        objects are dim; unless `hidden_teach`, they teach where something hides it alone.
+        objects are dim; if it `may_hide`, they teach where something hides it alone.
 
         Frames are sparse: away from all objects the depth is that of the background, and
         where the stamps of objects overlap a pixel is counted once.
@@ -126,7 +127,7 @@ class GlyphRenderer(Stage):
         ink, place = self.stamps(
             positions[present][:, None], torch.ones_like(clip, dtype=torch.bool)[:, None]
         )
-        if seen is not None and not self.hidden_teach:
+        if seen is not None and self.may_hide:
             ink = torch.where(seen[present][:, None, :, None], ink, ink.detach())
         frame = (clip[:, None] * T + torch.arange(T, device=ink.device))[:, None]
         index = (frame[..., None] * num_pixels + place).flatten()

@@ -240,18 +240,33 @@ def spot(
 
     Law: equals a loop over pixels (test_spotting_equals_the_naive_loop).
     """
-    height, width = frame.shape[1:]
+    pixels = frame_pixels(glyph)
+    away = mahalanobis(pixels - prior.mean[:, None], prior.covariance)
+    log_area = (2 * torch.pi * determinant(prior.covariance).sqrt()).log()
+    told, best = (survey(glyph, frame, covered) - 0.5 * away - log_area[:, None]).max(1)
+    return pixels[best], told
+
+
+def survey(
+    glyph: Glyph, frame: Float[Tensor, "B height width"], covered: Float[Tensor, "B pixels"]
+) -> Float[Tensor, "B pixels"]:
+    """How well one object would explain a frame in each of its pixels, against without it.
+
+    Its ink is what the others leave unexplained; `covered` is the chance that they light a pixel.
+    """
     dark = (1 - covered).view_as(frame) * (-glyph.background).exp()
     lit = frame * glyph.visibility * left_over(glyph, dark)
     dark = (1 - frame) * glyph.visibility
     kernel = torch.stack([glyph.lit_gain.mean(0), -glyph.depth.mean(0)])[None]
-    score = conv2d(torch.stack([lit, dark], 1), kernel, padding=glyph.reach).flatten(1)
-    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    pixels = torch.stack([x, y], -1).flatten(0, 1).to(frame)
-    away = mahalanobis(pixels - prior.mean[:, None], prior.covariance)
-    log_area = (2 * torch.pi * determinant(prior.covariance).sqrt()).log()
-    told, best = (score - 0.5 * away - log_area[:, None]).max(1)
-    return pixels[best], told
+    score: Tensor = conv2d(torch.stack([lit, dark], 1), kernel, padding=glyph.reach)
+    return score.flatten(1)
+
+
+def frame_pixels(glyph: Glyph) -> Float[Tensor, "pixels 2"]:
+    """(x, y) of the pixels of a frame, row by row."""
+    sizes = (torch.arange(size).to(glyph.depth) for size in glyph.image_size)
+    y, x = torch.meshgrid(*sizes, indexing="ij")
+    return torch.stack([x, y], -1).flatten(0, 1)
 
 
 class View(NamedTuple):

@@ -22,12 +22,36 @@ AT_ONCE = 1024  # positions whose ellipses are found side by side, which bounds 
 OF_OBJECTS = ("origin", "log_weights", "seen", "expected_means", "expected_covariances")
 
 
+class Hiding(NamedTuple):
+    """Of unseen positions in seen frames where the object does not show. Latent units."""
+
+    there: Bool[Tensor, "B N T"]  # which these are; of others the rest means nothing
+    spots: Float[Tensor, "B N T spots 2"]  # each as likely as another
+    cost: Float[Tensor, "B N T"]  # divergence from what other frames expect, in nats
+
+    def draw(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T 2"]:
+        """One of the spots, chosen by standard normal noise."""
+        number = self.spots.shape[3]
+        index = (made_uniform(noise[..., :1]) * number).long().clamp(max=number - 1)
+        return self.spots.take_along_dim(index[..., None], 3)[..., 0, :]
+
+    def taken(self, objects: Int[Tensor, " n"]) -> "Hiding":
+        """Those of some of the objects."""
+        return Hiding(*(part[:, objects] for part in self))
+
+    @staticmethod
+    def joined(parts: list["Hiding"]) -> "Hiding":
+        """Those of one stretch of frames after the other."""
+        return Hiding(*(torch.cat(part, 2) for part in zip(*parts, strict=True)))
+
+
 class PlacePosterior(NamedTuple):
     """q(a | v): for each object and frame weights of cells, uniform within each. Latent units.
 
     Where an object was not seen (the frame hidden, or the object behind something) q is what
     the dynamics say, given the sightings in other frames: there q and the prior are one, so such
-    a position adds nothing to the entropy and the log prior of the bound.
+    a position adds nothing to the entropy and the log prior of the bound. Where something may hide
+    objects, q is that and what the frame says by not showing it; it adds their divergence.
     """
 
     origin: Float[Tensor, "B N T 2"]  # the middle of the window of cells
@@ -38,10 +62,15 @@ class PlacePosterior(NamedTuple):
     expected_means: Float[Tensor, "B N T 2"]  # by the other frames
     expected_covariances: Float[Tensor, "B N T 2 2"]
     looks: Looks | None = None  # of pictures: a point mass on kinds and order
+    hiding: Hiding | None = None  # where something may hide objects
 
     @staticmethod
     def of(
-        cells: Look, seen: Bool[Tensor, "B N T"], expected: Place, renderer: Stage
+        cells: Look,
+        seen: Bool[Tensor, "B N T"],
+        expected: Place,
+        renderer: Stage,
+        hiding: Hiding | None = None,
     ) -> "PlacePosterior":
         """What a fine look found, and what is expected where nothing was seen."""
         unit = renderer.pixels_per_unit
@@ -53,6 +82,7 @@ class PlacePosterior(NamedTuple):
             seen=seen,
             expected_means=renderer.from_pixels(expected.mean),
             expected_covariances=expected.covariance / unit**2,
+            hiding=hiding,
         )
 
     def draw(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T 2"]:
@@ -67,6 +97,8 @@ class PlacePosterior(NamedTuple):
         index, within = self._cell(noise)
         found = self.origin + self.offsets[index] + self.cell * within
         guessed = self.expected_means + map_vector(square_root(self.expected_covariances), noise)
+        if self.hiding is not None:
+            guessed = torch.where(self.hiding.there[..., None], self.hiding.draw(noise), guessed)
         return torch.where(self.seen[..., None], found, guessed)
 
     def log_density(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T"]:
@@ -79,7 +111,7 @@ class PlacePosterior(NamedTuple):
         self, noise: Float[Tensor, "B N T 2"]
     ) -> tuple[Int[Tensor, "B N T"], Float[Tensor, "B N T 2"]]:
         """The cell that a noise chooses, and where in it: -1/2 to 1/2 of its side."""
-        uniform = 0.5 * torch.erfc(-noise * math.sqrt(0.5))
+        uniform = made_uniform(noise)
         weights = probabilities(self.log_weights)
         cumulative = weights.cumsum(-1)
         target = uniform[..., :1] * cumulative[..., -1:]  # the last one is 1 up to rounding
@@ -88,10 +120,19 @@ class PlacePosterior(NamedTuple):
         return index[..., 0], torch.cat([beyond.clamp(0, 1), uniform[..., 1:]], -1) - 0.5
 
     def entropy(self) -> Float[Tensor, "B N T"]:
-        """The entropy of each position in nats; 0 where the object was not seen."""
+        """The entropy of each position in nats.
+
+        Where the object was not seen, less what the prior makes of it: the two belong together.
+        """
         # A weight of zero has a log of minus infinity, and no entropy.
         surprise = -(probabilities(self.log_weights) * self.log_weights.clamp(min=-1e4)).sum(-1)
-        return torch.where(self.seen, surprise + 2 * math.log(self.cell), 0.0)
+        cost = torch.zeros_like(surprise) if self.hiding is None else self.hiding.cost
+        return torch.where(self.seen, surprise + 2 * math.log(self.cell), -cost)
+
+    @property
+    def known(self) -> Bool[Tensor, "B N T"]:
+        """Where q says more of a position than the sightings in other frames do."""
+        return self.seen if self.hiding is None else self.seen | self.hiding.there
 
     @property
     def means(self) -> Float[Tensor, "B N T 2"]:
@@ -132,7 +173,8 @@ class PlacePosterior(NamedTuple):
         objects = torch.arange(slots, device=device).clamp(max=size - 1)
         parts = {name: getattr(self, name)[:, objects] for name in OF_OBJECTS}
         looks = None if self.looks is None else self.looks.widened(slots)
-        return self._replace(looks=looks, **parts)
+        hiding = None if self.hiding is None else self.hiding.taken(objects)
+        return self._replace(looks=looks, hiding=hiding, **parts)
 
     def pieces(self) -> Iterator[tuple[slice, "PlacePosterior"]]:
         """All of it, for all frames and those after them."""
@@ -145,7 +187,8 @@ class PlacePosterior(NamedTuple):
         joined: dict[str, Any] = {
             name: torch.cat([getattr(part, name) for part in parts], 2) for name in OF_OBJECTS
         }
-        return parts[0]._replace(**joined)
+        hidden = [part.hiding for part in parts if part.hiding is not None]
+        return parts[0]._replace(hiding=Hiding.joined(hidden) if hidden else None, **joined)
 
 
 Stretches = Callable[[], Iterator[tuple[slice, PlacePosterior]]]
@@ -165,6 +208,7 @@ class LongPosterior(NamedTuple):
     spreads: Float[Tensor, "B N T 2 2"]
     nats: Float[Tensor, "B N T"]
     seen: Bool[Tensor, "B N T"]
+    known: Bool[Tensor, "B N T"]
     looks: Looks | None = None
 
     @staticmethod
@@ -173,9 +217,9 @@ class LongPosterior(NamedTuple):
         parts = []
         for _, q in stretches():
             looks = q.looks  # the same in all of them
-            parts.append((q.means, q.covariances(), q.entropy(), q.seen))
-        means, spreads, nats, seen = (torch.cat(part, 2) for part in zip(*parts, strict=True))
-        return LongPosterior(stretches, means, spreads, nats, seen, looks)
+            parts.append((q.means, q.covariances(), q.entropy(), q.seen, q.known))
+        means, spreads, nats, *flags = (torch.cat(part, 2) for part in zip(*parts, strict=True))
+        return LongPosterior(stretches, means, spreads, nats, flags[0], flags[1], looks)
 
     def pieces(self) -> Iterator[tuple[slice, PlacePosterior]]:
         """A stretch after the other; the last one is for all frames after it as well."""
@@ -198,6 +242,11 @@ class LongPosterior(NamedTuple):
     def covariances(self) -> Float[Tensor, "B N T 2 2"]:
         """For each position the covariance of the Gaussian whose 90 % ellipse holds 90 % of q."""
         return self.spreads
+
+
+def made_uniform(noise: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Standard normal noise as uniform noise from 0 to 1."""
+    return 0.5 * torch.erfc(-noise * math.sqrt(0.5))
 
 
 def _ellipse(

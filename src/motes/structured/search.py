@@ -264,7 +264,7 @@ def revisit(
 
     One object after the other, each time as the others stand: what they light is explained.
     Frames that were not seen are left out, and objects that are not there; one is then where it is
-    expected.
+    expected. Where something may hide objects, one that is not seen explains nothing.
     """
     (B, T), (size, N) = scene.observed.shape, (scene.renderer.image_size, scene.present.shape[1])
 
@@ -273,6 +273,7 @@ def revisit(
 
     frames = squares(scene.frames.flatten(0, 1), glyph.far)
     present = scene.present.repeat_interleave(T, 0)
+    lights = present.clone()
     looked_for = present & scene.observed.flatten()[:, None]
     prior, pixels = Place(*map(by_frame, expected)), pixel_of(by_frame(guess.mean), size)
     place, seen = Place(*(part.clone() for part in prior)), torch.zeros_like(present)
@@ -283,9 +284,10 @@ def revisit(
         its_prior = Place(*(part[at] for part in prior))
         view = View.through(Window.at(pixels[at], glyph.far, size), glyph, frames, at[0])
         others = torch.arange(N, device=at[0].device) != n
-        dark = darkness(glyph, view, *(part[at[0]][:, others] for part in (pixels, present)))
+        dark = darkness(glyph, view, *(part[at[0]][:, others] for part in (pixels, lights)))
         looked = look(glyph, view, unexplained(glyph, view, dark), its_prior)
         seen[at] = looked.told > glyph.least
+        lights[at] = seen[at] if scene.renderer.may_hide else lights[at]
         place.mean[at], place.covariance[at] = chosen(seen[at], looked.place(), its_prior)
         pixels[at] = pixel_of(place.mean[at], size)
         centre[at], log_weights[at], told[at] = looked.centre, looked.log_weights, looked.told

@@ -10,6 +10,7 @@ from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.exchange import best_exchanges, gains_in_frame, gains_onwards
 from motes.structured.expecting import expect
 from motes.structured.glyph import GlyphRenderer
+from motes.structured.hiding import Supposed, suppose
 from motes.structured.places import Glyph, Place, chosen
 from motes.structured.posterior import PlacePosterior, Stretches
 from motes.structured.search import Scene, Sightings, follow, look_again
@@ -20,6 +21,7 @@ EXCHANGED_FRAMES = 512  # of a clip are looked at again for them; but one is alw
 REVISITS = 2  # rounds in which one object after the other is looked for with the others held
 # Of the frames up to the last seen one: where the second hypothesis begins; twice that, the third.
 LATER_START = 1 / 6
+NOWHERE = 1e4  # latent units: what stands there lights nothing
 
 
 class Tracker(nn.Module):
@@ -69,8 +71,11 @@ class Tracker(nn.Module):
         if hypotheses == 1 or scene.present.shape[1] == 1:
             found, expected, _ = self._search(scene, scene.observed)
         else:
-            found, expected = self._best(scene, hypotheses)
-        return lambda: _stretches(scene, found, expected, explore)
+            # What is hidden at first may show at any time.
+            many = 2 * hypotheses if scene.renderer.may_hide else hypotheses
+            found, expected = self._best(scene, many)
+        supposed = _suppose(scene, found, expected)
+        return lambda: _stretches(scene, found, expected, explore, supposed)
 
     def _best(self, scene: Scene[GlyphRenderer], hypotheses: int) -> tuple[Sightings, Place]:
         """What the best of several searches of each clip found."""
@@ -108,6 +113,10 @@ class Tracker(nn.Module):
         expected = expect(scene, found)
         place = chosen(trusted[:, None] & found.seen, found.place, expected)
         for _ in range(REVISITS):
+            # One that hides shall not be taken to light what it is expected to stand before.
+            supposed = _suppose(scene, found, expected)
+            if supposed is not None:
+                place = chosen(found.seen, place, supposed.place)
             looks = look_again(scene, coarse, place, expected)
             found = Sightings.joined([part for *_, part in looks], 2)
             place, expected = found.place, expect(scene, found)
@@ -174,16 +183,31 @@ def best_of(bound: Float[Tensor, " B"], hypotheses: int) -> Int[Tensor, " clips"
     return best * len(best) + torch.arange(len(best), device=best.device)
 
 
+def _suppose(
+    scene: Scene[GlyphRenderer], found: Sightings, expected: Place
+) -> Supposed | None:
+    """Where unseen objects hide; None of a model that does not ask. [Choice 38]."""
+    if not scene.renderer.may_hide:
+        return None
+    return suppose(scene, Glyph.coarse(scene.renderer, 0), found, expected)
+
+
 @torch.no_grad()
 def _stretches(
-    scene: Scene[GlyphRenderer], found: Sightings, expected: Place, explore: float = 0.0
+    scene: Scene[GlyphRenderer],
+    found: Sightings,
+    expected: Place,
+    explore: float = 0.0,
+    supposed: Supposed | None = None,
 ) -> Iterator[tuple[slice, PlacePosterior]]:
     """q, the weights of cells around the places found, a stretch of frames at a time."""
     fine = Glyph.fine(scene.renderer, FINE_WINDOW)
+    guessed = expected if supposed is None else supposed.place
     for time, cells, _ in look_again(scene, fine, found.place, expected):
-        there = Place(*(part[:, :, time] for part in expected))
+        there = Place(*(part[:, :, time] for part in guessed))
+        hiding = None if supposed is None else supposed.during(time, scene.renderer)
         seen = found.seen[:, :, time]
-        yield time, PlacePosterior.of(cells.blended(explore), seen, there, scene.renderer)
+        yield time, PlacePosterior.of(cells.blended(explore), seen, there, scene.renderer, hiding)
 
 
 def _filled(
@@ -198,12 +222,22 @@ def _filled(
 
 
 def _bound(scene: Scene[GlyphRenderer], found: Sightings, expected: Place) -> Float[Tensor, " B"]:
-    """The bound at the means of q, which is enough to compare one search with another."""
+    """The bound at the means of q, which is enough to compare one search with another.
+
+    Where something may hide objects, those that were not seen are not drawn: the mean of two hiding
+    places is none.
+    """
+    supposed = _suppose(scene, found, expected)
     total, means = torch.zeros(len(scene.present), device=scene.present.device), []
+    if supposed is not None:
+        total += supposed.log_hidden.sum((1, 2))
     for time, q in _stretches(scene, found, expected):
         part = scene.during(time)
         means.append(q.means)
-        nats = scene.renderer.log_likelihood(means[-1], scene.present, part.frames)
+        drawn = means[-1]
+        if supposed is not None:
+            drawn = torch.where(q.seen[..., None], drawn, NOWHERE)
+        nats = scene.renderer.log_likelihood(drawn, scene.present, part.frames)
         total += torch.where(part.observed, nats, 0.0).sum(1)
         total += torch.where(scene.present, q.entropy().sum(-1), 0.0).sum(1)
     prior = mixture.log_prior(scene.dynamics, torch.cat(means, 2), found.seen).float()

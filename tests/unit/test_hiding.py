@@ -1,0 +1,198 @@
+"""Objects that something hides: where they are supposed, and what an answer says of them."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import torch
+
+import motes
+from glyphs import disk_renderer, frame_with, odd_renderer
+from motes.lgssm import Dynamics
+from motes.model import Model, build
+from motes.presets import preset
+from motes.structured.glyph import GlyphRenderer
+from motes.structured.hiding import SPOTS, Supposed, even_draws, suppose
+from motes.structured.places import Glyph, Place
+from motes.structured.search import Scene, Sightings
+from motes.structured.tracker import Tracker
+
+HEIGHT, WIDTH, REACH = 9, 11, 2
+SIZE, FRAMES = 24, 12
+COVER = slice(10, 18)  # columns
+
+
+def scene_of(
+    frames: torch.Tensor, count: int, renderer: GlyphRenderer, dynamics: Dynamics
+) -> Scene:
+    B, T = frames.shape[:2]
+    everything = torch.ones(B, T, dtype=torch.bool)
+    present = torch.ones(B, count, dtype=torch.bool)
+    counts = torch.full((B,), count)
+    return Scene(frames, torch.arange(B), everything, counts, present, dynamics, renderer)
+
+
+def straight() -> Dynamics:
+    """One kind of start, anywhere and at any speed, then nearly straight on."""
+    dynamics = Dynamics(
+        num_components=1, sampling_period=1.0, state_noise=1e-4, position_noise=0.02,
+        initial_spread=1.0, generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    with torch.no_grad():
+        dynamics.initial_mean.zero_()
+        dynamics.initial_factor[0].diagonal().copy_(torch.tensor([4.0, 4.0, 0.5, 0.5]).log())
+    return dynamics
+
+
+def naive(
+    glyph: Glyph, frame: np.ndarray, other: np.ndarray, mean: np.ndarray, covariance: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """Mean, covariance, log probability and divergence of an unseen object beside a seen one."""
+    depth, gain = glyph.depth.mean(0).numpy(), glyph.lit_gain.mean(0).numpy()
+    shows, background = glyph.visibility.numpy(), glyph.background.numpy()
+    lit_by_other = np.zeros((HEIGHT, WIDTH))
+    for i, j in itertools.product(range(2 * REACH + 1), repeat=2):
+        y, x = int(other[1]) + i - REACH, int(other[0]) + j - REACH
+        if 0 <= y < HEIGHT and 0 <= x < WIDTH:
+            lit_by_other[y, x] = shows[y, x] * (1 - np.exp(-depth[i, j]))
+    bare = 1 - np.exp(-np.median(background))
+    scores, before, places = [], [], []
+    for row, column in np.ndindex(HEIGHT, WIDTH):
+        score = 0.0
+        for i, j in itertools.product(range(2 * REACH + 1), repeat=2):
+            y, x = row + i - REACH, column + j - REACH
+            if not (0 <= y < HEIGHT and 0 <= x < WIDTH):
+                continue
+            white = 1 - (1 - lit_by_other[y, x]) * np.exp(-background[y, x])
+            left = np.log(max(white, bare)) / np.log(bare)
+            lit = frame[y, x]
+            score += shows[y, x] * (lit * left * gain[i, j] - (1 - lit) * depth[i, j])
+        scores.append(np.logaddexp(min(score, 0.0), glyph.missed.item()))
+        away = np.array([column, row]) - mean
+        before.append(np.exp(-0.5 * away @ np.linalg.solve(covariance, away)))
+        places.append([column, row])
+    likelihood, prior = np.exp(scores), np.array(before) / np.sum(before)
+    total = (likelihood * prior).sum()
+    weights = likelihood * prior / total
+    centre = weights @ np.array(places)
+    off = np.array(places) - centre
+    spread = np.einsum("m,mi,mj->ij", weights, off, off) + np.eye(2) / 12
+    return centre, spread, float(np.log(total)), float((weights * np.log(weights / prior)).sum())
+
+
+def test_supposing_equals_the_naive_loop(generator: torch.Generator) -> None:
+    renderer = odd_renderer((HEIGHT, WIDTH), REACH)
+    frames = (torch.rand(2, 1, HEIGHT, WIDTH, generator=generator) < 0.2).double()
+    means = torch.tensor([[[[3.0, 4.0]], [[7.2, 2.1]]], [[[12.5, 8.0]], [[6.0, 6.0]]]]).double()
+    factor = torch.randn(2, 2, 1, 2, 2, generator=generator, dtype=torch.float64)
+    expected = Place(means, factor @ factor.mT + 2 * torch.eye(2).double())
+    seen = torch.tensor([[[True], [False]], [[False], [True]]])
+    with torch.no_grad():
+        glyph = Glyph.coarse(renderer, 0)
+        scene = scene_of(frames, 2, renderer, straight())
+        ours = suppose(scene, glyph, Sightings(expected, seen), expected)
+    assert torch.equal(ours.there, ~seen)
+    for b, n in ((0, 1), (1, 0)):
+        place = (expected.mean[b, n, 0].numpy(), expected.covariance[b, n, 0].numpy())
+        other = expected.mean[b, 1 - n, 0].numpy()
+        centre, spread, log_hidden, cost = naive(glyph, frames[b, 0].numpy(), other, *place)
+        np.testing.assert_allclose(ours.place.mean[b, n, 0], centre, rtol=1e-9)
+        np.testing.assert_allclose(ours.place.covariance[b, n, 0], spread, rtol=1e-8)
+        np.testing.assert_allclose(ours.log_hidden[b, n, 0], log_hidden, rtol=1e-9)
+        np.testing.assert_allclose(ours.cost[b, n, 0], cost, rtol=1e-8)
+        # What was seen stays as it was.
+        assert torch.equal(ours.place.mean[b, 1 - n], expected.mean[b, 1 - n])
+        assert ours.log_hidden[b, 1 - n] == ours.cost[b, 1 - n] == 0
+
+
+def test_even_draws_are_as_many_as_the_weights_say(generator: torch.Generator) -> None:
+    weights = torch.rand(3, 7, generator=generator, dtype=torch.float64).softmax(-1)
+    for drawn, weight in zip(even_draws(weights), weights, strict=True):
+        # At the middles of equal parts: of each pixel as many as parts fit in, give or take one.
+        counts = torch.bincount(drawn, minlength=7)
+        assert ((counts - SPOTS * weight).abs() <= 1).all()
+
+
+def behind_a_cover() -> tuple[torch.Tensor, GlyphRenderer]:
+    """A disk that runs to the right, below a cover from column 10 to 17, and stops there."""
+    renderer = disk_renderer(SIZE)
+    renderer.may_hide = True
+    with torch.no_grad():
+        renderer.visibility_logit[:, COVER] = -20.0
+    columns = [3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 12, 12]
+    frames = torch.cat([frame_with([(x, 12)], SIZE) for x in columns])[None]
+    frames[..., COVER] = 0
+    return frames, renderer
+
+
+def followed(frames: torch.Tensor, renderer: GlyphRenderer, speed: float) -> Supposed:
+    """What is supposed of a disk that would be beyond the cover at the end, had it not stopped."""
+    time = torch.arange(FRAMES)
+    mean = torch.stack([3 + speed * time, torch.full((FRAMES,), 12.0)], -1)[None, None]
+    spread = (1.0 + 0.2 * time)[:, None, None] * torch.eye(2)
+    expected = Place(mean, spread[None, None].square())
+    scene = scene_of(frames, 1, renderer, straight())
+    found = Sightings(expected, (time < 7)[None, None])
+    with torch.no_grad():
+        return suppose(scene, Glyph.coarse(renderer, 0), found, expected)
+
+
+def test_what_does_not_show_is_below_the_cover() -> None:
+    frames, renderer = behind_a_cover()
+    supposed = followed(frames, renderer, speed=1.6)  # 20.6 in the last frame
+    # A disk has a radius of 2: wholly covered it is at 12 to 15. From the ninth frame on it is.
+    for x in (supposed.place.mean[0, 0, 9:, 0], supposed.spots[0, 0, 9:, :, 0]):
+        assert (x >= 12).all()
+        assert (x <= 15).all()
+
+
+def test_a_tracker_supposes_only_if_objects_may_hide() -> None:
+    frames, renderer = behind_a_cover()
+    tracker, count = Tracker(1, 7), torch.tensor([1])
+    ours = tracker.track(frames, count, straight(), renderer)
+    renderer.may_hide = False
+    usual = tracker.track(frames, count, straight(), renderer)
+    assert torch.equal(ours.seen, usual.seen)
+    assert usual.hiding is None
+    assert torch.equal(usual.known, usual.seen)
+    assert ours.hiding is not None
+    assert ours.known.all()
+    unseen = ~ours.seen[0, 0]
+    assert 2 <= unseen.sum() <= 6
+    last = renderer.to_pixels(torch.stack([q.means[0, 0, -1] for q in (ours, usual)]))[:, 0]
+    assert last[0] < last[1]  # by its speed it would be at 14, and some of that shows
+    draws = ours.draw(torch.randn(1, 1, FRAMES, 2, generator=torch.Generator().manual_seed(0)))
+    x = renderer.to_pixels(draws)[0, 0, unseen, 0]
+    # At most two pixels of 13 show of a disk at 11 or at 16.
+    assert ((x > 10.5) & (x < 16.5)).all()
+    torch.testing.assert_close(x, x.round())  # a spot is the middle of a pixel
+    assert (ours.entropy()[0, 0, unseen] <= 1e-6).all()
+
+
+def hiding_model() -> tuple[torch.Tensor, Model]:
+    frames, renderer = behind_a_cover()
+    config = preset("structured", "smoke")
+    data = dataclasses.replace(config.data, height=SIZE, width=SIZE, num_objects=(1,))
+    shape = dataclasses.replace(
+        config.model, num_components=1, glyph_reach=3, hidden_teach="hiding"
+    )
+    model = build(dataclasses.replace(config, data=data, model=shape))
+    model.renderer.load_state_dict(renderer.state_dict())
+    model.dynamics.load_state_dict(straight().state_dict())
+    with torch.no_grad():  # latent positions as pixels
+        model.pixel_matrix.copy_(renderer.pixels_per_unit * torch.eye(2))
+        model.pixel_offset.fill_((SIZE - 1) / 2)
+    return frames, model
+
+
+def test_an_answer_tells_where_an_object_hides_but_foretells_as_ever() -> None:
+    frames, model = hiding_model()
+    answer = motes.forecast(model, frames, 1, horizon=4)
+    q = model.track(frames, torch.tensor([1]), torch.ones(1, FRAMES, dtype=torch.bool))
+    assert q is not None
+    assert q.hiding is not None
+    torch.testing.assert_close(answer.positions[:, :, :FRAMES], q.means)
+    assert not answer.found[0, 0, FRAMES - 1]
+    # After the last frame nobody looks: the law alone goes on, from the path.
+    steps = answer.pixels[0, 0, FRAMES:, 0].diff()
+    torch.testing.assert_close(steps, steps[:1].expand_as(steps), rtol=1e-3, atol=1e-3)
