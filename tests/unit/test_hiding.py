@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 
 import numpy as np
 import torch
@@ -11,11 +12,11 @@ from glyphs import disk_renderer, frame_with, odd_renderer
 from motes.lgssm import Dynamics
 from motes.model import Model, build
 from motes.presets import preset
-from motes.structured.glyph import GlyphRenderer
+from motes.structured.glyph import LEAST_COVER, GlyphRenderer
 from motes.structured.hiding import SPOTS, Supposed, even_draws, suppose
 from motes.structured.places import Glyph, Place
-from motes.structured.search import Scene, Sightings
-from motes.structured.tracker import Tracker
+from motes.structured.search import Scene, Sightings, revisit
+from motes.structured.tracker import Tracker, _bound
 
 HEIGHT, WIDTH, REACH = 9, 11, 2
 SIZE, FRAMES = 24, 12
@@ -196,3 +197,46 @@ def test_an_answer_tells_where_an_object_hides_but_foretells_as_ever() -> None:
     # After the last frame nobody looks: the law alone goes on, from the path.
     steps = answer.pixels[0, 0, FRAMES:, 0].diff()
     torch.testing.assert_close(steps, steps[:1].expand_as(steps), rtol=1e-3, atol=1e-3)
+
+
+def test_one_that_is_covered_all_the_time_does_not_take_the_place_of_one_that_shows() -> None:
+    _, renderer = behind_a_cover()
+    columns = [3, 3, 4, 4, 5, 5, 5, 6, 6, 6, 7, 7]
+    frames = torch.cat([frame_with([(x, 6), (14, 12)], SIZE) for x in columns])[None]
+    frames[..., COVER] = 0
+    q = Tracker(2, 7).track(frames, torch.tensor([2]), straight(), renderer)
+    assert sorted(q.seen.sum(-1)[0].tolist()) == [0, FRAMES]
+    shown = int(q.seen[0].sum(-1).argmax())
+    x = renderer.to_pixels(q.means)[0, :, :, 0]
+    assert (x[shown] - torch.tensor(columns)).abs().max() < 0.5
+    assert ((x[1 - shown] > 12) & (x[1 - shown] < 15)).all()
+
+
+def test_to_hide_in_the_open_costs_a_search_what_it_costs_a_pixel_to_be_covered() -> None:
+    frames, renderer = behind_a_cover()
+    scene = scene_of(frames, 1, renderer, straight())
+    time = torch.arange(FRAMES)
+    seen = (time < 7)[None, None, :, None]
+    path = torch.stack([3.0 + time, 12.0 + 0 * time], -1)
+    bounds = []
+    for x in (13.5, 21.0):  # below the cover, and beyond it, where nothing shows
+        place = Place(
+            torch.where(seen, path, torch.tensor([x, 12.0])),
+            0.3 * torch.eye(2).expand(1, 1, FRAMES, 2, 2),
+        )
+        with torch.no_grad():
+            bounds.append(float(_bound(scene, Sightings(place, seen[..., 0]), place)))
+    below, beyond = bounds
+    # In five frames; what is wholly covered costs 2e-4 at most, by the disk's faint border.
+    assert abs((below - beyond) + 5 * math.log(LEAST_COVER)) < 0.01
+
+
+def test_an_unseen_object_does_not_explain_what_another_lights() -> None:
+    _, renderer = behind_a_cover()
+    frames = frame_with([(5, 6)], SIZE)[None]
+    place = Place(torch.tensor([5.0, 6.0]).expand(1, 2, 1, 2), torch.eye(2).expand(1, 2, 1, 2, 2))
+    scene = scene_of(frames, 2, renderer, straight())
+    with torch.no_grad():
+        _, found = revisit(scene, Glyph.coarse(renderer, 3), place, place)
+    # The first is looked for while the second explains the disk, then the second without it.
+    assert found.seen[0, :, 0].tolist() == [False, True]
