@@ -104,7 +104,8 @@ class ModelConfig:
     # Lit or dark by a chance, one glyph for all; or grey or colour with noise, several kinds.
     pixels: Literal["binary", "pictures"] = newer("binary")
     num_kinds: int = newer(6)  # of object, of pictures alone
-    # What objects teach that were not seen: all, or what hides them alone. [Choice 38]
+    # What objects teach that were not seen: all; or what hides them alone, and there they are
+    # taken to be. [Choice 38]
     hidden_teach: Literal["all", "hiding"] = newer("all")
 
     def __post_init__(self) -> None:

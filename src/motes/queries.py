@@ -166,7 +166,7 @@ class Sightings(NamedTuple):
     positions: Float[Tensor, "B N T 2"]
     covariances: Float[Tensor, "B N T 2 2"]
     found: Bool[Tensor, "B N T"]
-    known: Bool[Tensor, "B N T"]  # seen, or not to be seen in a seen frame [Choice 39]
+    known: Bool[Tensor, "B N T"]  # seen, or not to be seen in a seen frame [Choice 40]
 
 
 def sightings(

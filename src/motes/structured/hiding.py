@@ -46,7 +46,7 @@ def suppose(scene: Scene[GlyphRenderer], glyph: Glyph, found: Sightings, expecte
     """Weighs every pixel in which an object may be by the chance that it does not show there.
 
     A frame in which an object is not seen tells where it is not. Each frame is taken by itself,
-    and the object is taken to be in the frame. [Choice 39]
+    and the object is taken to be in the frame. [Choice 40]
 
     Args:
         scene: The frames, and what may hide objects.
