@@ -15,22 +15,13 @@ from motes.presets import preset
 from motes.structured.glyph import LEAST_COVER, GlyphRenderer
 from motes.structured.hiding import SPOTS, Supposed, even_draws, suppose
 from motes.structured.places import Glyph, Place
-from motes.structured.search import Scene, Sightings, revisit
+from motes.structured.posterior import PlacePosterior
+from motes.structured.search import Sightings, revisit, scene_of
 from motes.structured.tracker import Tracker, _bound
 
 HEIGHT, WIDTH, REACH = 9, 11, 2
 SIZE, FRAMES = 24, 12
 COVER = slice(10, 18)  # columns
-
-
-def scene_of(
-    frames: torch.Tensor, count: int, renderer: GlyphRenderer, dynamics: Dynamics
-) -> Scene:
-    B, T = frames.shape[:2]
-    everything = torch.ones(B, T, dtype=torch.bool)
-    present = torch.ones(B, count, dtype=torch.bool)
-    counts = torch.full((B,), count)
-    return Scene(frames, torch.arange(B), everything, counts, present, dynamics, renderer)
 
 
 def straight() -> Dynamics:
@@ -90,7 +81,7 @@ def test_supposing_equals_the_naive_loop(generator: torch.Generator) -> None:
     seen = torch.tensor([[[True], [False]], [[False], [True]]])
     with torch.no_grad():
         glyph = Glyph.coarse(renderer, 0)
-        scene = scene_of(frames, 2, renderer, straight())
+        scene = scene_of(frames, torch.full((len(frames),), 2), straight(), renderer)
         ours = suppose(scene, glyph, Sightings(expected, seen), expected)
     assert torch.equal(ours.there, ~seen)
     for b, n in ((0, 1), (1, 0)):
@@ -126,13 +117,18 @@ def behind_a_cover() -> tuple[torch.Tensor, GlyphRenderer]:
     return frames, renderer
 
 
+def track(frames: torch.Tensor, count: int, renderer: GlyphRenderer) -> PlacePosterior:
+    scene = scene_of(frames, torch.tensor([count]), straight(), renderer)
+    return PlacePosterior.joined(Tracker(7).search(scene))
+
+
 def followed(frames: torch.Tensor, renderer: GlyphRenderer, speed: float) -> Supposed:
     """What is supposed of a disk that would be beyond the cover at the end, had it not stopped."""
     time = torch.arange(FRAMES)
     mean = torch.stack([3 + speed * time, torch.full((FRAMES,), 12.0)], -1)[None, None]
     spread = (1.0 + 0.2 * time)[:, None, None] * torch.eye(2)
     expected = Place(mean, spread[None, None].square())
-    scene = scene_of(frames, 1, renderer, straight())
+    scene = scene_of(frames, torch.tensor([1]), straight(), renderer)
     found = Sightings(expected, (time < 7)[None, None])
     with torch.no_grad():
         return suppose(scene, Glyph.coarse(renderer, 0), found, expected)
@@ -149,10 +145,9 @@ def test_what_does_not_show_is_below_the_cover() -> None:
 
 def test_a_tracker_supposes_only_if_objects_may_hide() -> None:
     frames, renderer = behind_a_cover()
-    tracker, count = Tracker(1, 7), torch.tensor([1])
-    ours = tracker.track(frames, count, straight(), renderer)
+    ours = track(frames, 1, renderer)
     renderer.may_hide = False
-    usual = tracker.track(frames, count, straight(), renderer)
+    usual = track(frames, 1, renderer)
     assert torch.equal(ours.seen, usual.seen)
     assert usual.hiding is None
     assert torch.equal(usual.known, usual.seen)
@@ -204,7 +199,7 @@ def test_one_that_is_covered_all_the_time_does_not_take_the_place_of_one_that_sh
     columns = [3, 3, 4, 4, 5, 5, 5, 6, 6, 6, 7, 7]
     frames = torch.cat([frame_with([(x, 6), (14, 12)], SIZE) for x in columns])[None]
     frames[..., COVER] = 0
-    q = Tracker(2, 7).track(frames, torch.tensor([2]), straight(), renderer)
+    q = track(frames, 2, renderer)
     assert sorted(q.seen.sum(-1)[0].tolist()) == [0, FRAMES]
     shown = int(q.seen[0].sum(-1).argmax())
     x = renderer.to_pixels(q.means)[0, :, :, 0]
@@ -214,7 +209,7 @@ def test_one_that_is_covered_all_the_time_does_not_take_the_place_of_one_that_sh
 
 def test_to_hide_in_the_open_costs_a_search_what_it_costs_a_pixel_to_be_covered() -> None:
     frames, renderer = behind_a_cover()
-    scene = scene_of(frames, 1, renderer, straight())
+    scene = scene_of(frames, torch.tensor([1]), straight(), renderer)
     time = torch.arange(FRAMES)
     seen = (time < 7)[None, None, :, None]
     path = torch.stack([3.0 + time, 12.0 + 0 * time], -1)
@@ -235,7 +230,7 @@ def test_an_unseen_object_does_not_explain_what_another_lights() -> None:
     _, renderer = behind_a_cover()
     frames = frame_with([(5, 6)], SIZE)[None]
     place = Place(torch.tensor([5.0, 6.0]).expand(1, 2, 1, 2), torch.eye(2).expand(1, 2, 1, 2, 2))
-    scene = scene_of(frames, 2, renderer, straight())
+    scene = scene_of(frames, torch.full((len(frames),), 2), straight(), renderer)
     with torch.no_grad():
         _, found = revisit(scene, Glyph.coarse(renderer, 3), place, place)
     # The first is looked for while the second explains the disk, then the second without it.

@@ -13,12 +13,11 @@ from motes.structured.places import (
     chosen,
     covers,
     darkness,
-    detect,
     look,
     responsibility,
-    spot,
     unexplained,
 )
+from motes.structured.whole_frame import detect, spot
 from motes.structured.windows import Window, pixel_of, squares, window_offsets
 
 HEIGHT, WIDTH, REACH = 9, 11, 2

@@ -11,13 +11,12 @@ from motes.structured.places import (
     Glyph,
     Place,
     covers,
-    frame_pixels,
     mahalanobis,
     moments,
-    survey,
 )
 from motes.structured.posterior import Hiding
 from motes.structured.search import Scene, Sightings
+from motes.structured.whole_frame import frame_pixels, survey
 
 SPOTS = 32  # draws that stand for a belief
 AT_ONCE = 256  # positions that are supposed side by side, which bounds memory
@@ -42,7 +41,9 @@ class Supposed(NamedTuple):
         return Hiding(self.there[:, :, time], spots, self.cost[:, :, time])
 
 
-def suppose(scene: Scene[GlyphRenderer], glyph: Glyph, found: Sightings, expected: Place) -> Supposed:
+def suppose(
+    scene: Scene[GlyphRenderer], glyph: Glyph, found: Sightings, expected: Place
+) -> Supposed:
     """Weighs every pixel in which an object may be by the chance that it does not show there.
 
     A frame in which an object is not seen tells where it is not. Each frame is taken by itself,

@@ -21,12 +21,11 @@ from motes.structured.places import (
     chosen,
     covers,
     darkness,
-    detect,
     look,
     responsibility,
-    spot,
     unexplained,
 )
+from motes.structured.whole_frame import detect, spot
 from motes.structured.windows import Window, pixel_of, squares
 
 LOOKS = 2  # at each frame: the second shares lit pixels out by what the first one found

@@ -183,9 +183,7 @@ def best_of(bound: Float[Tensor, " B"], hypotheses: int) -> Int[Tensor, " clips"
     return best * len(best) + torch.arange(len(best), device=best.device)
 
 
-def _suppose(
-    scene: Scene[GlyphRenderer], found: Sightings, expected: Place
-) -> Supposed | None:
+def _suppose(scene: Scene[GlyphRenderer], found: Sightings, expected: Place) -> Supposed | None:
     """Where unseen objects hide; None of a model that does not ask. [Choice 38]."""
     if not scene.renderer.may_hide:
         return None
