@@ -1,5 +1,10 @@
 """Shapes in annotations are checked in the whole suite; sampling is seeded; threads are few."""
 
+import os
+
+# Two tests run side by side on two cores, here and in the processes that they start.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 from jaxtyping import install_import_hook
 
 with install_import_hook("motes", "beartype.beartype"):
@@ -9,7 +14,6 @@ import hypothesis
 import pytest
 import torch
 
-torch.set_num_threads(1)
 # On a busy machine a quick example may wait for its turn.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")

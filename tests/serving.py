@@ -1,7 +1,6 @@
 """A real server in a process of its own."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -27,9 +26,7 @@ class Server(NamedTuple):
 def serving(model: str | Path = "cannonballs-structured") -> Iterator[Server]:
     """Yields a playground on a free port; it is stopped as Ctrl-C would stop it."""
     command = [sys.executable, "-m", "motes", "serve", "--port=0", "--json", f"--model={model}"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         yield Server(json.loads(process.stdout.readline())["url"], process)

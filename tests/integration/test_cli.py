@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -341,7 +340,6 @@ def test_the_installed_command_speaks_and_returns_the_exit_code(tmp_path: Path) 
     ended = subprocess.run(
         [sys.executable, "-m", "motes", "infer", "none.npz"],
         cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )

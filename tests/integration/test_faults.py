@@ -31,7 +31,7 @@ def test_training_survives_kills_full_disks_closed_folders_and_wild_clocks(
     done = subprocess.run(
         [sys.executable, "tools/try_faults.py", "--family", family, "--kills", "3", *more],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
     )

@@ -18,7 +18,7 @@ def run(*arguments: str, code: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *what, *arguments],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
     )

@@ -1,7 +1,6 @@
 """Training that is killed, stopped, resumed, repeated: always the run that it would have been."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -35,7 +34,6 @@ def training(folder: Path, iterations: int) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "motes", "train", "--preset", "smoke", "--json"]
     process = subprocess.Popen(
         [*command, "--iterations", str(iterations), "--out", str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

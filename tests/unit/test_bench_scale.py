@@ -55,7 +55,7 @@ print(*(ask_once(family, Point(frames=int(length)))["peak_mib"] for length in le
         # twice that while they are made; one picture of the frame would be 9: not half of one.
         ("paper", 250, 2500, 4_500),
         # Cells of six kinds, of two objects in three searches, would be 230 kB: not one picture.
-        ("pictures", 300, 900, 9_000),
+        ("pictures", 300, 700, 9_000),
     ],
 )
 def test_a_longer_video_takes_little_more_memory(
