@@ -17,8 +17,8 @@ MEMORY = (
     "Memory is what a question takes beyond the frames, which are the caller's: a long video is "
     "gone through in stretches that bound it (some 300 frames in the structured family, 80 of "
     "pictures), so that "
-    "with its length grows what is known of every position, and no picture. An interpolation "
-    "copies the frames once, to blank the hidden ones."
+    "with its length grows what is known of every position, and no picture. For an "
+    "interpolation networks are given a copy of the frames, the hidden ones blanked."
 )
 Record = dict[str, Any]
 

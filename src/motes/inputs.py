@@ -7,7 +7,8 @@ import torch
 
 from motes.data.colour import to_grey
 from motes.errors import InputError
-from motes.model import Model
+from motes.model import AT_ONCE, Model
+from motes.networks.inference import InferenceNetwork
 from motes.shapes import Bool, Float, Int, Tensor
 
 
@@ -25,7 +26,11 @@ def as_numbers(name: str, given: Any) -> Tensor:
 def check_frames(
     model: Model, frames: Any, observed: Bool[Tensor, "B T"] | None = None
 ) -> Float[Tensor, "B T height width *channels"]:
-    """Frames as float32 on the model's device; hidden frames become zero, whatever they held."""
+    """Frames as float32 on the model's device; what hidden ones hold is not asked.
+
+    For networks hidden frames become zero. A search does not look at them, and long videos are not
+    copied for it.
+    """
     given = as_numbers("frames", frames)
     height, width = model.image_size
     hint = "; add the clip axis: frames[None]" if given.ndim == 3 else ""
@@ -54,10 +59,10 @@ def check_frames(
     if given.is_complex():
         raise InputError("frames are complex numbers; expected real values in [0, 1]")
     given = given.to(model.device, torch.float32)
-    if observed is not None:
+    if observed is not None and isinstance(model.inference, InferenceNetwork):
         shown = observed.reshape(*observed.shape, *[1] * (given.ndim - 2))
         given = torch.where(shown, given, 0.0)
-    low, high = float(given.min()), float(given.max())  # NaN, if there is one
+    low, high = _extremes(given, observed)
     if not math.isfinite(low + high):
         raise InputError("frames hold NaN or infinite values; expected values in [0, 1]")
     if low < 0 or high > 1:
@@ -66,6 +71,19 @@ def check_frames(
             + ("; divide by 255" if 1 < high <= 255 and low >= 0 else "")
         )
     return given if model.colour_axis is None else to_grey(given, model.colour_axis)
+
+
+def _extremes(
+    frames: Float[Tensor, "B T height width *channels"], observed: Bool[Tensor, "B T"] | None
+) -> tuple[float, float]:
+    """The least and the largest value of seen frames; NaN, if there is one."""
+    if observed is None:
+        return float(frames.min()), float(frames.max())
+    # What is picked out is a copy: not of all frames at once.
+    parts = (part.split(AT_ONCE, 1) for part in (frames, observed))
+    picked = (some[flags].aminmax() for some, flags in zip(*parts, strict=True) if flags.any())
+    lows, highs = zip(*picked, strict=True)
+    return float(torch.stack(lows).min()), float(torch.stack(highs).max())
 
 
 def check_observed(model: Model, observed: Any, frames: Any) -> Bool[Tensor, "B T"]:

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import motes
+from motes.errors import InputError
 from motes.inputs import check_counts, check_frames, check_observed
 from motes.model import Model
-from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_frames, tiny_model
+from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_frames, tiny_model, tiny_structured_model
 
 B, T = 2, 4
 
@@ -153,6 +154,14 @@ def test_hidden_frames_may_hold_anything(model: Model) -> None:
     checked = check_frames(model, frames, flags)
     assert (checked[1, 2] == 0).all()
     assert torch.equal(checked[flags], tiny_frames(B, T)[flags])
+
+
+def test_frames_are_not_copied_for_a_search() -> None:
+    frames, flags = spoiled(float("nan")), torch.ones(B, T, dtype=torch.bool)
+    flags[1, 2] = False
+    assert check_frames(tiny_structured_model(), frames, flags) is frames
+    with pytest.raises(InputError, match="NaN"):
+        check_frames(tiny_structured_model(), frames, ~flags)
 
 
 def test_flags_for_all_clips_are_shared_by_them(model: Model) -> None:

@@ -55,7 +55,8 @@ def test_the_likelihood_of_a_picture_is_that_of_its_mean(channels, generator):
 def test_who_stands_in_front_changes_nothing_away_from_the_two_that_are_exchanged(generator):
     renderer, positions = odd_pictures(SIZE), 0.5 * scattered(generator)  # so that many overlap
     frames = torch.rand(2, 3, *SIZE, 2, generator=generator, dtype=torch.float64)
-    shown = Shown.during(frames, torch.arange(2), slice(None))
+    everything = torch.ones(2, 3, dtype=torch.bool)
+    shown = Shown.during(frames, torch.arange(2), everything, slice(None))
     for pair in itertools.combinations(range(3), 2):
         swapped = LOOKS.order.clone()
         swapped[:, pair] = LOOKS.order[:, pair[::-1]]

@@ -29,7 +29,9 @@ def without_gradient(kinds: Kinds) -> Kinds:
 
 def seen_through(near: Window, frames: torch.Tensor) -> torch.Tensor:
     """What the first frame of each clip shows."""
-    return Shown.during(frames, torch.arange(len(frames)), slice(1)).through(near)[:, 0]
+    everything = torch.ones(frames.shape[:2], dtype=torch.bool)
+    shown = Shown.during(frames, torch.arange(len(frames)), everything, slice(1))
+    return shown.through(near)[:, 0]
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0], None])

@@ -1,5 +1,7 @@
 """The steps of the search against dense Gaussians and against looking frame by frame."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -251,3 +253,23 @@ def test_an_object_that_does_not_show_at_first_is_found_when_it_does() -> None:
     assert seen[order].tolist() == [[True] * 6, [False] * 3 + [True] * 3]
     ends = found.place.mean[0, order, 5]
     torch.testing.assert_close(ends, torch.tensor([still, late]).float())
+
+
+def test_nothing_of_a_hidden_frame_is_shown(generator: torch.Generator) -> None:
+    frames = torch.rand(2, 4, SIZE, SIZE, generator=generator)
+    observed = torch.tensor([[True, False, True, True], [True, True, True, False]])
+    blank = torch.where(observed[:, :, None, None], frames, 0.0)
+    spoiled = torch.where(observed[:, :, None, None], frames, torch.nan)
+    counts = torch.tensor([1, 1])
+    one = scene_of(spoiled, counts, dynamics_of(1), disk_renderer(SIZE, UNIT), observed)
+    scene, clips = one.taken(torch.tensor([1, 0, 1])), torch.tensor([1, 0, 1])
+    assert torch.equal(scene.during(slice(1, 4)).frames, blank[clips, 1:4])
+    for t in range(4):
+        assert torch.equal(scene.frame(t), blank[clips, t])
+    last = torch.tensor([3, 1, 0])
+    assert torch.equal(scene.frame(last), blank[clips, last])
+    window = Window.at(torch.tensor([[[5, 7]]]).expand(9, 1, 2), 3, (SIZE, SIZE))
+    shown = dataclasses.replace(scene, frames=spoiled[..., None]).shown(slice(1, 4))
+    seen = blank[clips, 1:4, 4:11, 2:9].flatten(0, 1)
+    assert torch.equal(shown.through(window)[:, 0, ..., 0], seen)
+    assert spoiled.isnan().any()  # they are still as they were

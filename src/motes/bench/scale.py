@@ -115,7 +115,7 @@ def bench_scale(smoke: bool = False, progress: Progress = lambda done: None) -> 
             "peak": "MiB beyond what the process held before the question: all but the frames; "
             "blocks are handed back when they are free",
             "answer": "what of it is still held when the answer is there",
-            "interpolate": "every fifth frame is hidden, for which the frames are copied once",
+            "interpolate": "every fifth frame is hidden; networks are given a copy of the frames",
             "forecast": "the first half is seen",
             "models": f"untrained; the paper's networks with states of {STATE_SIZE}",
             "streamed": f"clips of 10 frames of 16x16 are made and asked about, {BLOCK} at a time; "

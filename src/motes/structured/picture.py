@@ -149,7 +149,9 @@ class PictureRenderer(Stage):
         """
         pictures, b = self.as_channels(frames), self.background()
         clips = torch.arange(len(frames), device=frames.device)
-        gained = self.gain(positions, present, looks, Shown.during(pictures, clips, slice(None)))
+        observed = torch.ones(frames.shape[:2], dtype=torch.bool, device=frames.device)
+        shown = Shown.during(pictures, clips, observed, slice(None))
+        gained = self.gain(positions, present, looks, shown)
         # (v - b)^2 written out, because v is large and b is one for all frames.
         crossed = torch.einsum("btyxc,yxc->btc", pictures, b)
         squares = pictures.square().sum((2, 3)) - 2 * crossed + b.square().sum((0, 1))

@@ -12,7 +12,6 @@ from motes.structured.picture import Looks, PictureRenderer
 from motes.structured.picture_places import Cast, Found, Kinds, around, detect, look
 from motes.structured.places import TOLD, Look, Place, chosen, mahalanobis
 from motes.structured.search import LOOKS, Scene, Sightings, predict_place
-from motes.structured.windows import Shown
 
 TOO_FAR = 16.0  # four standard deviations, squared: a sighting in three thousand
 AT_ONCE = 2**9  # frames, for each object, that are looked at side by side: bounds memory
@@ -36,7 +35,7 @@ def follow(
     tally = kinds.log_shares.expand(B, N, -1)
     found = []
     for t in range(T):
-        shown = Shown.during(scene.frames, scene.clip, slice(t, t + 1))
+        shown = scene.shown(slice(t, t + 1))
         prediction = predict_place(components, belief, log_weights, renderer)
         new = (first == t)[:, None].expand(B, N)
         guess = chosen(new, Place(start, wide), prediction)
@@ -95,7 +94,7 @@ def find(
         time: of the frames.
         known: whether its kind is; then no other is tried, and K is 1.
     """
-    shown = Shown.during(scene.frames, scene.clip, time)
+    shown = scene.shown(time)
     frames = len(shown.clip) // len(scene.clip)
     mean, *prior = (
         part[:, :, time].transpose(1, 2).flatten(0, 1) for part in (objects.mean, *objects.expected)
@@ -109,7 +108,7 @@ def find(
     found = look(kinds, shown.through(near)[:, 0], near, rest, expected, kind)
     place, before = found.look.place(), Place(*(part[:, None] for part in expected))
     away = mahalanobis((place.mean - before.mean)[..., None, :], before.covariance)[..., 0]
-    seen = scene.observed[:, time].flatten()[:, None] & (found.look.told > TOLD) & (away < TOO_FAR)
+    seen = shown.observed[:, None] & (found.look.told > TOLD) & (away < TOO_FAR)
     return found, Sightings(chosen(seen, place, before), seen)
 
 
@@ -172,8 +171,7 @@ def explained(
     renderer, parts = scene.renderer, []
     for time in scene.stretches(AT_ONCE // means.shape[1]):
         positions = renderer.from_pixels(means[:, :, time])
-        shown = Shown.during(scene.frames, scene.clip, time)
-        parts.append(renderer.gain(positions, scene.present, looks, shown, layers))
+        parts.append(renderer.gain(positions, scene.present, looks, scene.shown(time), layers))
     return torch.where(scene.observed, torch.cat(parts, 1), 0.0)
 
 

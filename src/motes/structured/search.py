@@ -26,7 +26,7 @@ from motes.structured.places import (
     unexplained,
 )
 from motes.structured.whole_frame import detect, spot
-from motes.structured.windows import Window, pixel_of, squares
+from motes.structured.windows import Shown, Window, pixel_of, squares
 
 LOOKS = 2  # at each frame: the second shares lit pixels out by what the first one found
 AT_ONCE = 2**22  # pixels of frames, for each object, that are held side by side: bounds memory
@@ -66,17 +66,21 @@ class Scene(Generic[AnyRenderer]):
         )
 
     def frame(self, time: Int[Tensor, " B"] | int) -> Float[Tensor, "B height width *C"]:
-        """One frame for each search."""
-        return self.frames[self.clip, time]
+        """One frame for each search; nothing of a hidden one."""
+        searches = torch.arange(len(self.clip), device=self.clip.device)
+        seen = self.observed[searches, time].view(-1, *[1] * (self.frames.ndim - 2))
+        return self.frames[self.clip, time].masked_fill_(~seen, 0.0)
 
     def during(self, time: slice) -> "Scene[AnyRenderer]":
-        """Some of the frames, for each search its own."""
-        return replace(
-            self,
-            frames=self.frames[:, time][self.clip],
-            clip=torch.arange(len(self.clip), device=self.clip.device),
-            observed=self.observed[:, time],
-        )
+        """Some of the frames, for each search its own; nothing of hidden ones."""
+        observed, frames = self.observed[:, time], self.frames[:, time][self.clip]
+        frames[~observed] = 0.0
+        clips = torch.arange(len(self.clip), device=self.clip.device)
+        return replace(self, frames=frames, clip=clips, observed=observed)
+
+    def shown(self, time: slice) -> Shown:
+        """The same without a copy."""
+        return Shown.during(self.frames, self.clip, self.observed, time)
 
     def stretches(self, at_once: int) -> Iterator[slice]:
         """Stretches of the clip; all searches together see so many frames of one, or one each."""

@@ -61,22 +61,30 @@ class Shown(NamedTuple):
     frames: Float[Tensor, "clips T height width C"]
     clip: Int[Tensor, " M"]
     time: Int[Tensor, " M"]
+    observed: Bool[Tensor, " M"]
 
     @staticmethod
     def during(
-        frames: Float[Tensor, "clips T height width C"], clips: Int[Tensor, " B"], time: slice
+        frames: Float[Tensor, "clips T height width C"],
+        clips: Int[Tensor, " B"],
+        observed: Bool[Tensor, "B T"],
+        time: slice,
     ) -> "Shown":
         """The frames of a stretch of some clips, one clip after the other."""
         times = torch.arange(frames.shape[1], device=clips.device)[time]
         clip, each = torch.meshgrid(clips, times, indexing="ij")
-        return Shown(frames, clip.flatten(), each.flatten())
+        return Shown(frames, clip.flatten(), each.flatten(), observed[:, time].flatten())
 
     def through(self, window: Window) -> Float[Tensor, "M N side side C"]:
-        """What is seen of each frame through its windows; of no meaning beside the frame."""
+        """What is seen of each frame through its windows; of no meaning beside the frame.
+
+        Hidden frames show nothing.
+        """
         height, width = window.image_size
         rows, columns = window.y.clamp(0, height - 1), window.x.clamp(0, width - 1)
         clip, time = (part[:, None, None, None] for part in (self.clip, self.time))
-        return self.frames[clip, time, rows[..., :, None], columns[..., None, :]]
+        seen = self.frames[clip, time, rows[..., :, None], columns[..., None, :]]
+        return seen.masked_fill_(~self.observed[:, None, None, None, None], 0.0)
 
 
 def squares(
