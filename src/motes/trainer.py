@@ -18,9 +18,8 @@ from motes.networks.cells import BETA_1, BETA_2, EPSILON
 from motes.networks.inference import Encoding
 from motes.objective import BoundTerms, bound_terms
 from motes.shapes import Bool, Float, Float64, Int, Tensor
-from motes.structured.picture import PictureRenderer
 from motes.structured.posterior import PlacePosterior
-from motes.structured.refit import Sums, gather, refit
+from motes.structured.refit import Batch, refit_kinds
 from motes.structured.seeding import seed_mixture
 from motes.structured.settling import settle_dynamics
 from motes.teaching import lesson_terms
@@ -33,7 +32,7 @@ VISIBILITY_PACE = 4.0
 EXPLORE = 0.2  # of the structured family's q, see `Tracker.search`
 EXPLORED = 0.6  # of all steps; then glyphs are known, and q as it is says how far objects stray
 SETTLED = 20  # batches whose tracks the dynamics are fitted to in the end
-REFITTED, REFITS = 3, 2  # batches that kinds of object are fitted to in the end, and how often
+REFITTED = 3  # batches that kinds of object are fitted to in the end
 
 
 class Watch:
@@ -199,9 +198,7 @@ class Trainer:
 
     def _settle(self) -> None:
         """Fits to many clips what one batch cannot tell well: kinds of object, then dynamics."""
-        if isinstance(self.model.renderer, PictureRenderer):
-            for _ in range(REFITS):
-                self._refit(self.model.renderer)
+        refit_kinds(self.model.renderer, lambda: self._look_at(REFITTED))
         tracks = [
             (found.draw(noise)[present], found.seen[present])
             for _, found, present, noise in self._look_at(SETTLED)
@@ -211,16 +208,8 @@ class Trainer:
         settle_dynamics(self.model.dynamics, positions, seen)
         processes.follow(self.model.dynamics)
 
-    def _refit(self, renderer: PictureRenderer) -> None:
-        """Fits the kinds of object."""
-        sums = torch.zeros(2, *renderer.root_depth.shape, device=self.device)
-        for frames, found, present, noise in self._look_at(REFITTED):
-            sums += torch.stack(gather(renderer, frames, found, present, noise))
-        processes.add_up(sums)
-        refit(renderer, Sums(*sums))
-
-    def _look_at(self, num_batches: int) -> Iterator[tuple[Tensor, PlacePosterior, Tensor, Tensor]]:
-        """Frames of clips from all over the data, what is found there, who is, noise for a draw."""
+    def _look_at(self, num_batches: int) -> Iterator[Batch]:
+        """Clips from all over the data."""
         generator = torch.Generator().manual_seed(self.config.seed + processes.rank())
         number = min(num_batches * self.config.batch_size, len(self.data.num_objects))
         spread = torch.linspace(0, len(self.data.num_objects) - 1, number).round().long()
@@ -230,7 +219,7 @@ class Trainer:
             found = self.model.track(frames, num_objects, self.data.seen(indices))
             assert found is not None  # only the structured family settles
             noise = torch.randn(found.origin.shape, generator=generator).to(frames)
-            yield frames, found, self.model.present(num_objects), noise
+            yield Batch(frames, found, self.model.present(num_objects), noise)
 
     def _seed(self, positions: Float[Tensor, "M T 2"], seen: Bool[Tensor, "M T"]) -> None:
         seed_mixture(self.model.dynamics, positions, seen)

@@ -7,7 +7,7 @@ from motes.structured.glyph import CELLS
 from motes.structured.picture import FINER, Looks, PictureRenderer
 from motes.structured.picture_tracker import search_pictures
 from motes.structured.posterior import PlacePosterior
-from motes.structured.refit import Sums, drift, gather, refit
+from motes.structured.refit import Batch, Sums, drift, gather, refit, refit_kinds
 from motes.structured.search import scene_of
 from photos import hollow_pictures, naive_opacity, odd_pictures
 
@@ -33,7 +33,7 @@ def found_in(frames: torch.Tensor, renderer: PictureRenderer) -> PlacePosterior:
         state_noise=1e-2,
         generator=torch.Generator().manual_seed(0),
     )
-    scene = scene_of(frames[..., None], torch.full((B,), N), dynamics, renderer)
+    scene = scene_of(frames[..., None], torch.full((len(frames),), N), dynamics, renderer)
     return PlacePosterior.joined(search_pictures(scene, window=7))
 
 
@@ -51,10 +51,14 @@ def test_a_shifted_and_warped_table_is_mended(generator):
     # As the table is wrong, so are the places: by 0.1 along both axes, 0.14 in all.
     assert typical_error(renderer, q, pixels) > 0.1
     assert drift(renderer).abs().mean() > 0.08
-    for _ in range(2):
-        noise = torch.randn(q.origin.shape, generator=generator)
-        refit(renderer, gather(renderer, frames, q, PRESENT, noise))
-        q = found_in(frames, renderer)
+
+    def batches():
+        for some, there in zip(frames.split(B // 2), PRESENT.split(B // 2), strict=True):
+            its = found_in(some, renderer)
+            yield Batch(some, its, there, torch.randn(its.origin.shape, generator=generator))
+
+    refit_kinds(renderer, batches)
+    q = found_in(frames, renderer)
     # A place in a cell of an eighth of a pixel is anywhere in it: half of them are within 0.05 of
     # its middle. Tables of 300 pictures of each kind are known to hundredths.
     assert typical_error(renderer, q, pixels) < 0.065

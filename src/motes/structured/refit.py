@@ -8,10 +8,13 @@ place of an object is said to be its centre of mass, and tables are fitted in cl
 [Choice 35]
 """
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
+from motes import processes
 from motes.shapes import Bool, Float, Tensor
 from motes.structured.glyph import CELLS
 from motes.structured.picture import DARKEST, PictureRenderer
@@ -19,7 +22,17 @@ from motes.structured.picture_places import Cast, Kinds, around
 from motes.structured.posterior import PlacePosterior
 from motes.structured.windows import Window
 
+REFITS = 2  # the second time objects are looked for with the kinds of the first
 FEW = 0.1  # square of contrast that the table before counts for: less than one pixel's
+
+
+class Batch(NamedTuple):
+    """Some clips, what was found in them, and noise for a draw of it."""
+
+    frames: Float[Tensor, "B T height width *channels"]
+    q: PlacePosterior
+    present: Bool[Tensor, "B N"]
+    noise: Float[Tensor, "B N T 2"]
 
 
 class Sums(NamedTuple):
@@ -94,6 +107,24 @@ def refit(renderer: PictureRenderer, sums: Sums) -> None:
     before = -torch.expm1(-renderer.root_depth.square())
     opacity = (sums.pull + FEW * before) / (sums.weight + FEW)
     renderer.root_depth.copy_((-torch.log1p(-opacity.clamp(0, 1 - DARKEST))).sqrt())
+
+
+@torch.no_grad()
+def refit_kinds(renderer: nn.Module, batches: Callable[[], Iterator[Batch]]) -> None:
+    """Fits kinds of object to what is found in batches of clips, if the renderer has kinds.
+
+    Args:
+        renderer: of any family.
+        batches: what is found with the renderer as it is, anew each time.
+    """
+    if not isinstance(renderer, PictureRenderer):
+        return
+    for _ in range(REFITS):
+        sums = torch.zeros(2, *renderer.root_depth.shape).to(renderer.root_depth)
+        for batch in batches():
+            sums += torch.stack(gather(renderer, *batch))
+        processes.add_up(sums)
+        refit(renderer, Sums(*sums))
 
 
 def _phase(place: Float[Tensor, "M 2"], phases: int) -> Tensor:
