@@ -96,14 +96,12 @@ def find(
     """
     shown = scene.shown(time)
     frames = len(shown.clip) // len(scene.clip)
-    mean, *prior = (
-        part[:, :, time].transpose(1, 2).flatten(0, 1) for part in (objects.mean, *objects.expected)
-    )
+    mean = objects.mean[:, :, time].transpose(1, 2).flatten(0, 1)
+    expected = Place(*(part[:, n, time].flatten(0, 1) for part in objects.expected))
     everyone = objects.looks.of_frames(frames)
     cast = Cast(mean, everyone.kind, scene.present.repeat_interleave(frames, 0))
     near = kinds.around(mean[:, n])
     rest = around(kinds, near, cast, n, everyone.order)
-    expected = Place(*(part[:, n] for part in prior))
     kind = everyone.kind[:, n] if known else None
     found = look(kinds, shown.through(near)[:, 0], near, rest, expected, kind)
     place, before = found.look.place(), Place(*(part[:, None] for part in expected))
