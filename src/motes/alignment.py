@@ -8,10 +8,12 @@ no truth at hand, whether the learned map is folded. [Choice 6]
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from motes.mixture import draw_prior
 from motes.model import Model
 from motes.shapes import Float, Tensor
+from motes.structured.glyph import GlyphRenderer
 from motes.structured.picture import PictureRenderer
 
 NUM_PATHS = 64
@@ -51,7 +53,8 @@ def find_pixel_map(model: Model, num_frames: int) -> PixelMap:
     """The affine map that best explains where the renderer draws what the prior imagines.
 
     Fitted by iteratively reweighted least squares (weights 1 / distance, from 0.25 px on), so that
-    a folded corner of the latent plane cannot tilt the map of the rest. That of pictures is known.
+    a folded corner of the latent plane cannot tilt the map of the rest. Some are known, see
+    `own_map`.
 
     Law: exact when the renderer is an affine map itself; tests/unit/test_alignment.py.
     """
@@ -69,11 +72,9 @@ def find_pixel_map(model: Model, num_frames: int) -> PixelMap:
         solution = torch.linalg.solve(gram, design.T @ (weights * target))
         distance = (target - design @ solution).norm(dim=-1, keepdim=True)
         weights = 1 / distance.clamp(min=0.25)
-    if isinstance(model.renderer, PictureRenderer):
-        # Objects are where their mass is [Choice 35], to a hundredth of a pixel: nearer than a
-        # map fitted to what kinds cover on average.
-        solution = model.renderer.to_pixels(torch.eye(3, 2, dtype=design.dtype).to(design))
-        solution[:2] -= solution[2].clone()
+    own = own_map(model.renderer)
+    if own is not None:
+        solution = own.to(design)
         distance = (target - design @ solution).norm(dim=-1, keepdim=True)
     to_model = model.pixel_matrix.dtype
     return PixelMap(
@@ -81,6 +82,23 @@ def find_pixel_map(model: Model, num_frames: int) -> PixelMap:
         offset=solution[2].to(to_model),
         residual=float(distance.median()),
     )
+
+
+def own_map(renderer: nn.Module) -> Float[Tensor, "3 2"] | None:
+    """The map of a renderer that knows it better than what it draws tells; rows as in a design.
+
+    Objects of pictures are where their mass is [Choice 35], to a hundredth of a pixel: nearer than
+    a map fitted to what kinds cover on average. And of an object that something hides in part,
+    what appears is not where it is.
+    """
+    if isinstance(renderer, PictureRenderer):
+        shift = torch.zeros(2)
+    elif isinstance(renderer, GlyphRenderer) and renderer.may_hide:
+        shift = renderer.centroid()
+    else:
+        return None
+    origin, x, y = renderer.to_pixels(torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).double())
+    return torch.stack([x - origin, y - origin, origin + shift.to(origin)])
 
 
 def align(model: Model, num_frames: int) -> float:

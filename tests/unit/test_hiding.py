@@ -9,10 +9,11 @@ import torch
 
 import motes
 from glyphs import disk_renderer, frame_with, odd_renderer
+from motes.alignment import align
 from motes.lgssm import Dynamics
 from motes.model import Model, build
 from motes.presets import preset
-from motes.structured.glyph import LEAST_COVER, GlyphRenderer
+from motes.structured.glyph import CELLS, LEAST_COVER, GlyphRenderer
 from motes.structured.hiding import SPOTS, Supposed, even_draws, suppose
 from motes.structured.places import Glyph, Place
 from motes.structured.posterior import PlacePosterior
@@ -175,10 +176,22 @@ def hiding_model() -> tuple[torch.Tensor, Model]:
     model = build(dataclasses.replace(config, data=data, model=shape))
     model.renderer.load_state_dict(renderer.state_dict())
     model.dynamics.load_state_dict(straight().state_dict())
-    with torch.no_grad():  # latent positions as pixels
-        model.pixel_matrix.copy_(renderer.pixels_per_unit * torch.eye(2))
-        model.pixel_offset.fill_((SIZE - 1) / 2)
+    align(model, FRAMES)
     return frames, model
+
+
+def test_what_is_hidden_of_an_object_does_not_shift_the_map_to_pixels() -> None:
+    _, model = hiding_model()
+    assert isinstance(model.renderer, GlyphRenderer)
+    assert torch.equal(model.pixel_matrix, model.renderer.pixels_per_unit * torch.eye(2))
+    # The disk is symmetric up to the rounding of its cells.
+    torch.testing.assert_close(model.pixel_offset, torch.full((2,), (SIZE - 1) / 2))
+    with torch.no_grad():  # one pixel to the right
+        model.renderer.root_depth.copy_(model.renderer.root_depth.roll(CELLS, 1))
+    align(model, FRAMES)
+    # Its faint border, 36 pixels with a depth of 1e-4, wraps around: 3e-4 of the ink stays.
+    shifted = torch.tensor([SIZE + 1, SIZE - 1]) / 2
+    torch.testing.assert_close(model.pixel_offset, shifted, rtol=0, atol=1e-3)
 
 
 def test_an_answer_tells_where_an_object_hides_but_foretells_as_ever() -> None:

@@ -182,6 +182,12 @@ class GlyphRenderer(Stage):
         """
         return by_phase(self.root_depth.square())
 
+    def centroid(self) -> Float[Tensor, " 2"]:
+        """Where the middle of what an object lights is, in pixels from its place."""
+        lit = -torch.expm1(-self.root_depth.square())
+        axis = self.cell_offsets().to(lit)
+        return torch.stack([(lit.sum(0) * axis).sum(), (lit.sum(1) * axis).sum()]) / lit.sum()
+
     def background(self) -> Float[Tensor, "height width"]:
         """The depth of each pixel without any object."""
         return (BACKGROUND_UNIT * self.root_background).square() + LEAST_BACKGROUND
