@@ -6,7 +6,7 @@ black rectangle is laid over it, the model learns from what is left, and the blo
 On the animations with a curtain of their own only balls that show whole can be checked.
 
 Usage: python tools/score_rnem.py NPZ --write-clips FOLDER      (then motes train on them)
-       python tools/score_rnem.py NPZ --learn-covered RUN --seed 0
+       python tools/score_rnem.py NPZ --learn-covered RUN --seed 0 [--cover 24 32]
        python tools/score_rnem.py NPZ --counting MODEL ... --covered MODEL ... --curtain MODEL ...
            --out results/rnem.json
 """
@@ -36,7 +36,7 @@ SMALLER = 2  # frames are averaged over squares of so many pixels a side
 NUM_FRAMES, COVERED_FRAMES, COVERED_STRIDE = 20, 30, 10
 BALLS, CURTAIN, COVERED = "balls", "curtain", "balls4mass_rnem2"
 FOUR, CURTAIN_OBJECTS = 4, 3
-COVER = (slice(8, 40), slice(0, 32))  # rows and columns; where curtain_rnem2 has its curtain
+SIDE = 32  # pixels of the cover; it lies where curtain_rnem2 has its curtain, if not said otherwise
 CORE = np.hypot(*np.mgrid[-3:4, -3:4]) <= 3.2  # smaller than any ball: parts those that touch
 REACH = 7.0  # pixels from a ball's centre to beyond its border
 WHOLE = 0.95  # of the largest blob that is no pair: such a ball is not cut by the curtain
@@ -50,6 +50,7 @@ BATCH = 8
 
 Video = UInt8[torch.Tensor, "T height width"]
 Cut = UInt8[torch.Tensor, "B T height width"]
+Cover = tuple[slice, slice]  # rows and columns
 
 
 def main() -> None:
@@ -59,17 +60,22 @@ def main() -> None:
     parser.add_argument("--write-clips", type=Path)
     parser.add_argument("--learn-covered", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cover", nargs=2, type=int, default=(8, 0), help="its first row, column")
     for name in ("counting", "covered", "curtain"):
         parser.add_argument(f"--{name}", nargs="+", default=[])
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    cover = (
+        slice(given.cover[0], given.cover[0] + SIDE),
+        slice(given.cover[1], given.cover[1] + SIDE),
+    )
     with np.load(given.npz) as archive:
         videos = {name: torch.from_numpy(archive[name].astype(np.uint8)) for name in archive.files}
     if given.write_clips is not None:
-        write_clips(videos, given.write_clips)
+        write_clips(videos, given.write_clips, cover)
         return
     if given.learn_covered is not None:
-        learn_covered(videos, given.learn_covered, given.seed)
+        learn_covered(videos, given.learn_covered, given.seed, cover)
         return
     four = of_kind(videos, f"{BALLS}{FOUR}")
     seems = np.array([seeming_count(clip) for clip in four.numpy()])
@@ -79,7 +85,7 @@ def main() -> None:
         "four_ball_clips": len(four),
         "count_right_by_motes_prepare": float((seems == FOUR).mean()),
         "counting": [count(name, four) for name in given.counting],
-        "covered": [find_covered(name, videos[COVERED]) for name in given.covered],
+        "covered": [find_covered(name, videos[COVERED], cover) for name in given.covered],
         "curtain": [follow(name, behind) for name in given.curtain],
     }
     close(record, given.out)
@@ -107,10 +113,10 @@ def in_full(pixels: np.ndarray) -> np.ndarray:
     return np.asarray(SMALLER * pixels + (SMALLER - 1) / 2)
 
 
-def covered_clips(video: Video) -> Cut:
+def covered_clips(video: Video, cover: Cover) -> Cut:
     """The clips of a video with a black rectangle over it."""
     clips = cut(video, COVERED_FRAMES, COVERED_STRIDE).clone()
-    clips[:, :, *COVER] = 0
+    clips[:, :, *cover] = 0
     return clips
 
 
@@ -119,10 +125,10 @@ def seeming_count(clip: UInt8[np.ndarray, "T height width"]) -> int:
     return usual_count([blob_inks(frame * np.uint8(255)) for frame in clip])
 
 
-def write_clips(videos: dict[str, Video], folder: Path) -> None:
+def write_clips(videos: dict[str, Video], folder: Path, cover: Cover) -> None:
     """Clips to learn from: free balls with their seeming counts, covered ones, and curtains."""
     balls, behind = of_kind(videos, BALLS), of_kind(videos, CURTAIN)
-    covered = covered_clips(videos[COVERED])
+    covered = covered_clips(videos[COVERED], cover)
     counts = [seeming_count(clip) for clip in balls.numpy()]
     for name, clips, objects in (
         ("balls", balls, torch.tensor(counts)),
@@ -133,14 +139,14 @@ def write_clips(videos: dict[str, Video], folder: Path) -> None:
         motes.save_clips(folder / f"{name}.npz", Clips(smaller(clips[order]), objects[order]))
 
 
-def learn_covered(videos: dict[str, Video], out: Path, seed: int) -> None:
+def learn_covered(videos: dict[str, Video], out: Path, seed: int, cover: Cover) -> None:
     """Learns from the covered clips that balls fly straight and that something hides them.
 
     As the preset for videos does, but by Newton's law, with the visibility learned from the first
     looks on; what is hidden does not teach that balls are dim. [Choice 38]
     """
     (out / "clips").mkdir(parents=True)
-    write_clips(videos, out / "clips")
+    write_clips(videos, out / "clips", cover)
     usual = preset("structured", "video")
     data = dataclasses.replace(usual.data, path=str(out / "clips" / "covered.npz"))
     config = fit_glyph(dataclasses.replace(usual, data=data, seed=seed))
@@ -164,14 +170,14 @@ def count(name: str, four: Cut) -> dict[str, Any]:
     }
 
 
-def find_covered(name: str, video: Video) -> dict[str, Any]:
+def find_covered(name: str, video: Video, cover: Cover) -> dict[str, Any]:
     """Where a model believes balls to be while they are wholly below the cover."""
     model, config = load_with_config(name)
-    truth, showing = true_paths(video)
+    truth, showing = true_paths(video, cover)
     starts = range(0, len(video) - COVERED_FRAMES + 1, COVERED_STRIDE)
     errors, nearest, held, shown, never = [], [], [], [], 0
     lines: dict[float, list[float]] = {0.0: [], LITTLE: []}
-    clips = covered_clips(video)
+    clips = covered_clips(video, cover)
     for some, their_starts in zip(
         clips.split(BATCH), np.array_split(starts, range(BATCH, len(clips), BATCH)), strict=True
     ):
@@ -221,7 +227,9 @@ def within(errors: list[float]) -> float:
     return float((np.array(errors) < REACH).mean())
 
 
-def true_paths(video: Video) -> tuple[Float[np.ndarray, "N T 2"], Float[np.ndarray, "N T"]]:
+def true_paths(
+    video: Video, cover: Cover
+) -> tuple[Float[np.ndarray, "N T 2"], Float[np.ndarray, "N T"]]:
     """Where the balls of an uncovered video are, and which share of each shows beside the cover."""
     pictures = video.numpy() > 0
     paths = np.full((FOUR, len(pictures), 2), np.nan)
@@ -239,7 +247,7 @@ def true_paths(video: Video) -> tuple[Float[np.ndarray, "N T 2"], Float[np.ndarr
             speed = centres - paths[:, t - 1]
         paths[:, t] = centres
         beside = picture.copy()
-        beside[COVER] = False
+        beside[cover] = False
         for n, (column, row) in enumerate(centres):
             ball = np.hypot(x - column, y - row) < REACH
             showing[n, t] = beside[ball].sum() / picture[ball].sum()
