@@ -45,7 +45,6 @@ FAR = 10.0  # pixels beyond which an object is not the ball, however far
 LEAST_SEEN = 3  # frames that a ball must show in, to be found behind the cover
 LITTLE = 0.1  # of a ball: a line that is not told of balls of which less shows
 REGION_90 = -2 * np.log(0.1)  # squared Mahalanobis radius
-LEARNED_FROM = 24  # the step from which on it is learned where something hides balls
 BATCH = 8
 
 Video = UInt8[torch.Tensor, "T height width"]
@@ -140,19 +139,12 @@ def write_clips(videos: dict[str, Video], folder: Path, cover: Cover) -> None:
 
 
 def learn_covered(videos: dict[str, Video], out: Path, seed: int, cover: Cover) -> None:
-    """Learns from the covered clips that balls fly straight and that something hides them.
-
-    As the preset for videos does, but by Newton's law, with the visibility learned from the first
-    looks on; what is hidden does not teach that balls are dim. [Choice 38]
-    """
+    """Learns from the covered clips that balls fly straight and that something hides them."""
     (out / "clips").mkdir(parents=True)
     write_clips(videos, out / "clips", cover)
-    usual = preset("structured", "video")
+    usual = preset("structured", "covered")
     data = dataclasses.replace(usual.data, path=str(out / "clips" / "covered.npz"))
     config = fit_glyph(dataclasses.replace(usual, data=data, seed=seed))
-    model = dataclasses.replace(config.model, law="newton", state_noise=0.01, hidden_teach="hiding")
-    schedule = dataclasses.replace(config.schedule, frozen_visibility=LEARNED_FROM)
-    config = dataclasses.replace(config, model=model, schedule=schedule)
     print(
         train(config, out / "run", report=lambda line: print(line.get("step"), line.get("bound")))
     )

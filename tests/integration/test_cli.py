@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from PIL import Image
 import motes
 from motes import cli
 from motes.answer import COLUMNS
-from motes.data import write_gif
+from motes.data import Clips, write_gif
 from motes.video import read_frames
 
 T, SIZE, NUM_CLIPS = 12, 16, 6
@@ -223,6 +224,20 @@ def test_a_dry_run_prints_the_configuration_and_writes_nothing(
     assert cli.main(["train", "--preset=paper", "--dry-run", f"--out={out}"]) == 0
     assert json.loads(capsys.readouterr().out)["schedule"]["iterations"] == 200_000
     assert not out.exists()
+
+
+@pytest.mark.parametrize("preset", ["video", "covered"])
+def test_presets_for_own_videos_begin_with_a_glyph_of_the_size_of_the_objects(
+    preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    white = torch.zeros(4, 6, 32, 32)
+    white[..., 8:18, 8:18] = 1.0  # as much as a disk of radius 10 / sqrt(pi)
+    motes.save_clips(tmp_path / "clips.npz", Clips(white, torch.ones(4, dtype=torch.long)))
+    words = ["train", f"--data={tmp_path / 'clips.npz'}", f"--preset={preset}", "--dry-run"]
+    assert cli.main(words) == 0
+    model = json.loads(capsys.readouterr().out)["model"]
+    assert model["glyph_width"] == pytest.approx(0.9 * 10 / math.pi**0.5)
+    assert model["hidden_teach"] == ("hiding" if preset == "covered" else "all")
 
 
 def test_bench_compares_and_stores_its_result(

@@ -57,7 +57,8 @@ TABLE |= {
     for step, rate in ((0, 0.1), (216, 0.1), (288, 0.1 * 0.1**0.5), (360, 0.01))
 }
 TABLE |= {
-    ("structured video", step): (rate, 0.5 * rate, 1, 0)
+    (f"structured {name}", step): (rate, 0.5 * rate, 1, 0)
+    for name in ("video", "covered")
     for step, rate in ((0, 0.03), (200, 0.03), (250, (0.03 * 0.005) ** 0.5), (300, 0.005))
 }
 TABLE |= {

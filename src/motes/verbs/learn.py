@@ -24,7 +24,7 @@ from motes.verbs.question import keep_preparation
 
 
 def train(
-    preset: Literal["small", "robust", "paper", "taught", "video", "pictures", "smoke"]
+    preset: Literal["small", "robust", "paper", "taught", "video", "covered", "pictures", "smoke"]
     | None = None,
     family: Literal["paper", "structured"] | None = None,
     data: Path | None = None,
@@ -48,9 +48,10 @@ def train(
 
     Args:
         preset: small (two cores, minutes), robust (ours, GPU), paper (as written), taught (after
-            lessons of the structured family, GPU), video (your own, two cores, minutes), pictures
-            (grey or colour frames as a still camera took them, two cores, minutes), smoke
-            (seconds); default: video for your own clips, else small.
+            lessons of the structured family, GPU), video (your own, two cores, minutes), covered
+            (the same where something hides objects for a while), pictures (grey or colour frames
+            as a still camera took them, two cores, minutes), smoke (seconds); default: video for
+            your own clips, else small.
         family: the paper's networks, or structured: a glyph and a tracker with the dynamics in it;
             default: structured for your own clips, else paper.
         data: npz file of your own clips, as motes prepare writes it, or any with frames and
@@ -78,7 +79,7 @@ def train(
     config = dataclasses.replace(find_preset(family, preset), seed=seed)
     if data is not None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(data)))
-        config = fit_glyph(config) if preset == "video" else config
+        config = fit_glyph(config) if preset in ("video", "covered") else config
     if begin_with is not None:
         config = begun_with(config, begin_with)
     if iterations is not None:
