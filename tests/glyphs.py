@@ -1,9 +1,10 @@
-"""Renderers of the structured family whose glyph is known."""
+"""Renderers of the structured family whose glyph is known, and dynamics that go straight on."""
 
 import math
 
 import torch
 
+from motes.lgssm import Dynamics
 from motes.structured.glyph import BACKGROUND_UNIT, CELLS, GlyphRenderer
 
 DISK = (torch.arange(-3, 4)[:, None].square() + torch.arange(-3, 4).square() <= 4).float()
@@ -48,3 +49,15 @@ def frame_with(places: list[tuple[int, int]], size: int = 24) -> torch.Tensor:
     for x, y in places:
         frame[0, y : y + 7, x : x + 7] = frame[0, y : y + 7, x : x + 7].maximum(DISK)
     return frame[:, 3:-3, 3:-3]
+
+
+def straight(speed: float = 0.5) -> Dynamics:
+    """A single kind of start, anywhere and at any speed, and then nearly straight on."""
+    dynamics = Dynamics(
+        num_components=1, sampling_period=1.0, state_noise=1e-4, position_noise=0.02,
+        initial_spread=1.0, generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    with torch.no_grad():
+        dynamics.initial_mean.zero_()
+        dynamics.initial_factor[0].diagonal().copy_(torch.tensor([4.0, 4.0, speed, speed]).log())
+    return dynamics

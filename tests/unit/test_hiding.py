@@ -8,9 +8,8 @@ import numpy as np
 import torch
 
 import motes
-from glyphs import disk_renderer, frame_with, odd_renderer
+from glyphs import disk_renderer, frame_with, odd_renderer, straight
 from motes.alignment import align
-from motes.lgssm import Dynamics
 from motes.model import Model, build
 from motes.presets import preset
 from motes.structured.glyph import CELLS, LEAST_COVER, GlyphRenderer
@@ -23,18 +22,6 @@ from motes.structured.tracker import Tracker, _bound
 HEIGHT, WIDTH, REACH = 9, 11, 2
 SIZE, FRAMES = 24, 12
 COVER = slice(10, 18)  # columns
-
-
-def straight() -> Dynamics:
-    """One kind of start, anywhere and at any speed, then nearly straight on."""
-    dynamics = Dynamics(
-        num_components=1, sampling_period=1.0, state_noise=1e-4, position_noise=0.02,
-        initial_spread=1.0, generator=torch.Generator().manual_seed(0),
-    )  # fmt: skip
-    with torch.no_grad():
-        dynamics.initial_mean.zero_()
-        dynamics.initial_factor[0].diagonal().copy_(torch.tensor([4.0, 4.0, 0.5, 0.5]).log())
-    return dynamics
 
 
 def naive(

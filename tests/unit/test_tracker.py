@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from glyphs import disk_renderer, frame_with
+from glyphs import disk_renderer, frame_with, straight
 from motes import mixture
 from motes.bench.scale import peak_memory
 from motes.data import World, draw_clips
@@ -48,18 +48,6 @@ def true_dynamics(world: World) -> Dynamics:
         dynamics.force.copy_(torch.from_numpy(force))
         dynamics.initial_mean.copy_(torch.from_numpy(np.stack(means)))
         dynamics.initial_factor.copy_(torch.from_numpy(np.stack(factors)))
-    return dynamics
-
-
-def straight(speed: float = 0.5) -> Dynamics:
-    """A single kind of start, anywhere and at any speed, and then nearly straight on."""
-    dynamics = Dynamics(
-        num_components=1, sampling_period=1.0, state_noise=1e-4, position_noise=0.02,
-        initial_spread=1.0, generator=torch.Generator().manual_seed(0),
-    )  # fmt: skip
-    with torch.no_grad():
-        dynamics.initial_mean.zero_()
-        dynamics.initial_factor[0].diagonal().copy_(torch.tensor([4.0, 4.0, speed, speed]).log())
     return dynamics
 
 

@@ -7,7 +7,13 @@ from torch.nn.functional import conv2d
 
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.picture import PictureRenderer, opacity_at
-from motes.structured.places import Look, Place, mahalanobis, probabilities
+from motes.structured.places import (
+    Look,
+    Place,
+    from_left_to_right,
+    mahalanobis,
+    probabilities,
+)
 from motes.structured.windows import Window, window_offsets
 
 
@@ -236,6 +242,5 @@ def detect(
         a = opacity_at(kinds.table, which, where, x, y)[..., None]
         mean = mean + a * (kinds.colours[which][:, None, None] - mean)
         taken, kind = torch.cat([taken, where[:, None]], 1), torch.cat([kind, which[:, None]], 1)
-    spare = torch.arange(slots, device=v.device) >= num_objects[:, None]
-    order = (taken[..., 0] + spare * 2.0 * width).argsort(1)
+    order = from_left_to_right(taken, num_objects, width)
     return taken.take_along_dim(order[..., None], 1), kind.take_along_dim(order, 1)

@@ -312,6 +312,14 @@ def chosen(flags: Bool[Tensor, "*batch"], yes: Place, no: Place) -> Place:
     return Place(mean, torch.where(flags[..., None, None], yes.covariance, no.covariance))
 
 
+def from_left_to_right(
+    places: Float[Tensor, "B N 2"], num_objects: Int[Tensor, " B"], width: int
+) -> Int[Tensor, "B N"]:
+    """The order of places in a frame, those beyond the number of objects last. [Choice 18]."""
+    spare = torch.arange(places.shape[1], device=places.device) >= num_objects[:, None]
+    return (places[..., 0] + spare * 2.0 * width).argsort(1)
+
+
 def determinant(matrix: Float[Tensor, "*batch 2 2"]) -> Float[Tensor, "*batch"]:
     """Written out: batches of small matrices are slow in LAPACK."""
     return matrix[..., 0, 0] * matrix[..., 1, 1] - matrix[..., 0, 1] * matrix[..., 1, 0]

@@ -4,7 +4,14 @@ import torch
 from torch.nn.functional import conv2d
 
 from motes.shapes import Float, Int, Tensor
-from motes.structured.places import Glyph, Place, determinant, left_over, mahalanobis
+from motes.structured.places import (
+    Glyph,
+    Place,
+    determinant,
+    from_left_to_right,
+    left_over,
+    mahalanobis,
+)
 
 
 def detect(
@@ -37,8 +44,7 @@ def detect(
         canvas[clips[:, None, None], rows, columns] = stays
         free = free * canvas[:, reach : reach + height, reach : reach + width]
     places = torch.stack(found, 1).to(frame.dtype)
-    spare = torch.arange(slots, device=frame.device) >= num_objects[:, None]
-    order = (places[..., 0] + spare * 2.0 * width).argsort(1)
+    order = from_left_to_right(places, num_objects, width)
     told = torch.stack(nats, 1).take_along_dim(order, 1)
     return places.take_along_dim(order[..., None], 1), told
 
