@@ -5,6 +5,7 @@ import itertools
 import math
 
 import numpy as np
+import pytest
 import torch
 
 import motes
@@ -17,7 +18,7 @@ from motes.structured.hiding import SPOTS, Supposed, even_draws, suppose
 from motes.structured.places import Glyph, Place
 from motes.structured.posterior import PlacePosterior
 from motes.structured.search import Sightings, revisit, scene_of
-from motes.structured.tracker import Tracker, _bound
+from motes.structured.tracker import Tracker, _bound, begun_later
 
 HEIGHT, WIDTH, REACH = 9, 11, 2
 SIZE, FRAMES = 24, 12
@@ -235,3 +236,19 @@ def test_an_unseen_object_does_not_explain_what_another_lights() -> None:
         _, found = revisit(scene, Glyph.coarse(renderer, 3), place, place)
     # The first is looked for while the second explains the disk, then the second without it.
     assert found.seen[0, :, 0].tolist() == [False, True]
+
+
+def test_twice_as_many_searches_are_made_where_something_may_hide_objects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    frames, renderer = behind_a_cover()
+    asked = []
+
+    def noted(observed: torch.Tensor, hypotheses: int) -> torch.Tensor:
+        asked.append(hypotheses)
+        return begun_later(observed, hypotheses)
+
+    monkeypatch.setattr("motes.structured.tracker.begun_later", noted)
+    for renderer.may_hide in (True, False):
+        Tracker(7).search(scene_of(frames, torch.tensor([2]), straight(), renderer), 3)
+    assert asked == [6, 3]
