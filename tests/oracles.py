@@ -1,6 +1,6 @@
 """Independent answers: the joint Gaussian of all states and positions, by naive loops in numpy.
 
-Nothing here may import `motes.kalman`, `motes.sequential` or `motes.unrolled`.
+Nothing here may import `motes.kalman`, `motes.sequential`, `motes.unrolled` or `motes.chunked`.
 """
 
 import math

@@ -17,6 +17,13 @@ def distinct(
     return masks, which.view(observed.shape[:-1])
 
 
+def per_axis(
+    observed: Bool[Tensor, "... T"], num_axes: int, dtype: torch.dtype
+) -> Float[Tensor, "... TP"]:
+    """1 for each coordinate that was seen and 0 for each that was not."""
+    return observed.to(dtype).unsqueeze(-1).expand(*observed.shape, num_axes).flatten(-2)
+
+
 def hide(
     covariance: Float[Tensor, "... n n"], seen: Float[Tensor, "... n"]
 ) -> Float[Tensor, "... n n"]:

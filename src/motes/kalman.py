@@ -13,6 +13,7 @@ All is differentiable, and computed in the type of the model's matrices, which s
 
 import torch
 
+from motes.chunked import log_likelihood_chunked
 from motes.errors import InputError
 from motes.lgssm import LGSSM, draw_path
 from motes.sequential import (
@@ -25,12 +26,7 @@ from motes.sequential import (
     update,
 )
 from motes.shapes import Bool, Float, Tensor
-from motes.unrolled import (
-    Smoothed,
-    log_likelihood_chunked,
-    log_likelihood_dense,
-    smooth_dense,
-)
+from motes.unrolled import Smoothed, log_likelihood_dense, smooth_dense
 
 __all__ = [
     "Belief",

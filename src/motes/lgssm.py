@@ -50,6 +50,23 @@ class Path(NamedTuple):
     positions: Float[Tensor, "... T P"]
 
 
+def aligned(model: LGSSM) -> LGSSM:
+    """The model with the same leading axes for all that starts share, and for all starts.
+
+    The axes of mu and Sigma hold those of the dynamics, so that a sum over starts is one over the
+    axes that the dynamics lack.
+    """
+    A, u, B, Sigma_H, Sigma_A, mu, Sigma = model
+    leads = {A.shape[:-2], u.shape[:-1], B.shape[:-2], Sigma_H.shape[:-2], Sigma_A.shape[:-2]}
+    if len(leads) == 1 and mu.shape[:-1] == Sigma.shape[:-2] and mu.ndim >= u.ndim:
+        return model
+    lead = torch.broadcast_shapes(*leads)
+    starts = torch.broadcast_shapes(lead, mu.shape[:-1], Sigma.shape[:-2])
+    A, B, Sigma_H, Sigma_A = (part.expand(*lead, -1, -1) for part in (A, B, Sigma_H, Sigma_A))
+    u, mu, Sigma = u.expand(*lead, -1), mu.expand(*starts, -1), Sigma.expand(*starts, -1, -1)
+    return LGSSM(A, u, B, Sigma_H, Sigma_A, mu, Sigma)
+
+
 def map_vector(
     matrix: Float[Tensor, "... rows columns"], vector: Float[Tensor, "... columns"]
 ) -> Float[Tensor, "... rows"]:

@@ -1,8 +1,6 @@
-"""Whole stretches of frames as one Gaussian: exact inference without a loop over frames.
+"""A whole short video as one Gaussian: exact inference without a loop over frames.
 
-Given the state h at its first frame, L frames in a row are one linear-Gaussian map of h. A short
-video is one stretch: one Cholesky factor for each model, one matrix product for the whole batch.
-A long one is a chain of stretches, each summed up by a few D x D matrices. Covariances depend on
+One Cholesky factor for each model, one matrix product for the whole batch. Covariances depend on
 the model and the mask alone, so they are formed for those axes only and never for each clip.
 
 Hidden positions are already finite numbers here; `motes.kalman` is the door that sees to it.
@@ -14,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 from torch.linalg import solve_triangular
-from torch.nn.functional import pad
 
 from motes.gaussian import (
     cholesky,
@@ -23,14 +20,13 @@ from motes.gaussian import (
     log_density,
     log_density_gradients,
     log_scale,
-    valid,
+    per_axis,
     whitener,
 )
-from motes.lgssm import LGSSM, identity, map_vector
+from motes.lgssm import LGSSM, aligned, map_vector
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.stretch import (
     Prior,
-    Stretch,
     add_to_diagonal_blocks,
     differences,
     emissions,
@@ -39,10 +35,7 @@ from motes.stretch import (
     prior_gradients,
     prior_positions,
     rows_over_kicks,
-    unroll,
 )
-
-AT_ONCE = 32  # stretches that are held side by side, which bounds memory
 
 
 class Smoothed(NamedTuple):
@@ -63,27 +56,10 @@ def log_likelihood_dense(
     seen = (
         None
         if observed is None
-        else _per_axis(observed, model.emission.shape[-2], model.emission.dtype)
+        else per_axis(observed, model.emission.shape[-2], model.emission.dtype)
     )
     density: Tensor = _DenseLogLikelihood.apply(a, seen, T, *model)
     return density
-
-
-def aligned(model: LGSSM) -> LGSSM:
-    """The model with the same leading axes for all that starts share, and for all starts.
-
-    The axes of mu and Sigma hold those of the dynamics, so that a sum over starts is one over the
-    axes that the dynamics lack.
-    """
-    A, u, B, Sigma_H, Sigma_A, mu, Sigma = model
-    leads = {A.shape[:-2], u.shape[:-1], B.shape[:-2], Sigma_H.shape[:-2], Sigma_A.shape[:-2]}
-    if len(leads) == 1 and mu.shape[:-1] == Sigma.shape[:-2] and mu.ndim >= u.ndim:
-        return model
-    lead = torch.broadcast_shapes(*leads)
-    starts = torch.broadcast_shapes(lead, mu.shape[:-1], Sigma.shape[:-2])
-    A, B, Sigma_H, Sigma_A = (part.expand(*lead, -1, -1) for part in (A, B, Sigma_H, Sigma_A))
-    u, mu, Sigma = u.expand(*lead, -1), mu.expand(*starts, -1), Sigma.expand(*starts, -1, -1)
-    return LGSSM(A, u, B, Sigma_H, Sigma_A, mu, Sigma)
 
 
 class _DenseLogLikelihood(torch.autograd.Function):
@@ -181,7 +157,7 @@ class _PositionPrior(torch.autograd.Function):
         W = whitener(ctx.prior.covariance)
         precision = W.mT @ W
         ctx.save_for_backward(precision, *fields)
-        return ctx.prior.mean, precision, W.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return ctx.prior.mean, precision, log_scale(W)
 
     @staticmethod
     @once_differentiable
@@ -192,124 +168,6 @@ class _PositionPrior(torch.autograd.Function):
         pushed_back = P @ (0.5 * (by_precision + by_precision.mT)) @ P
         by_covariance = -pushed_back - 0.5 * by_log_scale[..., None, None] * P
         return None, *prior_gradients(LGSSM(*fields), ctx.prior, by_mean, by_covariance)
-
-
-class Start(NamedTuple):
-    """What is known of the state at the first frame of a stretch."""
-
-    mean: Float[Tensor, "... D"]
-    covariance: Float[Tensor, "... D D"]
-
-
-def log_likelihood_chunked(
-    model: LGSSM,
-    positions: Float[Tensor, "... T P"],
-    observed: Bool[Tensor, "... T"] | None,
-    num_frames: int,
-) -> Float[Tensor, "..."]:
-    """The log density of the seen positions, `num_frames` at a time; cost O(T), memory O(1).
-
-    With r the whitened residual of a stretch at the predicted state m of covariance P,
-    and J = E' C^-1 E, the covariance of its state given its positions is M = (I + P J)^-1 P and
-        log p(a) = -1/2 (r'r - (E'r)' M (E'r) + log |C| + log |I + P J| + n log 2 pi).
-    No covariance of a state is ever inverted, so singular ones are welcome.
-
-    Law: equals the dense form for any length of stretch
-        (test_all_routes_to_the_log_likelihood_agree), and any number of them at once
-        (test_a_long_video_is_weighed_as_a_short_one_is).
-    """
-    stretch, T = unroll(aligned(_with_stretch_axis(model)), num_frames), positions.shape[-2]
-    start = Start(model.initial_mean, valid(model.initial_covariance))
-    total = torch.zeros((), dtype=positions.dtype, device=positions.device)
-    for t in range(0, T, AT_ONCE * num_frames):
-        time = slice(t, t + AT_ONCE * num_frames)
-        mask = None if observed is None else observed[..., time]
-        nats, start = _through_stretches(stretch, positions[..., time, :], mask, start)
-        total = total + nats
-    return total
-
-
-def _through_stretches(
-    stretch: Stretch,
-    positions: Float[Tensor, "... T P"],
-    observed: Bool[Tensor, "... T"] | None,
-    start: Start,
-) -> tuple[Float[Tensor, "..."], Start]:
-    """The log density of some stretches in a row, all side by side, and the start of the next."""
-    E, d, C, F, c, G, X = stretch
-    axes = positions.shape[-1]
-    masks, kind = _stretch_masks(positions, observed, C.shape[-1] // axes)
-    seen = _per_axis(masks, axes, C.dtype)
-    W = whitener(hide(C, seen))
-    E, X = W @ (E * seen.unsqueeze(-1)), W @ (X.mT * seen.unsqueeze(-1))
-    F, G = F - X.mT @ E, G - X.mT @ X
-
-    # From here on only `_chain` goes through the stretches one by one.
-    seen = seen.index_select(-2, kind)
-    W, E, X, F, G = (part.index_select(-3, kind) for part in (W, E, X, F, G))
-    a = pad(positions, (0, 0, 0, -positions.shape[-2] % masks.shape[-1])).flatten(-2)
-    a = map_vector(W, (a.unflatten(-1, (len(kind), -1)) - d) * seen)
-    J = E.mT @ E
-    m, P, M = _chain(start, J, map_vector(E.mT, a), F, c + map_vector(X.mT, a), G)
-    after = Start(m[..., -1, :], P[..., -1, :, :])
-    m, P = m[..., :-1, :], P[..., :-1, :, :]
-    residual = a - map_vector(E, m)
-    pull = map_vector(E.mT, residual)
-    gain = map_vector(M, pull).mul(pull).sum(-1) - torch.logdet(identity(J.shape[-1], J) + P @ J)
-    return (log_density(log_scale(W), residual, residual, seen.sum(-1)) + 0.5 * gain).sum(-1), after
-
-
-def _stretch_masks(
-    positions: Float[Tensor, "... T P"], observed: Bool[Tensor, "... T"] | None, num_frames: int
-) -> tuple[Bool[Tensor, "... kinds L"], Int[Tensor, " chunks"]]:
-    """The masks that occur among the stretches, and which of them each stretch has.
-
-    Frames that fill up the last stretch are hidden. If all others are seen, all stretches but
-    the last are alike, and their matrices are formed once and not for each.
-    """
-    T, device = positions.shape[-2], positions.device
-    chunks = -(-T // num_frames)
-    if observed is None:
-        frames = torch.arange(2 * num_frames, device=device) + num_frames * (chunks - 2)
-        kind = (torch.arange(chunks, device=device) == chunks - 1).long()
-        return (frames < T).unflatten(-1, (2, num_frames)), kind
-    padded = pad(observed, (0, chunks * num_frames - T))
-    return padded.unflatten(-1, (chunks, num_frames)), torch.arange(chunks, device=device)
-
-
-def _chain(
-    start: Start,
-    precision: Float[Tensor, "... chunks D D"],
-    evidence: Float[Tensor, "... chunks D"],
-    transition: Float[Tensor, "... chunks D D"],
-    force: Float[Tensor, "... chunks D"],
-    noise: Float[Tensor, "... chunks D D"],
-) -> tuple[
-    Float[Tensor, "... chunks+1 D"],
-    Float[Tensor, "... chunks+1 D D"],
-    Float[Tensor, "... chunks D D"],
-]:
-    """Mean and covariance of each stretch's first state before, and covariance after, seeing it.
-
-    The first two of one stretch more: the one that would come next. A stretch says
-    exp(-1/2 h'J h + h'y) about its first state h, and h_next = F h + c + N(0, G).
-    """
-    J, y, F, c, G = precision, evidence, transition, force, noise
-    eye = identity(J.shape[-1], J)
-    mu, Sigma = start
-    P, M = [Sigma.expand(torch.broadcast_shapes(J[..., 0, :, :].shape, Sigma.shape))], []
-    for J_t, F_t, G_t in zip(J.unbind(-3), F.unbind(-3), G.unbind(-3), strict=True):
-        M.append(_symmetric(torch.linalg.solve_ex(eye + P[-1] @ J_t, P[-1])[0]))
-        P.append(F_t @ M[-1] @ F_t.mT + G_t)
-    covariance, covariance_seen = torch.stack(P, -3), torch.stack(M, -3)
-
-    # m_next = F (m + M (y - J m)) + c, with everything but the running m formed beforehand.
-    step = F @ (eye - covariance_seen @ J)
-    shift = map_vector(F, map_vector(covariance_seen, y)) + c
-    m = [mu.expand(torch.broadcast_shapes(shift[..., 0, :].shape, mu.shape))]
-    for step_t, shift_t in zip(step.unbind(-3), shift.unbind(-2), strict=True):
-        m.append(map_vector(step_t, m[-1]) + shift_t)
-    return torch.stack(m, -2), covariance, covariance_seen
 
 
 def smooth_dense(
@@ -326,7 +184,7 @@ def smooth_dense(
     seen = (
         None
         if observed is None
-        else _per_axis(observed, model.emission.shape[-2], model.emission.dtype)
+        else per_axis(observed, model.emission.shape[-2], model.emission.dtype)
     )
     model = aligned(model)
     M, S = differences(model.transition, T), emissions(model.emission, T)
@@ -371,22 +229,3 @@ def _seen_alone(
         return values.index_select(-1, kept)
     # Replaced, not multiplied: 0 * NaN would poison the rest.
     return values if seen is None else torch.where(seen > 0, values, 0.0)
-
-
-def _with_stretch_axis(model: LGSSM) -> LGSSM:
-    """The same model with an axis of length 1 for the stretches behind its leading axes."""
-    A, u, B, Sigma_H, Sigma_A, mu, Sigma = model
-    matrices = (field.unsqueeze(-3) for field in (A, B, Sigma_H, Sigma_A, Sigma))
-    A, B, Sigma_H, Sigma_A, Sigma = matrices
-    return LGSSM(A, u.unsqueeze(-2), B, Sigma_H, Sigma_A, mu.unsqueeze(-2), Sigma)
-
-
-def _per_axis(
-    observed: Bool[Tensor, "... T"], num_axes: int, dtype: torch.dtype
-) -> Float[Tensor, "... TP"]:
-    """1 for each coordinate that was seen and 0 for each that was not."""
-    return observed.to(dtype).unsqueeze(-1).expand(*observed.shape, num_axes).flatten(-2)
-
-
-def _symmetric(matrix: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:
-    return 0.5 * (matrix + matrix.mT)

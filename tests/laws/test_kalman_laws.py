@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motes import kalman
+from motes.chunked import log_likelihood_chunked
 from motes.sequential import smooth_sequential
-from motes.unrolled import log_likelihood_chunked, log_likelihood_dense, smooth_dense
+from motes.unrolled import log_likelihood_dense, smooth_dense
 from oracles import diagonal_blocks, gains, log_density, one_model, posterior
 from strategies import Problem, problems
 
@@ -119,7 +120,7 @@ def test_a_long_video_is_weighed_as_a_short_one_is(
     model, positions, observed, _ = problem
     for mask in (None, observed):
         whole = log_likelihood_chunked(model, positions, mask, num_frames)
-        with patch("motes.unrolled.AT_ONCE", stretches_at_once):
+        with patch("motes.chunked.AT_ONCE", stretches_at_once):
             assert_same(log_likelihood_chunked(model, positions, mask, num_frames), whole)
 
 

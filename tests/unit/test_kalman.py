@@ -7,10 +7,11 @@ import torch
 from torch.autograd import gradcheck
 
 from motes import kalman, stretch, unrolled
+from motes.chunked import log_likelihood_chunked
 from motes.errors import InputError
 from motes.lgssm import LGSSM, Dynamics
 from motes.sequential import smooth_sequential
-from motes.unrolled import log_likelihood_chunked, smooth_dense
+from motes.unrolled import smooth_dense
 from oracles import log_density, one_model
 from strategies import random_model
 

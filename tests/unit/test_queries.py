@@ -109,7 +109,7 @@ PIECES = {
     "model.AT_ONCE": 8,
     "networks.inference.AT_ONCE": 7,
     "sequential.AT_ONCE": 5,
-    "unrolled.AT_ONCE": 2,
+    "chunked.AT_ONCE": 2,
     "structured.exchange.AT_ONCE": 6,
     "structured.search.AT_ONCE": 9 * 6 * HEIGHT * WIDTH,  # frames, objects in three searches
 }

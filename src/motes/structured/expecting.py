@@ -6,12 +6,11 @@ import torch
 
 from motes import kalman, mixture
 from motes.gaussian import distinct, hide, log_scale, whitener
-from motes.lgssm import POSITION_DIM, Dynamics, identity, map_vector
+from motes.lgssm import POSITION_DIM, Dynamics, aligned, identity, map_vector
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.stretch import diagonal_blocks, prior_positions
 from motes.structured.places import Place, determinant
 from motes.structured.search import AnyRenderer, Scene, Sightings
-from motes.unrolled import aligned
 
 
 def expect(scene: Scene[AnyRenderer], found: Sightings) -> Place:
