@@ -11,7 +11,8 @@ from motes.batches import InputBlocks, TrainingData, joined_inputs, step_inputs
 from motes.config import RunConfig, ScheduleConfig
 from motes.networks.inference import Encoding
 from motes.replicas import Groups, Replicas, keep_factors
-from motes.train import Run, Team, find_teams
+from motes.run import Run
+from motes.train import Team, find_teams
 from motes.trainer import Trainer
 from motes.training_data import make_dataset
 from tiny import tiny_config

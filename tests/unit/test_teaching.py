@@ -14,8 +14,9 @@ from motes.config import ModelConfig, RunConfig, ScheduleConfig
 from motes.errors import InputError
 from motes.model import build
 from motes.networks.inference import Encoding
+from motes.run import Run
 from motes.teaching import find_teacher, give_lessons, lesson_terms, starting_order
-from motes.train import Run, resume, train
+from motes.train import resume, train
 from motes.trainer import Trainer
 from motes.training_data import Dataset, make_dataset
 from oracles import log_density, one_model

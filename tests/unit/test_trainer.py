@@ -14,8 +14,8 @@ from motes.config import RunConfig, ScheduleConfig
 from motes.data import cannonballs
 from motes.objective import BoundTerms
 from motes.presets import STRUCTURED_PRESETS
+from motes.run import Run, held_out_bound
 from motes.schedule import at_step
-from motes.train import Run, held_out_bound
 from motes.trainer import EXPLORE, SETTLED, VISIBILITY_PACE, Trainer
 from motes.training_data import Dataset, make_dataset
 from tiny import tiny_config

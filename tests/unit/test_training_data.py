@@ -8,7 +8,7 @@ import motes
 from motes.data import Clips, pack, worlds
 from motes.errors import InputError
 from motes.presets import preset
-from motes.train import held_out_bound
+from motes.run import held_out_bound
 from motes.trainer import Trainer
 from motes.training_data import fit_to_data, make_dataset
 from tiny import tiny_config

@@ -17,6 +17,7 @@ from motes.checkpoint import find_model, read_config
 from motes.config import to_json
 from motes.errors import InputError
 from motes.presets import preset as find_preset
+from motes.run import Outcome
 from motes.training_data import fit_glyph
 from motes.verbs import tell
 from motes.verbs.progress import training_bar
@@ -113,7 +114,7 @@ def train(
         _tell(outcome, as_json)
 
 
-def _tell(outcome: training.Outcome, as_json: bool) -> None:
+def _tell(outcome: Outcome, as_json: bool) -> None:
     """Says how training ended and what to do next."""
     record = {"verb": "train", **outcome._asdict(), "folder": str(outcome.folder)}
     state = "finished" if outcome.finished else "stopped and saved"
