@@ -1,8 +1,8 @@
 """Take the parts of the structured family away, one at a time, and score what is left.
 
-Each run learns from scratch from the same clips and seed, with one module constant changed, and is
-scored with it changed on the test clips of `tools/score_seeds.py`, whose runs have all parts;
-`tools/make_results.py` makes the table of docs/structured.md.
+Each run learns from scratch from the same clips and seed, with a constant or a function
+changed, and is scored with it changed on the test clips of `tools/score_seeds.py`, whose runs have
+all parts; `tools/make_results.py` makes the table of docs/structured.md.
 
 Usage: python tools/ablate_structured.py --learn --part "no exchange" --seed 0
        python tools/ablate_structured.py --score --device cuda
@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -20,12 +21,13 @@ from unittest import mock
 from score_seeds import STARTS, Record, configuration, kept, learn, score, score_new
 
 from motes.checkpoint import write_json
+from motes.structured.glyph import by_phase
 
 SIZE, FRAMES = 48, 30
 
 
 class Change(NamedTuple):
-    """A module constant, and what it is for one run."""
+    """A module's constant or function, and what it is for one run."""
 
     module: str
     name: str
@@ -38,6 +40,17 @@ PARTS: dict[str, tuple[Change, ...]] = {
     "no mixture seeding": (Change("motes.trainer", "seed_mixture", lambda *arguments: None),),
     "no exploring": (Change("motes.trainer", "EXPLORE", 0.0),),
     "exploring to the end": (Change("motes.trainer", "EXPLORED", 1.0),),
+    "dynamics not settled": (Change("motes.trainer", "settle_dynamics", lambda *arguments: None),),
+    "one cell a pixel": (
+        Change("motes.structured.glyph", "CELLS", 1),
+        Change("motes.structured.glyph", "by_phase", partial(by_phase, phases=1)),
+        Change("motes.structured.expected", "CELLS", 1),
+    ),
+    "one look at first": (Change("motes.structured.search", "LOOKS", 1),),
+    "no search of whole frames": (
+        Change("motes.structured.search", "recover", lambda glyph, frame, found, lost: found),
+    ),
+    "edges are sightings": (Change("motes.structured.places", "SHARE", 0.0),),
     "no second look": (Change("motes.structured.tracker", "REVISITS", 0),),
     "no exchange": (Change("motes.structured.tracker", "EXCHANGES", 0),),
     "no later hypotheses": (Change("motes.encoding", "HYPOTHESES", 1),),
