@@ -252,3 +252,22 @@ def test_twice_as_many_searches_are_made_where_something_may_hide_objects(
     for renderer.may_hide in (True, False):
         Tracker(7).search(scene_of(frames, torch.tensor([2]), straight(), renderer), 3)
     assert asked == [6, 3]
+
+
+def test_one_that_hides_does_not_take_the_sightings_of_one_that_stands_where_it_is_expected() -> (
+    None
+):
+    renderer = disk_renderer(SIZE)
+    renderer.may_hide = True
+    with torch.no_grad():
+        renderer.visibility_logit[16:] = -20.0
+    # By its sightings, of which there are none, the second is in the middle as well.
+    middle = torch.tensor([12.0, 12.0])
+    frames = frame_with([(12, 12)], SIZE).expand(1, FRAMES, SIZE, SIZE)
+    place = Place(middle.expand(1, 2, FRAMES, 2), torch.eye(2).expand(1, 2, FRAMES, 2, 2))
+    seen = torch.tensor([True, False])[None, :, None].expand(1, 2, FRAMES)
+    scene = scene_of(frames, torch.tensor([2]), straight(), renderer)
+    with torch.no_grad():
+        coarse = Glyph.coarse(renderer, 7)
+        found, _ = Tracker(7)._settle(scene, coarse, Sightings(place, seen), scene.observed)
+    assert torch.equal(found.seen, seen)
