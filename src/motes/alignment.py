@@ -13,8 +13,7 @@ from torch import nn
 from motes.mixture import draw_prior
 from motes.model import Model
 from motes.shapes import Float, Tensor
-from motes.structured.glyph import GlyphRenderer
-from motes.structured.picture import PictureRenderer
+from motes.structured.glyph import Stage
 
 NUM_PATHS = 64
 NUM_REWEIGHTINGS = 10
@@ -36,8 +35,8 @@ def drawn_centroids(
     one = torch.zeros(1, model.max_objects, dtype=torch.bool, device=positions.device)
     slots = torch.zeros(1, model.max_objects, len(positions), 2).to(positions)
     slots[0, 0] = positions
-    if isinstance(model.renderer, PictureRenderer):
-        ink = model.renderer.cover(positions)
+    if model.painter is not None:
+        ink = model.painter.cover(positions)
     else:
         empty = model.draw(slots[:, :, :1], one)
         one[0, 0] = True
@@ -87,18 +86,17 @@ def find_pixel_map(model: Model, num_frames: int) -> PixelMap:
 def own_map(renderer: nn.Module) -> Float[Tensor, "3 2"] | None:
     """The map of a renderer that knows it better than what it draws tells; rows as in a design.
 
-    Objects of pictures are where their mass is [Choice 35], to a hundredth of a pixel: nearer than
-    a map fitted to what kinds cover on average. And of an object that something hides in part,
-    what appears is not where it is.
+    Objects of pictures are where their mass is, to a hundredth of a pixel: nearer than a map fitted
+    to what kinds cover on average. And of an object that something hides in part, what appears is
+    not where it is.
     """
-    if isinstance(renderer, PictureRenderer):
-        shift = torch.zeros(2)
-    elif isinstance(renderer, GlyphRenderer) and renderer.may_hide:
-        shift = renderer.centroid()
-    else:
+    if not isinstance(renderer, Stage):
+        return None
+    middle = renderer.middle()
+    if middle is None:
         return None
     origin, x, y = renderer.to_pixels(torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).double())
-    return torch.stack([x - origin, y - origin, origin + shift.to(origin)])
+    return torch.stack([x - origin, y - origin, origin + middle.to(origin)])
 
 
 def align(model: Model, num_frames: int) -> float:

@@ -18,7 +18,6 @@ from motes.errors import InputError
 from motes.model import Model, build
 from motes.shapes import Int, Tensor
 from motes.structured.kinds import seed_background, seed_kinds
-from motes.structured.picture import PictureRenderer
 from motes.trainer import Trainer
 
 # Multiples of the glyph's width and of the variance of positions. A glyph that is too wide and
@@ -57,12 +56,12 @@ def _own_background(
     config: RunConfig, data: TrainingData, device: torch.device
 ) -> dict[str, Tensor]:
     """The background of the run's own clips, of pictures: another camera saw another one."""
-    renderer = build(config).to(device).renderer
-    if not isinstance(renderer, PictureRenderer):
+    painter = build(config).to(device).painter
+    if painter is None:
         return {}
     some = _some_clips(data)
-    seed_background(renderer, data.frames(some), data.seen(some))
-    return {"renderer.raw_background": renderer.raw_background.detach()}
+    seed_background(painter, data.frames(some), data.seen(some))
+    return {"renderer.raw_background": painter.raw_background.detach()}
 
 
 def _some_clips(data: TrainingData) -> Int[Tensor, " b"]:
@@ -158,11 +157,12 @@ def _steps(
 ) -> Iterator[Trial]:
     """Takes the steps of one start; the last bound is that of the last few, not of the journey."""
     trainer = Trainer(config, data, device)
-    if isinstance(trainer.model.renderer, PictureRenderer):
+    painter = trainer.model.painter
+    if painter is not None:
         some = _some_clips(data)
         generator = torch.Generator().manual_seed(config.seed + number)
         counts, seen = data.num_objects[some], data.seen(some)
-        seed_kinds(trainer.model.renderer, data.frames(some), counts, seen, generator)
+        seed_kinds(painter, data.frames(some), counts, seen, generator)
     while trainer.step < STEPS:
         trainer.advance()
         if trainer.step % REPORTED == 0:

@@ -31,7 +31,7 @@ def encode(
     Law: hidden frames' pixels cannot matter, and with the mask of the paper's section on past and
     future observations it is that procedure; tests/unit/test_encoding.py.
     """
-    found = model.search(frames, num_objects, observed, HYPOTHESES)
+    found = model.search(frames, num_objects, observed, hypotheses=HYPOTHESES)
     if found is not None:
         return LongPosterior.of(found) if frames.shape[1] > LONG else PlacePosterior.joined(found)
     assert isinstance(model.inference, InferenceNetwork)

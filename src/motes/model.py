@@ -1,7 +1,5 @@
 """The three parts side by side; `build` is the only reader of their configuration."""
 
-import math
-
 import torch
 from torch import nn
 
@@ -81,9 +79,9 @@ class Model(nn.Module):
         return self.image_size if self.channels == 1 else (*self.image_size, self.channels)
 
     @property
-    def paints_pictures(self) -> bool:
-        """Whether frames are levels of grey or colour, and not black and white."""
-        return isinstance(self.renderer, PictureRenderer)
+    def painter(self) -> PictureRenderer | None:
+        """The renderer of levels of grey or colour; None where frames are black and white."""
+        return self.renderer if isinstance(self.renderer, PictureRenderer) else None
 
     @property
     def most_objects(self) -> int:
@@ -105,6 +103,7 @@ class Model(nn.Module):
         frames: Float[Tensor, "B T height width *channels"],
         num_objects: Int[Tensor, " B"],
         observed: Bool[Tensor, "B T"] | None = None,
+        *,
         hypotheses: int = 1,
         explore: float = 0.0,
     ) -> Stretches | None:
@@ -112,6 +111,13 @@ class Model(nn.Module):
 
         None from the paper's, which reads them. Here and in `expected_frames` the families part;
         all else is the same for both.
+
+        Args:
+            frames: values in [0, 1].
+            num_objects: objects in each clip.
+            observed: which frames were seen; all, if None.
+            hypotheses: searches to choose from, for answers.
+            explore: share of q that is spread out, for learning; see `Tracker.search`.
         """
         match self.inference, self.renderer:
             case Tracker() as tracker, PictureRenderer() as painter:
@@ -132,11 +138,10 @@ class Model(nn.Module):
         frames: Float[Tensor, "B T height width *channels"],
         num_objects: Int[Tensor, " B"],
         observed: Bool[Tensor, "B T"] | None = None,
-        hypotheses: int = 1,
         explore: float = 0.0,
     ) -> PlacePosterior | None:
-        """All at once what `search` finds."""
-        found = self.search(frames, num_objects, observed, hypotheses, explore)
+        """All at once what a single search finds, which is enough to learn from."""
+        found = self.search(frames, num_objects, observed, explore=explore)
         return None if found is None else PlacePosterior.joined(found)
 
     def encode(
@@ -165,20 +170,21 @@ class Model(nn.Module):
         looks: Looks | None = None,
     ) -> Float[Tensor, "B T height width *channels"]:
         """The mean of every pixel, objects being at known positions and of known looks."""
-        if isinstance(self.renderer, PictureRenderer):
-            drawn = (self.renderer(part, present, looks) for part in positions.split(AT_ONCE, 2))
-        else:
-            drawn = (self.renderer(part, present) for part in positions.split(AT_ONCE, 2))
+        known = () if looks is None else (looks,)
+        drawn = (self.renderer(part, present, *known) for part in positions.split(AT_ONCE, 2))
         return torch.cat([logits.sigmoid() for logits in drawn], 1)
 
     def draw_looks(self, shape: tuple[int, ...], generator: torch.Generator) -> Looks | None:
         """Looks of objects that a model of pictures imagines, [B, N]; None from any other."""
-        if not isinstance(self.renderer, PictureRenderer):
-            return None
-        shares = self.renderer.kind_logits.softmax(-1).cpu()
-        kind = torch.multinomial(shares, math.prod(shape), True, generator=generator).view(shape)
-        order = torch.rand(shape, generator=generator).argsort(-1)
-        return Looks(kind.to(self.device), order.to(self.device))
+        return None if self.painter is None else self.painter.draw_looks(shape, generator)
+
+    def log_prior_of(
+        self, looks: Looks | None, present: Bool[Tensor, "B N"]
+    ) -> Float[Tensor, " B"] | float:
+        """The log of the probability of looks; nothing, where objects have none."""
+        if looks is None or self.painter is None:
+            return 0.0
+        return self.painter.log_prior(looks, present)
 
     def explain(
         self,

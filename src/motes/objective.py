@@ -15,7 +15,7 @@ from motes.lgssm import Dynamics
 from motes.model import Model, Posterior
 from motes.networks.inference import Encoding
 from motes.shapes import Bool, Float, Int, Tensor
-from motes.structured.picture import Looks, PictureRenderer
+from motes.structured.picture import Looks
 from motes.structured.posterior import PlacePosterior
 
 
@@ -101,15 +101,13 @@ def terms_of(
     positions = q.draw(noise)
     looks = looks_of(q)
     prior = log_prior(model.dynamics, positions, present, seen)
-    if looks is not None and isinstance(model.renderer, PictureRenderer):
-        prior = prior + model.renderer.log_prior(looks, present)
     return BoundTerms(
         reconstruction=reconstruction(
             model.explain(positions, present, frames, looks, looked_at(q)), observed
         ),
         # A search leaves out itself what it has not seen.
         entropy=entropy(q.entropy(), present, seen if isinstance(q, Encoding) else None),
-        log_prior=prior,
+        log_prior=prior + model.log_prior_of(looks, present),
     )
 
 

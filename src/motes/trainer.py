@@ -198,7 +198,8 @@ class Trainer:
 
     def _settle(self) -> None:
         """Fits to many clips what one batch cannot tell well: kinds of object, then dynamics."""
-        refit_kinds(self.model.renderer, lambda: self._look_at(REFITTED))
+        if self.model.painter is not None:
+            refit_kinds(self.model.painter, lambda: self._look_at(REFITTED))
         tracks = [
             (found.draw(noise)[present], found.seen[present])
             for _, found, present, noise in self._look_at(SETTLED)

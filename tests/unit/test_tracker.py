@@ -51,6 +51,7 @@ def true_dynamics(world: World) -> Dynamics:
     return dynamics
 
 
+@torch.no_grad()
 def track(
     frames: torch.Tensor,
     count: int = 1,
@@ -66,9 +67,9 @@ def track(
     parts, size = (dynamics, renderer, Tracker(WINDOW)), (SIZE, SIZE)
     model = Model(*parts, image_size=size, max_objects=max_objects)
     counts = torch.full((len(frames),), count)
-    q = model.track(frames, counts, observed, hypotheses, explore)
-    assert q is not None
-    return q
+    found = model.search(frames, counts, observed, hypotheses=hypotheses, explore=explore)
+    assert found is not None
+    return PlacePosterior.joined(found)
 
 
 def pixels(q: PlacePosterior) -> torch.Tensor:

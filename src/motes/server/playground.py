@@ -49,7 +49,7 @@ class Playground:
     def of(cls, name_or_folder: str, preparation: Preparation | None = None) -> "Playground":
         """The playground of a shipped model or a run folder."""
         model, config = load_with_config(name_or_folder)
-        if model.paints_pictures:
+        if model.painter is not None:
             raise InputError(
                 f"{name_or_folder} is a model of pictures; the playground is of black and white: "
                 "ask it with motes infer"

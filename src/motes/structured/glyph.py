@@ -41,6 +41,13 @@ class Stage(nn.Module):
         """Pixel coordinates as latent positions."""
         return (pixels - self._centre(pixels)) / self.pixels_per_unit
 
+    def middle(self) -> Float[Tensor, " 2"] | None:
+        """Where the middle of an object is, in pixels from its place.
+
+        None where what appears tells it as well.
+        """
+        raise NotImplementedError
+
     def _centre(self, like: Float[Tensor, "*batch 2"]) -> Float[Tensor, " 2"]:
         height, width = self.image_size
         return torch.tensor([(width - 1) / 2, (height - 1) / 2]).to(like)
@@ -182,8 +189,10 @@ class GlyphRenderer(Stage):
         """
         return by_phase(self.root_depth.square())
 
-    def centroid(self) -> Float[Tensor, " 2"]:
-        """Where the middle of what an object lights is, in pixels from its place."""
+    def middle(self) -> Float[Tensor, " 2"] | None:
+        """The centroid of what an object lights, where something may hide some of it."""
+        if not self.may_hide:
+            return None
         lit = -torch.expm1(-self.root_depth.square())
         axis = self.cell_offsets().to(lit)
         return torch.stack([(lit.sum(0) * axis).sum(), (lit.sum(1) * axis).sum()]) / lit.sum()

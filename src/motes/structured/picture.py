@@ -194,6 +194,13 @@ class PictureRenderer(Stage):
         gained: Tensor = (gain * once).sum((1, 2, 3)).unflatten(0, (len(positions), -1))
         return gained
 
+    def draw_looks(self, shape: tuple[int, ...], generator: torch.Generator) -> Looks:
+        """Return kinds and orders of imagined objects, [B, N]."""
+        shares = self.kind_logits.softmax(-1).cpu()
+        kind = torch.multinomial(shares, math.prod(shape), True, generator=generator).view(shape)
+        order = torch.rand(shape, generator=generator).argsort(-1)
+        return Looks(kind.to(self.kind_logits.device), order.to(self.kind_logits.device))
+
     def log_prior(self, looks: Looks, present: Bool[Tensor, "B N"]) -> Float[Tensor, " B"]:
         """Return the log probability of the kinds and of the order of the objects of a clip."""
         share = self.kind_logits.log_softmax(-1)[looks.kind]
@@ -208,6 +215,10 @@ class PictureRenderer(Stage):
         table = torch.einsum("k,kpyx->pyx", shares, self.padded())[None]
         kind = torch.zeros(len(positions), dtype=torch.int64, device=positions.device)
         return opacity_at(table, kind, self.to_pixels(positions), x, y)
+
+    def middle(self) -> Float[Tensor, " 2"]:
+        """The place itself: tables are centred on their mass. [Choice 35]."""
+        return torch.zeros(2)
 
     def as_channels(
         self, frames: Float[Tensor, "B T height width *channels"]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from motes import processes
 from motes.shapes import Bool, Float, Tensor
@@ -110,15 +109,8 @@ def refit(renderer: PictureRenderer, sums: Sums) -> None:
 
 
 @torch.no_grad()
-def refit_kinds(renderer: nn.Module, batches: Callable[[], Iterator[Batch]]) -> None:
-    """Fits kinds of object to what is found in batches of clips, if the renderer has kinds.
-
-    Args:
-        renderer: of any family.
-        batches: what is found with the renderer as it is, anew each time.
-    """
-    if not isinstance(renderer, PictureRenderer):
-        return
+def refit_kinds(renderer: PictureRenderer, batches: Callable[[], Iterator[Batch]]) -> None:
+    """Fits kinds of object to what is found in batches of clips with the renderer as it is."""
     for _ in range(REFITS):
         sums = torch.zeros(2, *renderer.root_depth.shape).to(renderer.root_depth)
         for batch in batches():

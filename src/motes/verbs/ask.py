@@ -169,7 +169,7 @@ def sample(
     """
     imagining = load(model)
     answer = queries.sample(imagining, num_clips, num_objects, num_frames, seed=seed)
-    video = answer.frames if imagining.paints_pictures else pack(answer.frames > 0.5)
+    video = pack(answer.frames > 0.5) if imagining.painter is None else answer.frames
     with all_or_none():
         save_clips(out, Clips(video, answer.num_objects, answer.pixels, answer.path_pixels))
         if gif is not None:
