@@ -43,14 +43,21 @@ def odd_pictures(
 
 
 def naive_opacity(
-    renderer: PictureRenderer, kind: int, centre: np.ndarray, x: int, y: int
+    renderer: PictureRenderer,
+    kind: int,
+    centre: np.ndarray,
+    x: int,
+    y: int,
+    *,
+    rounded: bool = True,
 ) -> float:
     """How much an object covers of a pixel: its table where the offset is, between the cells."""
     table = 1 - np.exp(-(renderer.root_depth[kind].detach().numpy() ** 2))
     places, last = FINER * CELLS, len(table) - 1
-    # The camera rounds a position to the middle of an eighth of its pixel.
+    # A painter rounds a position to the middle of a thirty-second of its pixel.
     corner = np.rint(centre)
-    middle = corner + (np.floor((centre - corner + 0.5) * places) + 0.5) / places - 0.5
+    nearest = corner + (np.floor((centre - corner + 0.5) * places) + 0.5) / places - 0.5
+    middle = nearest if rounded else centre
     column, row = ((np.array([x, y]) - middle + renderer.reach + 0.5) * CELLS - 0.5).tolist()
     if not (-0.5 <= column <= last + 0.5 and -0.5 <= row <= last + 0.5):
         return 0.0
@@ -63,14 +70,21 @@ def naive_opacity(
 
 
 def naive_mean(
-    renderer: PictureRenderer, centres: np.ndarray, kinds: list[int], order: list[int]
+    renderer: PictureRenderer,
+    centres: np.ndarray,
+    kinds: list[int],
+    order: list[int],
+    exact: int | None = None,
 ) -> np.ndarray:
-    """A picture painted pixel by pixel, object by object from the back to the front."""
+    """A picture painted pixel by pixel, object by object from the back to the front.
+
+    The object `exact` is painted just where it is.
+    """
     picture = renderer.background().detach().numpy().copy()
     colours = renderer.colours().detach().numpy()
     for y, x in np.ndindex(picture.shape[:2]):
         for n in order:
-            a = naive_opacity(renderer, kinds[n], centres[n], x, y)
+            a = naive_opacity(renderer, kinds[n], centres[n], x, y, rounded=n != exact)
             picture[y, x] = (1 - a) * picture[y, x] + a * colours[kinds[n]]
     return picture
 

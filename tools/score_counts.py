@@ -8,6 +8,7 @@ others as well.
 Usage: python tools/score_counts.py --learn runs/faint           (a model of faint clips)
        python tools/score_counts.py --score clear --clips 600 --runs runs/counts
        python tools/score_counts.py --score faint --model runs/faint/model --runs runs/counts
+       python tools/score_counts.py --score clear --clips 100 --first 500   (a part of them)
        python tools/score_counts.py --merge --runs runs/counts   (record, picture and the page)
        python tools/score_counts.py --page                       (the page from the record)
 """
@@ -56,10 +57,10 @@ def learn_faint(folder: Path, num_clips: int) -> None:
     train(dataclasses.replace(config, data=data), folder / "model")
 
 
-def score(kind: str, name: str, num_clips: int, device: str, path: Path) -> None:
+def score(kind: str, name: str, some: range, device: str, path: Path) -> None:
     """Write what is believed of some clips, batch by batch."""
     model = motes.load(name, device=device)
-    clips = cannonballs(num_clips, COUNTED, seed=TEST_SEED + 1)
+    clips = cannonballs(some.stop, COUNTED, seed=TEST_SEED + 1)
     if kind == "faint":
         clips = fade(clips, seed=TEST_SEED + 1)
     assert clips.num_objects is not None
@@ -67,8 +68,8 @@ def score(kind: str, name: str, num_clips: int, device: str, path: Path) -> None
     record: Record = {"kind": kind, "model": name if kind == "clear" else "learned from such clips"}
     record |= {"environment": environment(model.device), "seconds": 0.0, "truth": []}
     record["believed"] = {str(seen): [] for seen in SEEN}
-    for start in range(0, num_clips, size):
-        batch, begun = slice(start, start + size), time.monotonic()
+    for start in some[::size]:
+        batch, begun = slice(start, min(start + size, some.stop)), time.monotonic()
         for seen in SEEN:
             frames = clips.frames[batch, : max(seen, 2)].float().to(device)
             record["believed"][str(seen)] += believed_counts(model, frames, seen).tolist()
@@ -78,17 +79,26 @@ def score(kind: str, name: str, num_clips: int, device: str, path: Path) -> None
 
 
 def merge(folder: Path) -> dict[str, Record]:
-    """Return the scores of each kind of clips."""
-    merged = {}
+    """Return the scores of each kind of clips, whose parts may lie in several files."""
+    whole: dict[str, Record] = {}
     for path in sorted(folder.glob("*.json")):
         part = json.loads(path.read_text("utf-8"))
+        so_far = whole.setdefault(part["kind"], part)
+        if so_far is part:
+            continue
+        so_far["truth"] += part["truth"]
+        so_far["seconds"] += part["seconds"]
+        for seen, rows in part["believed"].items():
+            so_far["believed"][seen] += rows
+    merged = {}
+    for kind, part in whole.items():
         truth = torch.tensor(part["truth"])
 
         def scores(rows: list[list[float]], truth: Tensor = truth) -> Record:
             believed: Float[Tensor, "B counts"] = torch.tensor(rows, dtype=torch.float64)
             return count_scores(believed, truth)
 
-        merged[part["kind"]] = {
+        merged[kind] = {
             "model": part["model"],
             "after": {seen: scores(rows) for seen, rows in part["believed"].items()},
             "seconds_a_clip": part["seconds"] / len(truth),
@@ -167,6 +177,7 @@ def main() -> None:
     parser.add_argument("--score", choices=("clear", "faint"))
     parser.add_argument("--model", default="cannonballs-structured")
     parser.add_argument("--clips", type=int, default=600)
+    parser.add_argument("--first", type=int, default=0, help="of the clips that are scored")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--runs", type=Path, default=Path("runs/counts"))
     parser.add_argument("--merge", action="store_true")
@@ -176,8 +187,9 @@ def main() -> None:
         learn_faint(given.learn, 2240)
     if given.score is not None:
         given.runs.mkdir(parents=True, exist_ok=True)
-        path = given.runs / f"{given.score}.json"
-        score(given.score, given.model, given.clips, given.device, path)
+        path = given.runs / f"{given.score}-{given.first:04d}.json"
+        some = range(given.first, given.first + given.clips)
+        score(given.score, given.model, some, given.device, path)
     if given.merge:
         write_json(RECORD, merge(given.runs))
         PICTURE.write_bytes(draw(json.loads(RECORD.read_text("utf-8"))))

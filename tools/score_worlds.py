@@ -5,6 +5,7 @@ so that worlds can be run one at a time and on several machines.
 
 Usage: python tools/score_worlds.py --worlds bar drops --out results/worlds.json --runs runs/worlds
        python tools/score_worlds.py --worlds bar --model runs/worlds/bar-0   (no training)
+       python tools/score_worlds.py --worlds bar --preset covered   (or --hiding: other ways)
        python tools/score_worlds.py --jobs 16   (all worlds side by side)
 """
 
@@ -50,9 +51,15 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def learn(task: Task, seed: int, folder: Path, num_clips: int | None) -> None:
+def learn(
+    task: Task, seed: int, folder: Path, num_clips: int | None, *, hiding: bool = False
+) -> None:
     """Train on fresh clips of a world into a new folder, with a record of how that went."""
     config = preset("structured", task.preset)
+    if hiding:  # as the preset `covered` does
+        model = dataclasses.replace(config.model, hidden_teach="hiding")
+        schedule = dataclasses.replace(config.schedule, frozen_visibility=24)
+        config = dataclasses.replace(config, model=model, schedule=schedule)
     num_clips = num_clips or config.data.num_clips
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.parent / f"{task.learns}.npz"
@@ -86,6 +93,12 @@ def averaged(clips: Clips) -> Float[Tensor, "B T height width"]:
     return clips.frames.mean(-1) if clips.in_colour else clips.frames.float()
 
 
+def called(world: str, arguments: argparse.Namespace) -> str:
+    """What a world is called in records, where it is not learned as usual."""
+    other = [arguments.preset] if arguments.preset else []
+    return ", ".join([world, *other, *["hiding"] * arguments.hiding])
+
+
 def run_oracle(name: str) -> dict[str, Any]:
     """The record of a world's oracle."""
     task = TASKS[name]
@@ -97,10 +110,11 @@ def run_oracle(name: str) -> dict[str, Any]:
 def run_model(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """The record of a model of a world, trained first if there is none."""
     record: dict[str, Any] = {}
-    folder = arguments.model or arguments.runs / f"{TASKS[name].learns}-{arguments.seed}"
+    learned = called(TASKS[name].learns, arguments)
+    folder = arguments.model or arguments.runs / f"{learned}-{arguments.seed}"
     if arguments.model is None:
         if not (folder / "training.json").exists():
-            learn(TASKS[name], arguments.seed, folder, arguments.clips)
+            learn(TASKS[name], arguments.seed, folder, arguments.clips, hiding=arguments.hiding)
         record["training"] = json.loads((folder / "training.json").read_text("utf-8"))
     model = motes.load(folder)
     record["by_count"] = score_world(name, partial(ask_model, model), say)
@@ -152,9 +166,10 @@ def run_side_by_side(arguments: argparse.Namespace) -> None:
     def start(learned: str) -> Path:
         part: Path = arguments.runs / f"{learned}-{arguments.seed}.json"
         command = [sys.executable, __file__, "--worlds", *groups[learned], "--out", str(part)]
-        for name in ("seed", "clips", "runs", "test_clips"):
+        for name in ("seed", "clips", "preset", "runs", "test_clips"):
             if getattr(arguments, name) is not None:
                 command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
+        command += ["--hiding"] * arguments.hiding
         subprocess.run(command, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
         return part
 
@@ -177,6 +192,8 @@ def main() -> None:
     parser.add_argument("--worlds", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--seed", type=int, default=0, help="of the training run")
     parser.add_argument("--clips", type=int, help="to learn from; default: the preset's")
+    parser.add_argument("--preset", help="to learn by, if not the world's own")
+    parser.add_argument("--hiding", action="store_true", help="what hides is learned as in covered")
     parser.add_argument("--runs", type=Path, default=Path("runs/worlds"))
     parser.add_argument("--model", default=None, help="a trained model for all worlds asked for")
     parser.add_argument("--oracle", action="store_true", help="score the oracles instead")
@@ -186,7 +203,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/worlds.json"))
     arguments = parser.parse_args()
     for name, task in TASKS.items():
-        TASKS[name] = task._replace(num_clips=min(task.num_clips, arguments.test_clips))
+        learning = task.preset if arguments.preset is None else arguments.preset
+        few = min(task.num_clips, arguments.test_clips)
+        TASKS[name] = task._replace(num_clips=few, preset=learning)
     if arguments.jobs > 1:
         return run_side_by_side(arguments)
     for name in arguments.worlds:
@@ -195,8 +214,8 @@ def main() -> None:
         elif arguments.trackpy:
             store(arguments.out, "trackpy", name, record=run_rival(name))
         else:
-            seed = str(arguments.seed)
-            store(arguments.out, "worlds", name, seed, record=run_model(name, arguments))
+            seed, as_called = str(arguments.seed), called(name, arguments)
+            store(arguments.out, "worlds", as_called, seed, record=run_model(name, arguments))
 
 
 if __name__ == "__main__":

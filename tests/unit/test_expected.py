@@ -33,6 +33,7 @@ def posterior_at(
         log_weights=log_weights.log_softmax(-1)[None, :, None],
         offsets=window_offsets(4, WINDOW) / UNIT,
         cell=0.25 / UNIT,
+        zoom=torch.ones(1, N, 1),
         seen=torch.ones(1, N, 1, dtype=torch.bool),
         expected_means=torch.zeros(1, N, 1, 2),
         expected_covariances=torch.eye(2).expand(1, N, 1, 2, 2),

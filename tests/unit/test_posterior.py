@@ -10,7 +10,7 @@ from scipy import stats
 
 from glyphs import odd_renderer
 from motes.structured.places import Look, Place
-from motes.structured.posterior import REGION, LongPosterior, PlacePosterior
+from motes.structured.posterior import OF_OBJECTS, REGION, LongPosterior, PlacePosterior
 from motes.structured.windows import window_offsets
 
 PHASES, WINDOW, UNIT = 4, 1, 3.0  # cells a pixel, pixels around the centre, pixels a unit
@@ -24,6 +24,7 @@ def posterior_of(log_weights: torch.Tensor, window: int = WINDOW) -> PlacePoster
         log_weights=log_weights.double().log_softmax(-1).expand(1, 1, 1, -1),
         offsets=window_offsets(PHASES, window).double() / UNIT,
         cell=1 / PHASES / UNIT,
+        zoom=torch.ones(1, 1, 1, dtype=torch.float64),
         seen=torch.ones(1, 1, 1, dtype=torch.bool),
         expected_means=torch.tensor([3.0, -2.0], dtype=torch.float64).expand(1, 1, 1, 2),
         expected_covariances=torch.tensor([[0.5, 0.2], [0.2, 0.3]], dtype=torch.float64).expand(
@@ -226,6 +227,7 @@ def of_four_frames(generator: torch.Generator) -> PlacePosterior:
         torch.randn(3, 2, 4, 16, generator=generator).log_softmax(-1),
         window_offsets(PHASES, 0) / UNIT,
         1 / PHASES / UNIT,
+        torch.rand(3, 2, 4, generator=generator),
         torch.rand(3, 2, 4, generator=generator) < 0.5,
         torch.randn(3, 2, 4, 2, generator=generator),
         factors @ factors.mT + torch.eye(2),
@@ -233,8 +235,7 @@ def of_four_frames(generator: torch.Generator) -> PlacePosterior:
 
 
 def during(q: PlacePosterior, time: slice) -> PlacePosterior:
-    names = ("origin", "log_weights", "seen", "expected_means", "expected_covariances")
-    return q._replace(**{name: getattr(q, name)[:, :, time] for name in names})
+    return q._replace(**{name: getattr(q, name)[:, :, time] for name in OF_OBJECTS})
 
 
 def test_stretches_of_frames_are_joined_in_their_order(of_four_frames: PlacePosterior) -> None:
@@ -273,6 +274,21 @@ def test_ellipses_are_the_same_in_pieces(
     assert torch.equal(q.covariances(), whole)
 
 
+def test_a_zoomed_position_is_one_of_smaller_cells(generator: torch.Generator) -> None:
+    q = posterior_of(random_weights(generator))
+    zoomed = q._replace(zoom=torch.full_like(q.zoom, 0.25))
+    small = q._replace(offsets=q.offsets / 4, cell=q.cell / 4)
+    noise = torch.randn(1, 1, 1, 2, generator=generator, dtype=torch.float64)
+    for ours, other in (
+        (zoomed.means, small.means),
+        (zoomed.covariances(), small.covariances()),
+        (zoomed.entropy(), small.entropy()),
+        (zoomed.draw(noise), small.draw(noise)),
+        (zoomed.log_density(noise), small.log_density(noise)),
+    ):
+        torch.testing.assert_close(ours, other)
+
+
 def test_slots_after_the_last_object_repeat_it(generator: torch.Generator) -> None:
     parts = (torch.randn(2, 2, 3, *shape, generator=generator) for shape in ((2,), (4,)))
     origin, log_weights = parts
@@ -282,6 +298,7 @@ def test_slots_after_the_last_object_repeat_it(generator: torch.Generator) -> No
         log_weights,
         torch.zeros(4, 2),
         0.5,
+        torch.rand(2, 2, 3, generator=generator),
         seen,
         origin + 1,
         torch.rand(2, 2, 3, 2, 2, generator=generator),

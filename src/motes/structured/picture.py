@@ -15,7 +15,7 @@ from motes.structured.windows import Shown, Window
 # known to a hundredth from the start, a colour to a tenth.
 BACKGROUND_UNIT, COLOUR_UNIT, SCALE_UNIT = 0.01, 0.1, 0.3
 LEAST_SCALE = 2e-3  # half a level of 256: frames tell no more
-FINER = 2  # places told apart in a cell of the table, along each axis
+FINER = 8  # places told apart in a cell of the table when it is painted, along each axis
 DARKEST = 1e-4  # and 1 - DARKEST the brightest, so that a picture has logits
 
 
@@ -226,11 +226,11 @@ class PictureRenderer(Stage):
         """Frames with a last axis of channels, grey ones too."""
         return frames[..., None] if frames.ndim == 4 else frames
 
-    def opacities(self) -> Float[Tensor, "K phases phases taps taps"]:
+    def opacities(self, finer: int = FINER) -> Float[Tensor, "K phases phases taps taps"]:
         """How much an object of each kind covers of the pixels around it, see `by_phase`."""
         table = -torch.expm1(-self.root_depth.square())
-        fine = interpolate(table[None], scale_factor=FINER, mode="bilinear", align_corners=False)
-        return by_phase(fine[0], FINER * CELLS)
+        fine = interpolate(table[None], scale_factor=finer, mode="bilinear", align_corners=False)
+        return by_phase(fine[0], finer * CELLS)
 
     def padded(self) -> Float[Tensor, "K phases side side"]:
         """The opacities with a border of nothing, as `opacity_at` reads them."""

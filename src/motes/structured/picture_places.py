@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import conv2d
 
 from motes.shapes import Bool, Float, Int, Tensor
-from motes.structured.picture import PictureRenderer, opacity_at
+from motes.structured.picture import FINER, PictureRenderer, opacity_at
 from motes.structured.places import (
     Look,
     Place,
@@ -15,6 +15,7 @@ from motes.structured.places import (
     probabilities,
 )
 from motes.structured.windows import Window, window_offsets
+from motes.structured.zooming import ZOOM
 
 
 class Kinds(NamedTuple):
@@ -33,9 +34,8 @@ class Kinds(NamedTuple):
     def coarse(renderer: PictureRenderer, window: int) -> "Kinds":
         """Kinds of objects that are anywhere in their pixel: a mean over places in it."""
         fine = Kinds.fine(renderer, window)
-        K, P = fine.table.shape[:2]
         return fine._replace(
-            kernels=fine.kernels.unflatten(0, (K, P)).mean(1),
+            kernels=fine.kernels.unflatten(0, (len(fine.table), -1)).mean(1),
             table=fine.table.mean(1, keepdim=True),
             phases=1,
         )
@@ -51,8 +51,8 @@ class Kinds(NamedTuple):
 
         nats times the precision: products of a kernel and a picture. [Choice 31]
         """
-        opacity = renderer.opacities().flatten(1, 2)
-        a = opacity[:, :, None]
+        opacity = renderer.opacities(FINER // ZOOM)
+        a = opacity.flatten(1, 2)[:, :, None]
         c = renderer.colours()[:, None, :, None, None]
         kernels = torch.cat([a * c, a, (a * c).square(), a.square() * c, a.square()], 2)
         return Kinds(
@@ -62,7 +62,7 @@ class Kinds(NamedTuple):
             background=renderer.background(),
             precision=renderer.scale().pow(-2),
             log_shares=renderer.kind_logits.log_softmax(-1),
-            phases=renderer.opacities().shape[1],
+            phases=opacity.shape[1],
             window=window,
         )
 

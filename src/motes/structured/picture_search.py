@@ -12,6 +12,7 @@ from motes.structured.picture import Looks, PictureRenderer
 from motes.structured.picture_places import Cast, Found, Kinds, around, detect, look
 from motes.structured.places import TOLD, Look, Place, chosen, mahalanobis
 from motes.structured.search import LOOKS, Scene, Sightings, predict_place
+from motes.structured.zooming import zoomed
 
 TOO_FAR = 16.0  # four standard deviations, squared: a sighting in three thousand
 AT_ONCE = 2**9  # frames, for each object, that are looked at side by side: bounds memory
@@ -104,6 +105,8 @@ def find(
     rest = around(kinds, near, cast, n, everyone.order)
     kind = everyone.kind[:, n] if known else None
     found = look(kinds, shown.through(near)[:, 0], near, rest, expected, kind)
+    if known:
+        found = found._replace(look=zoomed(found.look, kinds.phases))
     place, before = found.look.place(), Place(*(part[:, None] for part in expected))
     away = mahalanobis((place.mean - before.mean)[..., None, :], before.covariance)[..., 0]
     seen = shown.observed[:, None] & (found.look.told > TOLD) & (away < TOO_FAR)

@@ -1,6 +1,6 @@
 """How well a frame is explained with one object at each of many places, the others held."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import conv1d, pad
@@ -139,6 +139,7 @@ class Look(NamedTuple):
     offsets: Float[Tensor, "places 2"]  # from the middle of the centre to those of the cells
     cell: float  # the side of a cell in pixels
     told: Float[Tensor, "*batch"]  # nats by which the object explains the frame, on average
+    zoom: Float[Tensor, "*batch"] | None = None  # by what offsets and cells are to be multiplied
 
     def blended(self, share: float) -> "Look":
         """With this share of the weight of each pixel spread evenly over its cells."""
@@ -150,12 +151,12 @@ class Look(NamedTuple):
     @staticmethod
     def by_clips(parts: list["Look"], num_clips: int) -> "Look":
         """Looks at some objects after the others in frames, [M N], as those of clips, [B N T]."""
-        centre, log_weights, _, _, told = zip(*parts, strict=True)
-        return parts[0]._replace(
-            centre=by_clip(torch.cat(centre, 1), num_clips),
-            log_weights=by_clip(torch.cat(log_weights, 1), num_clips),
-            told=by_clip(torch.cat(told, 1), num_clips),
-        )
+        names = ("centre", "log_weights", "told", *(["zoom"] if parts[0].zoom is not None else []))
+        joined: dict[str, Any] = {
+            name: by_clip(torch.cat([getattr(part, name) for part in parts], 1), num_clips)
+            for name in names
+        }
+        return parts[0]._replace(**joined)
 
     @property
     def weights(self) -> Float[Tensor, "*batch places"]:
@@ -165,6 +166,9 @@ class Look(NamedTuple):
     def place(self) -> Place:
         """Mean and covariance."""
         mean, covariance = moments(self.weights, self.offsets, self.cell)
+        if self.zoom is not None:
+            zoom = self.zoom[..., None]
+            mean, covariance = zoom * mean, zoom[..., None].square() * covariance
         return Place(self.centre + mean, covariance)
 
 

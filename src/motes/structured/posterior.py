@@ -19,7 +19,10 @@ FINE_CELLS = 16  # the likeliest cells, a pixel of them: if q is narrow, its reg
 AT_ONCE = 1024  # positions whose ellipses are found side by side, which bounds memory
 
 # the parts of a posterior with axes of objects and of frames
-OF_OBJECTS = ("origin", "log_weights", "seen", "expected_means", "expected_covariances")
+OF_OBJECTS = (
+    *("origin", "log_weights", "zoom", "seen"),
+    *("expected_means", "expected_covariances"),
+)
 
 
 class Hiding(NamedTuple):
@@ -58,6 +61,7 @@ class PlacePosterior(NamedTuple):
     log_weights: Float[Tensor, "B N T places"]
     offsets: Float[Tensor, "places 2"]  # from the origin to the middle of each cell
     cell: float  # its side
+    zoom: Float[Tensor, "B N T"]  # by what offsets and sides are multiplied where q is narrow
     seen: Bool[Tensor, "B N T"]
     expected_means: Float[Tensor, "B N T 2"]  # by the other frames
     expected_covariances: Float[Tensor, "B N T 2 2"]
@@ -79,6 +83,7 @@ class PlacePosterior(NamedTuple):
             log_weights=cells.log_weights,
             offsets=cells.offsets / unit,
             cell=cells.cell / unit,
+            zoom=torch.ones_like(cells.told) if cells.zoom is None else cells.zoom,
             seen=seen,
             expected_means=renderer.from_pixels(expected.mean),
             expected_covariances=expected.covariance / unit**2,
@@ -95,7 +100,7 @@ class PlacePosterior(NamedTuple):
         (test_draws_follow_the_weights_and_fill_their_cells).
         """
         index, within = self._cell(noise)
-        found = self.origin + self.offsets[index] + self.cell * within
+        found = self.origin + self.zoom[..., None] * (self.offsets[index] + self.cell * within)
         guessed = self.expected_means + map_vector(square_root(self.expected_covariances), noise)
         if self.hiding is not None:
             guessed = torch.where(self.hiding.there[..., None], self.hiding.draw(noise), guessed)
@@ -105,7 +110,7 @@ class PlacePosterior(NamedTuple):
         """The log density of the draw that this noise makes; 0 where the object was not seen."""
         index, _ = self._cell(noise)
         weight = self.log_weights.gather(-1, index[..., None])[..., 0]
-        return torch.where(self.seen, weight - 2 * math.log(self.cell), 0.0)
+        return torch.where(self.seen, weight - 2 * self._log_side(), 0.0)
 
     def _cell(
         self, noise: Float[Tensor, "B N T 2"]
@@ -127,7 +132,11 @@ class PlacePosterior(NamedTuple):
         # A weight of zero has a log of minus infinity, and no entropy.
         surprise = -(probabilities(self.log_weights) * self.log_weights.clamp(min=-1e4)).sum(-1)
         cost = torch.zeros_like(surprise) if self.hiding is None else self.hiding.cost
-        return torch.where(self.seen, surprise + 2 * math.log(self.cell), -cost)
+        return torch.where(self.seen, surprise + 2 * self._log_side(), -cost)
+
+    def _log_side(self) -> Float[Tensor, "B N T"]:
+        """The log of the side of the cells of each position."""
+        return self.zoom.log() + math.log(self.cell)
 
     @property
     def known(self) -> Bool[Tensor, "B N T"]:
@@ -137,7 +146,9 @@ class PlacePosterior(NamedTuple):
     @property
     def means(self) -> Float[Tensor, "B N T 2"]:
         """The mean of each position."""
-        found = self.origin + probabilities(self.log_weights) @ self.offsets
+        found = self.origin + self.zoom[..., None] * (
+            probabilities(self.log_weights) @ self.offsets
+        )
         return torch.where(self.seen[..., None], found, self.expected_means)
 
     def covariances(self) -> Float[Tensor, "B N T 2 2"]:
@@ -152,7 +163,7 @@ class PlacePosterior(NamedTuple):
         rows = probabilities(self.log_weights.flatten(0, 2))
         parts = rows.split(side_by_side(AT_ONCE, self.origin))
         found = torch.cat([_ellipse(part, self.offsets, self.cell) for part in parts])
-        found = found.view(*self.seen.shape, 2, 2)
+        found = self.zoom[..., None, None].square() * found.view(*self.seen.shape, 2, 2)
         return torch.where(self.seen[..., None, None], found, self.expected_covariances)
 
     def tracks(

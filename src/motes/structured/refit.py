@@ -76,7 +76,7 @@ def gather(
     video = renderer.as_channels(frames).flatten(0, 1).flatten(1, 2)
     sums = Sums(*torch.zeros(2, *renderer.root_depth.shape).to(video))
     for n in range(means.shape[1]):
-        phase = _phase(means[:, n], kinds.phases)
+        phase = _phase(means[:, n], moved.shape[1])
         place = means[:, n] + moved[kind[:, n], phase[:, 1], phase[:, 0]]
         near = Window.around(place[:, None], renderer.reach, renderer.image_size)
         within = (near.centre[:, 0] == place.round()).all(-1)
