@@ -96,8 +96,10 @@ def silence(
         found: Where the other objects were seen.
         at: Clip, object and frame of each.
     """
-    clip, _, time = at.unbind(1)
+    # Of all that hide in a frame alike: only those that were seen explain its ink.
+    frames, which = at[:, [0, 2]].unique(dim=0, return_inverse=True)
+    clip, time = frames.unbind(1)
     lit = covers(glyph, found.place.mean[clip, :, time], found.seen[clip, :, time])
     covered = 1 - (1 - lit).prod(1)
     score = survey(glyph, scene.frames[scene.clip[clip], time], covered)
-    return score.clamp(max=0).logaddexp(glyph.missed)
+    return score.clamp(max=0).logaddexp(glyph.missed)[which]
