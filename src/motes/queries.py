@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from motes import kalman, mixture
 from motes.answer import Answer, blank
 from motes.counting import count_log_evidence
-from motes.encoding import encode
+from motes.encoding import bytes_of_a_clip, encode
 from motes.inputs import check_counts, check_frames, check_observed, check_whole
 from motes.lgssm import POSITION_DIM, map_vector, square_root
 from motes.memory import require_memory
@@ -27,7 +27,7 @@ from motes.structured.picture import Looks
 NUM_DRAWS = 64  # pictures that a marginal frame averages
 MAX_FRAMES = 10_000
 # Bytes held at the peak of a question, as measured; what cannot fit is refused before it begins.
-OF_A_POSITION, OF_A_LOOK, OF_A_DRAW, OF_A_PIXEL = 12_000, 6_000, 450, 22
+OF_A_POSITION, OF_A_DRAW, OF_A_PIXEL = 12_000, 450, 22
 
 DrawFrames = Callable[[], Float[Tensor, "B T height width *channels"]]
 
@@ -138,7 +138,7 @@ def _ask(
     # What comes after the last seen frame says nothing, and there may be much of it.
     looked_at = observed[:, : int(observed.any(0).nonzero().max()) + 1]
     shown = frames[:, : looked_at.shape[1]]
-    of_a_clip = N * (OF_A_POSITION * observed.shape[1] + OF_A_LOOK * shown.shape[1])
+    of_a_clip = N * OF_A_POSITION * observed.shape[1] + bytes_of_a_clip(model, N, shown.shape[1])
     _require_room(model, observed, of_a_clip, f"a question about {N} objects in")
     probabilities = None
     if counts is None:

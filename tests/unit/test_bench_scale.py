@@ -20,6 +20,10 @@ from motes.bench.scale import (
     num_points,
     peak_memory,
 )
+from motes.encoding import bytes_of_a_clip
+from motes.queries import OF_A_POSITION
+
+RECORD = Path(__file__).parents[2] / "results" / "scale.json"
 
 
 def test_the_peak_counts_what_came_and_went() -> None:
@@ -106,3 +110,13 @@ def test_the_command_writes_the_record_of_every_axis_and_family_and_the_picture(
     for curve in record["curves"].values():
         for family in ("paper", "structured", "pictures"):
             assert [point["seconds"] > 0 for point in curve[family]] == [True] * len(curve["at"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_question_about_many_clips_took_more_than_it_is_refused_for(family: str) -> None:
+    curve = json.loads(RECORD.read_text("utf-8"))["curves"]["clips"]
+    point = CURVES["clips"].point(curve["at"][-1])  # what does not grow matters least there
+    positions = point.objects * point.frames
+    model = scale.model_for(family, point)
+    of_a_clip = OF_A_POSITION * positions + bytes_of_a_clip(model, point.objects, point.frames)
+    assert curve[family][-1]["peak_mib"] * 2**20 <= point.clips * of_a_clip
