@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 failed, 2 bad input (told in one line on standard error).
 """
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 
@@ -30,12 +31,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one verb; returns the exit code."""
     import tyro
 
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    chosen = bool(given) and given[0] in VERBS
     try:
         tyro.extras.subcommand_cli_from_dict(
-            VERBS,
+            VERBS if chosen else {name: _in_a_sentence(verb) for name, verb in VERBS.items()},
             prog="motes",
-            description="Learn from videos alone which objects move and by which law, then ask.",
-            args=arguments,
+            description="Learn from videos alone which objects move and by which law, then ask. "
+            "Examples and options of a verb: motes VERB --help",
+            args=given,
         )
     except InputError as error:
         print(f"motes: {error}", file=sys.stderr)
@@ -54,3 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"motes: {place}{error.strerror or error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _in_a_sentence(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb with the first sentence of its help alone, for the list of all of them."""
+
+    @functools.wraps(verb)
+    def listed(**arguments: object) -> None:
+        verb(**arguments)
+
+    listed.__doc__ = (verb.__doc__ or "").partition("\n")[0]
+    return listed

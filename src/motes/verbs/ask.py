@@ -35,6 +35,7 @@ def infer(
     """Where is each object? Writes a table of positions, one row a clip, frame and object.
 
     Example: motes infer clips.npz --out tracks.csv
+
     Example: motes infer juggling.mp4 --model runs/juggling --overlay tracks.mp4
 
     Args:

@@ -25,6 +25,7 @@ def bench(
     """Times exact inference, a training step or growing questions; stop everything else first.
 
     Example: motes bench kalman --out results/bench_kalman.json
+
     Example: motes bench scale --out results/scale.json --picture docs/images/scale.png
 
     Args:

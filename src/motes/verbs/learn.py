@@ -44,7 +44,9 @@ def train(
     """Learns from clips alone: which objects move, how they look and by which law.
 
     Example: motes train --preset small --out runs/small
+
     Example: motes train --data clips.npz --from runs/other --out runs/mine
+
     Example: motes train --resume runs/small
 
     Args:

@@ -59,6 +59,7 @@ def demo(
     """Learns from scratch before your eyes, then asks about unseen clips: one HTML report.
 
     Example: motes demo
+
     Example: motes demo --model runs/small --out demo-small
 
     Args:

@@ -32,7 +32,9 @@ def evaluate(
     """Scores a model or a baseline on clips whose truth is known: tracks, forecasts, error bars.
 
     Example: motes evaluate cannonballs-48 --out results/cannonballs-48.json
+
     Example: motes evaluate limit --out results/limit.json
+
     Example: motes evaluate cannonballs-48 --report report.html
 
     Args:
@@ -99,6 +101,7 @@ def figures(
     """Draws every figure of the paper, and our own, from stored results: no model is loaded.
 
     Example: motes figures --out figures
+
     Example: motes figures --only 3 6 horizon
 
     Args:
