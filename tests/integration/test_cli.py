@@ -100,6 +100,33 @@ def test_questions_write_a_table_and_an_animation(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["seen.gif", "tracks.csv"]
 
 
+def test_a_plot_of_clips_is_in_the_pixels_of_the_table_and_knows_no_seconds(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr("motes.verbs.question.write_paths", lambda *given: drawn.append(given))
+    asked = ["infer", str(world / "clips.npz"), f"--model={world}/run", f"--out={tmp_path}/a.csv"]
+    assert cli.main([*asked, f"--plot={tmp_path}/a.png"]) == 0
+    _, trails, picture, title = drawn[0]
+    assert picture.shape == (SIZE, SIZE, 3)
+    assert title.endswith(f"{T} frames")
+    first = table(tmp_path / "a.csv")[0]
+    np.testing.assert_allclose(trails.positions[0, 0], [float(first[name]) for name in "xy"])
+
+
+def test_a_table_that_nobody_named_lies_beside_the_clips(
+    world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(world / "pictures")
+    for source, name in (("../clips.npz", "../clips-infer.csv"), (".", "../pictures-infer.csv")):
+        capsys.readouterr()
+        assert cli.main(["infer", source, f"--model={world}/run", "--json"]) == 0
+        written = Path(record_of(capsys)["out"])
+        assert written.resolve() == Path(name).resolve()
+        assert len(table(written)) > 0
+        written.unlink()
+
+
 @pytest.mark.parametrize("verb", [*QUESTIONS, "sample", "data"])
 def test_where_one_file_cannot_be_written_none_is_left(
     verb: str, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -13,7 +13,7 @@ from motes.atomic import all_or_none
 from motes.checkpoint import load
 from motes.data import Clips, pack, save_clips, write_gif
 from motes.errors import InputError
-from motes.verbs import tell
+from motes.verbs import listed, tell
 from motes.verbs.question import Files, answer_question, read_question
 
 Json = Annotated[bool, arg(name="json", help="print one JSON line instead of a sentence")]
@@ -74,7 +74,7 @@ def forecast(
 ) -> None:
     """Where will each object be? Writes a table of all frames, the seen ones first.
 
-    Example: motes forecast clips.npz --seen 5 --horizon 25 --gif forecast.gif
+    Example: motes forecast clips.npz --seen 5 --horizon 25 --overlay forecast.gif
 
     Args:
         clips: npz or npy file of clips, or a video: mp4, mov, avi, GIF, TIFF, folder of pictures.
@@ -176,7 +176,9 @@ def sample(
         if gif is not None:
             write_gif(gif, answer.frames[0])
     record = {"verb": "sample", "clips": num_clips, "out": str(out), "gif": gif and str(gif)}
-    tell(record, as_json, f"imagined {num_clips} clips of {num_objects} objects: {out}")
+    tell(
+        record, as_json, f"imagined {num_clips} clips of {num_objects} objects: {listed(out, gif)}"
+    )
 
 
 def _span(text: str, num_frames: int) -> slice:

@@ -7,7 +7,7 @@ from tyro.conf import arg
 
 from motes.atomic import all_or_none
 from motes.data import save_clips, worlds, write_gif
-from motes.verbs import tell
+from motes.verbs import listed, tell
 from motes.verbs.panel import learning_panel
 from motes.verbs.progress import bar
 
@@ -46,7 +46,11 @@ def data(
             first = clips.frames[0].float()
             write_gif(gif, first.mean(-1) if first.ndim == 4 else first)
     record = {"verb": "data", "world": world, "clips": num_clips, "seed": seed, "out": str(out)}
-    tell(record, as_json, f"made {num_clips} clips of {clips.video.shape[1]} frames: {out}")
+    tell(
+        record,
+        as_json,
+        f"made {num_clips} clips of {clips.video.shape[1]} frames: {listed(out, gif)}",
+    )
 
 
 def demo(
@@ -92,5 +96,5 @@ def demo(
         f"{taken}; open this in a browser: {record['report']}\n"
         "then try: motes data --out clips.npz\n"
         f"          motes forecast clips.npz --model {model or record['model']} "
-        "--seen 5 --gif forecast.gif",
+        "--seen 5 --overlay forecast.gif",
     )

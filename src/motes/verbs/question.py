@@ -1,6 +1,5 @@
 """What a person asks about, and where the answer goes: clips or a video in, files out."""
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from motes.export.paths import write_paths
 from motes.export.tables import in_video, write_table
 from motes.model import Model
 from motes.shapes import Tensor, UInt8
-from motes.verbs import tell
+from motes.verbs import listed, tell
 from motes.verbs.progress import bar
 from motes.video import Preparation, VideoMap, load_video_map, open_video, whole_clip
 from motes.video.preparing import preparation_from_json, preparation_to_json
@@ -27,6 +26,7 @@ from motes.video.preparing import preparation_from_json, preparation_to_json
 PREPARATION = "preparation.json"  # in a run folder: how the clips were made from a video
 CLIP_FPS = 10.0  # of animations of clips that have no clock
 CLIP_SIDE = 480  # pixels of the longer side of a clip that is drawn by itself
+Pictures = Callable[[], Iterator[UInt8[np.ndarray, "height width 3"]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Question:
     frames: Tensor  # [B, T, height, width]
     num_objects: Any  # as asked for, else as the file says, else None
     where: VideoMap | None  # in which video the clips are
-    pictures: Callable[[], Iterator[UInt8[np.ndarray, "height width 3"]]] | None  # the video's own
+    pictures: Pictures | None  # the video's own
 
     @property
     def fps(self) -> float:
@@ -107,10 +107,10 @@ class Files:
         plot: Path | None,
     ) -> "Files":
         """The files that were asked for; the table beside the source where no name was given."""
-        source = source.resolve()  # so that a folder given as `.` has a name
+        named = source.resolve() if source.name in ("", "..") else source  # of a folder
         if overlay is not None and overlay.suffix.lower() not in (".mp4", ".gif"):
             raise InputError(f"overlay is {overlay}; expected a name that ends in .mp4 or .gif")
-        return Files(out or source.with_name(f"{source.stem}-{verb}.csv"), gif, overlay, plot)
+        return Files(out or named.with_name(f"{named.stem}-{verb}.csv"), gif, overlay, plot)
 
 
 def answer_question(
@@ -118,7 +118,6 @@ def answer_question(
 ) -> None:
     """Asks, writes the files, and says so; where one of them fails, none is left."""
     answer = ask(question.frames, num_objects=question.num_objects)
-    written = [path for path in (files.gif, files.overlay, files.plot) if path is not None]
     with all_or_none():
         if files.gif is not None:
             first = ask(question.frames[:1], num_objects=answer.num_objects[:1])  # long to draw all
@@ -141,24 +140,25 @@ def answer_question(
         record,
         as_json,
         f"{verb}: {len(counts)} clips, {sum(counts)} tracks of {answer.observed.shape[1]} frames: "
-        + ", ".join(map(os.fspath, (files.table, *written))),
+        + listed(files.table, files.gif, files.overlay, files.plot),
     )
 
 
 def _draw(answer: Answer, question: Question, files: Files) -> None:
     """The first clip on the video's own pictures, or on its frames where there are none."""
-    if question.pictures is not None and question.where is not None:
-        where, pictures = question.where, question.pictures
-    else:
-        where, pictures = _enlarged(question.frames[0])
-    trails = Trails.of(in_video(answer, where), 0)
+    num_frames = answer.observed.shape[1]
     if files.plot is not None:
-        seconds = trails.path.shape[1] / question.fps
-        title = f"{len(trails.path)} objects in {trails.path.shape[1]} frames, {seconds:.1f} s"
+        where, pictures = _canvas(question, 1)  # axes in the pixels of the table
+        trails = Trails.of(in_video(answer, where), 0)
+        title = f"{len(trails.path)} objects in {num_frames} frames"
+        if question.where is not None:
+            title += f", {num_frames / question.fps:.1f} s"
         write_paths(files.plot, trails, next(pictures()), title)
     if files.overlay is not None:
-        total = trails.path.shape[1]
-        with bar("drawing", total) as progress:
+        longer_side = max(question.frames.shape[2:4])
+        where, pictures = _canvas(question, max(1, round(CLIP_SIDE / longer_side)))
+        trails = Trails.of(in_video(answer, where), 0)
+        with bar("drawing", num_frames) as progress:
             drawn = _counted(draw_trails(pictures(), trails), progress)
             write_overlay(files.overlay, drawn, question.fps)
 
@@ -171,11 +171,11 @@ def _counted(
         progress(count + 1)
 
 
-def _enlarged(
-    clip: Tensor,
-) -> tuple[VideoMap, Callable[[], Iterator[UInt8[np.ndarray, "height width 3"]]]]:
-    """A clip [T, height, width] or in colour as large pictures to draw on, and the map to them."""
-    factor = max(1, round(CLIP_SIDE / max(clip.shape[1:3])))
+def _canvas(question: Question, factor: int) -> tuple[VideoMap, Pictures]:
+    """Pictures to draw on, and the map to them: the video's, or enlarged frames of the clip."""
+    if question.pictures is not None and question.where is not None:
+        return question.where, question.pictures
+    clip = question.frames[0]
     times = np.arange(len(clip))[None]
     where = VideoMap(
         np.full(2, float(factor)), np.full(2, (factor - 1) / 2), times / CLIP_FPS, times
