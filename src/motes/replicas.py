@@ -175,7 +175,7 @@ class Replicas:
         """What gradients are taken by: the stacks; of those that are kept as factors, these."""
         if self.kept_factors is None:
             return self.stacks
-        inside = {part for parts in stacked.FACTORS.values() for part in parts}
+        inside = stacked.parts_of_factors()
         rest = {name: stack for name, stack in self.stacks.items() if name not in inside}
         return rest | {name: factor.backward for name, factor in self.kept_factors.items()}
 
@@ -293,7 +293,10 @@ def keep_factors(stacks: Mapping[str, Tensor]) -> dict[str, stacked.Factor]:
 
 
 class Moments(NamedTuple):
-    """What Adam remembers of R replicas, of each stack by its name."""
+    """What Adam remembers of R replicas, of each stack by its name.
+
+    A mean is kept in the type of the gradients it is a mean of [Choice 21].
+    """
 
     steps: Float[Tensor, " R"]
     means: dict[str, Tensor]
@@ -304,7 +307,7 @@ def stack_moments(trainers: Sequence[Trainer], names: Sequence[str]) -> Moments:
     """The memory of all optimizers as stacks, of which each optimizer's become views."""
     states = [trainer.optimizer.state for trainer in trainers]
     steps = torch.zeros(len(trainers), device=trainers[0].device)
-    means, squares = {}, {}
+    means, squares, inside = {}, {}, stacked.parts_of_factors()
     for name in names:
         own = [trainer.model.get_parameter(name) for trainer in trainers]
         zero = torch.zeros_like(own[0])
@@ -312,6 +315,8 @@ def stack_moments(trainers: Sequence[Trainer], names: Sequence[str]) -> Moments:
             torch.stack([s[p].get(slot, zero) for s, p in zip(states, own, strict=True)])
             for slot in ("exp_avg", "exp_avg_sq")
         )
+        if name in inside:
+            means[name] = means[name].to(stacked.gradient_type(zero))
         for row, (state, parameter) in enumerate(zip(states, own, strict=True)):
             steps[row] = state[parameter].get("step", 0)
             state[parameter] = dict(

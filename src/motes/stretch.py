@@ -65,12 +65,14 @@ def solve_by_doubling(
     matrix: Float[Tensor, "... n n"], columns: Float[Tensor, "... n m"]
 ) -> Float[Tensor, "... n m"]:
     """What `solve` gives, by products."""
-    N = identity(matrix.shape[-1], matrix) - matrix
-    solution = columns + N @ columns
-    for _ in range(1, (matrix.shape[-1] - 1).bit_length()):
+    lead, n = torch.broadcast_shapes(matrix.shape[:-2], columns.shape[:-2]), matrix.shape[-1]
+    N = (identity(n, matrix) - matrix).expand(*lead, n, n).reshape(-1, n, n)
+    solution = columns.expand(*lead, n, -1).reshape(len(N), n, -1)
+    solution = torch.baddbmm(solution, N, solution)
+    for _ in range(1, (n - 1).bit_length()):
         N = N @ N
-        solution = solution + N @ solution
-    return solution
+        solution = torch.baddbmm(solution, N, solution)
+    return solution.view(*lead, n, -1)
 
 
 def kicked(model: LGSSM, rows: Float[Tensor, "... n TD"]) -> Float[Tensor, "... n LD"]:

@@ -191,7 +191,7 @@ def adam(
     Args:
         values: the parameters.
         gradient: of the loss.
-        mean: running mean of gradients.
+        mean: running mean of gradients, in any type.
         square: running mean of squared gradients.
         pace: the learning rate over what `mean` lacks of its full weight, 1 - BETA_1^step.
         correction: one over what `square` lacks.
@@ -199,10 +199,12 @@ def adam(
         copies: of the parameters in other types, at most two, brought up to date.
     """
     shape, kind = (-1, *(1,) * (values.ndim - 1)), values.dtype
-    mean.lerp_(gradient, 1 - BETA_1)
+    gradient = gradient.to(kind)
+    m = mean.to(kind).lerp(gradient, 1 - BETA_1)
+    mean.copy_(m)
     square.mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)
     spread = (square * correction.to(kind).view(shape)).sqrt() + EPSILON
-    values.sub_(pace.to(kind).view(shape) * mean / spread)
+    values.sub_(pace.to(kind).view(shape) * m / spread)
     bad.logical_or_(~gradient.reshape(len(bad), -1).isfinite().all(1))
     for copy in copies:
         copy.copy_(values)

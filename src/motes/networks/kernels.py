@@ -208,15 +208,15 @@ def _adam(
     r = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside, at = i < size, r * size + i
-    m = tl.load(mean + at, inside, other=0.0)
-    g = tl.load(gradient + r * stride + i, inside, other=0.0).to(m.dtype)
     v = tl.load(square + at, inside, other=0.0)
+    m = tl.load(mean + at, inside, other=0.0).to(v.dtype)
+    g = tl.load(gradient + r * stride + i, inside, other=0.0).to(v.dtype)
     m += (1 - BETA_1) * (g - m)
     v = BETA_2 * v + (1 - BETA_2) * g * g
     spread = tl.sqrt(v * tl.load(correction + r).to(v.dtype)) + EPSILON
     value = tl.load(values + at, inside, other=0.0)
     value -= tl.load(pace + r).to(v.dtype) * m / spread
-    tl.store(mean + at, m, inside)
+    tl.store(mean + at, m.to(mean.dtype.element_ty), inside)
     tl.store(square + at, v, inside)
     tl.store(values + at, value, inside)
     if COPIES > 0:

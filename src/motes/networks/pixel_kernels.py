@@ -20,7 +20,7 @@ def paint(
     grid = (R, triton.cdiv(B * T, STROKE_ROWS), triton.cdiv(X, STROKE_COLUMNS))
     _paint[grid](
         positions, present, from_position, bias, empty, x,
-        B, T, X, N, STROKE_ROWS, STROKE_COLUMNS,
+        B, T, X, N, STROKE_ROWS, STROKE_COLUMNS, num_warps=1,
     )  # fmt: skip
     return x
 

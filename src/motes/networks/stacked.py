@@ -38,8 +38,13 @@ class Factor(NamedTuple):
 def factor(*parts: Float[Tensor, "R _ outer"]) -> Factor:
     """These weights below one another as a factor, through which gradients reach them."""
     joined = torch.cat(parts, 1)
-    forward, backward = _forward_type(joined), _backward_type(joined)
+    forward, backward = _forward_type(joined), gradient_type(joined)
     return Factor(joined.detach().to(forward), joined.to(backward))
+
+
+def parts_of_factors() -> set[str]:
+    """The names of all weights that are part of a factor."""
+    return {part for parts in FACTORS.values() for part in parts}
 
 
 def factors(weights: Mapping[str, Tensor]) -> dict[str, Factor]:
@@ -188,7 +193,8 @@ class _Reading(torch.autograd.Function):
         by_recurrent = torch.bmm(kept.flatten(1, 3).mT, grad_gates.flatten(1, 3))
         by_sums = kernels.gather(grad_gates, T).flatten(1, 2)
         by_image = torch.bmm(kernels.shorten(rows, by_sums.dtype).mT, by_sums)
-        by_bias = by_sums.sum(1, dtype=states.dtype)
+        ones = by_sums.new_ones(R, 1, by_sums.shape[1])
+        by_bias = _product(ones, by_sums, states.dtype).squeeze(1)
         return grad_initial, None, None, by_image, by_bias, None, by_recurrent
 
 
@@ -251,8 +257,8 @@ def _forward_type(like: Tensor) -> torch.dtype:
     return torch.float16 if like.is_cuda else like.dtype
 
 
-def _backward_type(like: Tensor) -> torch.dtype:
-    """Gradients may be of any size: bfloat16 has the range of float32."""
+def gradient_type(like: Tensor) -> torch.dtype:
+    """Of a factor: gradients may be of any size, and bfloat16 has the range of float32."""
     return torch.bfloat16 if like.is_cuda else like.dtype
 
 
