@@ -253,6 +253,23 @@ def test_a_dry_run_prints_the_configuration_and_writes_nothing(
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "family"),
+    [
+        (["--preset=covered"], "structured"),
+        (["--preset=paper", "--data=clips.npz"], "paper"),
+        (["--preset=smoke"], "paper"),
+        (["--preset=smoke", "--data=clips.npz"], "structured"),
+        (["--preset=smoke", "--family=structured"], "structured"),
+    ],
+)
+def test_a_run_is_of_the_family_that_has_its_preset(
+    words: list[str], family: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", *words, "--dry-run"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"]["family"] == family
+
+
 @pytest.mark.parametrize("preset", ["video", "covered"])
 def test_presets_for_own_videos_begin_with_a_glyph_of_the_size_of_the_objects(
     preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

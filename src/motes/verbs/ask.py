@@ -96,7 +96,7 @@ def forecast(
     if seen is not None:
         num_frames = question.frames.shape[1]
         if not 2 <= seen <= num_frames:
-            raise InputError(f"seen is {seen}; the clips have {num_frames} frames, give 2..")
+            raise InputError(f"seen is {seen}; give 2 to {num_frames}, the frames of the clips")
         question = replace(question, frames=question.frames[:, :seen])
     ask = partial(queries.forecast, loaded, horizon=horizon, seed=seed)
     answer_question("forecast", ask, question, files, as_json)

@@ -16,6 +16,7 @@ from motes.beginnings import begun_with
 from motes.checkpoint import find_model, read_config
 from motes.config import to_json
 from motes.errors import InputError
+from motes.presets import PRESETS, STRUCTURED_PRESETS
 from motes.presets import preset as find_preset
 from motes.run import Outcome
 from motes.training_data import fit_glyph
@@ -56,7 +57,7 @@ def train(
             as a still camera took them, two cores, minutes), smoke (seconds); default: video for
             your own clips, else small.
         family: the paper's networks, or structured: a glyph and a tracker with the dynamics in it;
-            default: structured for your own clips, else paper.
+            default: the one that has the preset; of both, structured for your own clips.
         data: npz file of your own clips, as motes prepare writes it, or any with frames and
             num_objects; default: the paper's cannonballs.
         out: folder of the run; must be new or empty.
@@ -77,7 +78,7 @@ def train(
         raise InputError("device is cuda, but PyTorch sees no GPU here; use --device cpu")
     if begin_with is not None:
         family = family or read_config(find_model(begin_with)).model.family
-    family = family or ("paper" if data is None else "structured")
+    family = family or _usual_family(preset, own_clips=data is not None)
     preset = preset or ("video" if data is not None and family == "structured" else "small")
     config = dataclasses.replace(find_preset(family, preset), seed=seed)
     if data is not None:
@@ -114,6 +115,13 @@ def train(
     if not silent:
         keep_preparation(outcome.folder)
         _tell(outcome, as_json)
+
+
+def _usual_family(preset: str | None, own_clips: bool) -> Literal["paper", "structured"]:
+    """The family of a run if nobody says: the preset's, where one alone has it."""
+    if preset is not None and (preset in PRESETS) != (preset in STRUCTURED_PRESETS):
+        return "paper" if preset in PRESETS else "structured"
+    return "structured" if own_clips else "paper"
 
 
 def _tell(outcome: Outcome, as_json: bool) -> None:
