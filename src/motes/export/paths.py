@@ -10,7 +10,7 @@ from motes.export.overlay import COLOURS, Trails
 from motes.pictures import outline, png
 from motes.shapes import UInt8
 
-ELLIPSES = 12  # along a path that was not seen
+ELLIPSES = 12  # at most, along a path that was not seen
 
 
 def write_paths(
@@ -39,6 +39,7 @@ def _draw_path(axis: Any, trails: Trails, n: int) -> None:
     seen = np.where(trails.seen[n, :, None], path, np.nan)
     axis.plot(*seen.T, "-", color=colour, lw=1.6, label=f"object {n}")
     hidden = np.flatnonzero(~trails.seen[n])
-    for t in hidden[:: max(len(hidden) // ELLIPSES, 1)]:
+    for t in hidden[:: max(-(-len(hidden) // ELLIPSES), 1)]:
         ring = outline(trails.positions[n, t], trails.covariances[n, t])
-        axis.fill(*ring.T, facecolor=colour, edgecolor=colour, alpha=0.2, lw=0.8)
+        # Faint: many lie one on another, and none shall hide a path.
+        axis.fill(*ring.T, facecolor=(colour, 0.05), edgecolor=(colour, 0.4), lw=0.8, zorder=1)
