@@ -17,7 +17,10 @@ SPREAD = {
     "interpolation_coverage90": ("truth inside 90 % region: gap", "{:.2f}"),
 }
 START_SCORES = ("tracked", "path_rmse", "forecast_rmse")
-PART_SCORES = ("tracked", "noisy_rmse", "path_rmse", "forecast_rmse", "interpolation_rmse")
+PART_SCORES = (
+    *("tracked", "noisy_rmse", "path_rmse", "forecast_rmse", "interpolation_rmse"),
+    *("infer_coverage90", "path_coverage90"),
+)
 Record = dict[str, Any]
 
 
@@ -213,25 +216,74 @@ def ablation_table(records: Mapping[str, Record]) -> str:
         for run in records["structured_seeds"]["runs"]
         if kind_of(run) == kind_of(runs[0]) and run["start"] == "as it is" and run["seed"] in seeds
     ]
+    bounds = {run["seed"]: run["training"]["held_out_bound"] for run in whole}
     by_part: dict[str, list[Record]] = {}
     for run in whole + runs:
         by_part.setdefault(run["part"], []).append(run)
     heads = [SPREAD[score][0] for score in PART_SCORES]
     counts = " / ".join(runs[0]["by_count"])
-    lines = [f"| N = {counts} | {' | '.join(heads)} | held-out bound |"]
-    lines.append("|---" * (2 + len(heads)) + "|")
+    lines = [f"| N = {counts} | {' | '.join(heads)} | gravity, % too strong | held-out bound |"]
+    lines.append("|---" * (3 + len(heads)) + "|")
     for part, its in by_part.items():
         cells = []
         for score in PART_SCORES:
             values = ([run["by_count"][n][score] for run in its] for n in runs[0]["by_count"])
             cells.append(" / ".join(spread(column, SPREAD[score][1]) for column in values))
-        bounds = " / ".join(f"{run['training']['held_out_bound']:.1f}" for run in its)
-        lines.append(f"| {part} | {' | '.join(cells)} | {bounds} |")
+        cells.append(", ".join(f"{100 * gravity_error(run):+.1f}" for run in its))
+        gained = [run["training"]["held_out_bound"] - bounds[run["seed"]] for run in its]
+        told = [f"{nats:+.1f}" for nats in gained]
+        if part == "everything":
+            told = [f"{nats:.1f}" for nats in bounds.values()]
+        lines.append(f"| {part} | {' | '.join(cells)} | {', '.join(told)} |")
     clips = sum(column["clips"] for column in runs[0]["by_count"].values())
-    place = runs[0]["environment"]
-    told = f"Seeds {', '.join(map(str, sorted(seeds)))}, {clips} clips of {kind_of(runs[0])}. "
-    told += f"{record['note']}. Commit {place['motes_commit'][:10]}, {place['processor']}."
-    return "\n".join([*lines, "", told])
+    places = [run["environment"] for run in runs]
+    commits, machines = (
+        ", ".join(sorted(set(names)))
+        for names in (
+            [place["motes_commit"][:10] for place in places],
+            [place["processor"] for place in places],
+        )
+    )
+    told_below = (
+        f"Seeds {', '.join(map(str, sorted(seeds)))}, {clips} clips of {kind_of(runs[0])}: the "
+        "least and the largest of the seeds; gravity and the bound seed by seed, the bound in nats "
+        f"a clip against everything with the same seed. {record['note']}. Commits {commits}; "
+        f"{machines}."
+    )
+    return "\n".join([*lines, "", told_below])
+
+
+def large_table(record: Record | None) -> str:
+    """Return the forecasts of all seeds on many clips, beside the limit's on the same."""
+    if record is None:
+        return "No record of many clips is stored yet."
+    kinds: dict[str, list[Record]] = {}
+    for run in record["runs"]:
+        kinds.setdefault(kind_of(run), []).append(run)
+    lines = [
+        "| clips | N | forecast, RMSE in px: limit | seeds | above the limit, clip by clip "
+        "| 90 % regions hold: limit | seeds |",
+        "|---" * 7 + "|",
+    ]
+    for kind, runs in kinds.items():
+        for count in COUNTS:
+            columns = {run["seed"]: run["by_count"][count] for run in runs}
+            limit, ours = columns.pop(None), list(columns.values())
+            cells = [f"{kind}, {len(ours)} seeds, {limit['clips']} clips", count]
+            for score in ("forecast_rmse", "forecast_coverage90"):
+                best, found = limit[score], [column[score] for column in ours]
+                cells.append(f"{best['value']:.3f} ± {best['error']:.3f}")
+                cells.append(spread([one["value"] for one in found], "{:.3f}"))
+                if score == "forecast_rmse":
+                    more = [one["above_limit"] for one in found]
+                    error = max(one["error_above_limit"] for one in found)
+                    cells.append(f"{min(more):+.3f} to {max(more):+.3f} (± {error:.3f})")
+            lines.append(f"| {' | '.join(cells)} |")
+    places = [
+        run[part] for run in record["runs"] for part in ("environment", "learned") if part in run
+    ]
+    commits = ", ".join(sorted({place["motes_commit"][:10] for place in places}))
+    return "\n".join([*lines, "", f"After ± one standard error. Commits {commits}."])
 
 
 def _triples(run: Record, scores: tuple[str, ...]) -> list[str]:
