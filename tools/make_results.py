@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from beside import paired_table, reference_table
-from seed_tables import ablation_table, spread_table, start_table
+from seed_tables import ablation_table, large_table, spread_table, start_table
 
 from motes.standings import CONTENDERS, HEADS, TABLE, contenders
 
@@ -355,6 +355,8 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
                 scores_of("cannonballs-structured", records, STRUCTURED),
                 "### From seed to seed",
                 spread_table(records["structured_seeds"]),
+                "### Forecasts of many clips",
+                large_table(records.get("structured_large")),
                 "### From other starts",
                 start_table(records["structured_seeds"]),
                 "### With one part taken away",

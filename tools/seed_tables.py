@@ -157,7 +157,6 @@ def spread_table(record: Record) -> str:
 def _told_below(record: Record, kinds: dict[str, list[Record]], limits: dict[str, Record]) -> str:
     """Return how the runs were made and what the table means."""
     places = [run["environment"] for runs in kinds.values() for run in runs]
-    commits = sorted({place["motes_commit"][:10] for place in places})
     clips = {
         name: sum(column["clips"] for column in limit["by_count"].values())
         for name, limit in limits.items()
@@ -170,7 +169,7 @@ def _told_below(record: Record, kinds: dict[str, list[Record]], limits: dict[str
         ".44 / .55; pictures .0268; regions .87 to .93; gravity 3 %); those for errors, moved, "
         "are higher by as much as the limit is worse on these clips than it was on those. "
         f"{number} test clips; all seeds that were run. {record['note']}. "
-        f"Commits {', '.join(commits)}, {places[0]['processor']}."
+        f"{_origins(places)}"
     )
 
 
@@ -236,19 +235,11 @@ def ablation_table(records: Mapping[str, Record]) -> str:
             told = [f"{nats:.1f}" for nats in bounds.values()]
         lines.append(f"| {part} | {' | '.join(cells)} | {', '.join(told)} |")
     clips = sum(column["clips"] for column in runs[0]["by_count"].values())
-    places = [run["environment"] for run in runs]
-    commits, machines = (
-        ", ".join(sorted(set(names)))
-        for names in (
-            [place["motes_commit"][:10] for place in places],
-            [place["processor"] for place in places],
-        )
-    )
     told_below = (
         f"Seeds {', '.join(map(str, sorted(seeds)))}, {clips} clips of {kind_of(runs[0])}: the "
         "least and the largest of the seeds; gravity and the bound seed by seed, the bound in nats "
-        f"a clip against everything with the same seed. {record['note']}. Commits {commits}; "
-        f"{machines}."
+        f"a clip against everything with the same seed. {record['note']}. "
+        f"{_origins([run['environment'] for run in runs])}"
     )
     return "\n".join([*lines, "", told_below])
 
@@ -282,8 +273,14 @@ def large_table(record: Record | None) -> str:
     places = [
         run[part] for run in record["runs"] for part in ("environment", "learned") if part in run
     ]
-    commits = ", ".join(sorted({place["motes_commit"][:10] for place in places}))
-    return "\n".join([*lines, "", f"After ± one standard error. Commits {commits}."])
+    return "\n".join([*lines, "", f"After ± one standard error. {_origins(places)}"])
+
+
+def _origins(places: list[Record]) -> str:
+    """Return the commits and the processors of some runs."""
+    commits = sorted({place["motes_commit"][:10] for place in places})
+    processors = sorted({place["processor"] for place in places})
+    return f"Commits {', '.join(commits)}; {', '.join(processors)}."
 
 
 def _triples(run: Record, scores: tuple[str, ...]) -> list[str]:

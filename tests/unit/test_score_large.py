@@ -62,7 +62,7 @@ def test_the_error_of_a_difference_is_small_where_clips_are_hard_for_both():
 
 
 def test_records_become_rows_beside_the_limit(tmp_path):
-    place = {"motes_commit": "0" * 40}
+    place = {"motes_commit": "0" * 40, "processor": "a processor"}
     kind = {"size": 48, "num_frames": 30, "environment": place}
     values = torch.linspace(1, 9, 50, dtype=torch.float64)
     for seed, factor in ((None, 1.0), (0, 1.21), (1, 1.44)):
