@@ -45,8 +45,9 @@ def count_log_evidence(
     columns, unseen = [bounds[0]], gains[0]
     for count, bound, gain in zip(range(2, len(bounds) + 1), bounds[1:], gains[1:], strict=True):
         found, fewer = bound + math.lgamma(count + 1), columns[-1] + math.log(count / 2) + unseen
-        # What one more gains is known beside the objects of the higher bound alone.
-        unseen = torch.where(found > fewer, gain, unseen)
+        # What another one gains is known beside objects that were found. Beside one fewer and one
+        # anywhere it is less than beside those alone, and less than where one is missed that shows.
+        unseen = torch.where(found > fewer, gain, gain.minimum(unseen))
         columns.append(found.maximum(fewer))
     return torch.stack(columns, 1)
 
