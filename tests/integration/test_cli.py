@@ -100,6 +100,32 @@ def test_questions_write_a_table_and_an_animation(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["seen.gif", "tracks.csv"]
 
 
+@pytest.mark.parametrize("verb", QUESTIONS)
+def test_frames_that_a_file_says_were_lost_are_not_taken_for_seen(
+    verb: str, world: Path, tmp_path: Path
+) -> None:
+    whole = motes.load_clips(world / "clips.npz")
+    lost = torch.arange(T) == torch.tensor([[2], [4]] * (NUM_CLIPS // 2))
+    marks = whole.frames.float()
+    marks[lost] = 1.0  # as if all of it were objects
+    clips = tmp_path / "lost.npz"
+    np.savez(clips, frames=marks, num_objects=whole.num_objects, observed=~lost)
+    out, gif = tmp_path / "tracks.csv", tmp_path / "a.gif"
+    asked = [verb, str(clips), *QUESTIONS[verb], f"--model={world}/run", f"--gif={gif}"]
+    assert cli.main([*asked, f"--out={out}"]) == 0
+    rows = table(out)
+    hidden = {"infer": set(), "forecast": set(range(5, T)), "interpolate": {3, 4, 5, 8}}[verb]
+    for clip, gone in ((0, 2), (1, 4)):
+        said = {
+            int(r["frame"]) for r in rows if r["clip"] == str(clip) and r["observed"] == "False"
+        }
+        assert said == hidden | {gone}
+    # What they hold cannot matter.
+    np.savez(clips, frames=whole.frames, num_objects=whole.num_objects, observed=~lost)
+    assert cli.main([*asked, f"--out={out}"]) == 0
+    assert table(out) == rows
+
+
 def test_a_plot_of_clips_is_in_the_pixels_of_the_table_and_knows_no_seconds(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,15 +6,19 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
+from torch.nn.functional import pad
 from tyro.conf import Positional, arg
 
 from motes import queries
+from motes.answer import Answer
 from motes.atomic import all_or_none
 from motes.checkpoint import load
 from motes.data import Clips, pack, save_clips, write_gif
 from motes.errors import InputError
+from motes.inputs import check_whole
+from motes.model import Model
 from motes.verbs import listed, tell
-from motes.verbs.question import Files, answer_question, read_question
+from motes.verbs.question import Files, Question, answer_question, read_question
 
 Json = Annotated[bool, arg(name="json", help="print one JSON line instead of a sentence")]
 
@@ -53,8 +57,7 @@ def infer(
     """
     files, loaded = Files.of("infer", clips, out, gif, overlay, plot), load(model)
     question = read_question(clips, model, loaded, num_objects, start, end)
-    ask = partial(queries.infer, loaded, seed=seed)
-    answer_question("infer", ask, question, files, as_json)
+    answer_question("infer", partial(_filled, loaded, seed), question, files, as_json)
 
 
 def forecast(
@@ -97,8 +100,17 @@ def forecast(
         num_frames = question.frames.shape[1]
         if not 2 <= seen <= num_frames:
             raise InputError(f"seen is {seen}; give 2 to {num_frames}, the frames of the clips")
-        question = replace(question, frames=question.frames[:, :seen])
-    ask = partial(queries.forecast, loaded, horizon=horizon, seed=seed)
+        question = question.of(slice(None), slice(seen))
+
+    def ask(asked: Question) -> Answer:
+        if asked.observed is None:
+            return queries.forecast(loaded, asked.frames, asked.num_objects, horizon, seed=seed)
+        ahead = check_whole("horizon", horizon, 1, queries.MAX_FRAMES)
+        none = torch.zeros_like(asked.frames[:, :1]).expand(-1, ahead, *asked.frames.shape[2:])
+        frames = torch.cat([asked.frames, none], 1)
+        observed = pad(asked.observed, (0, ahead))
+        return queries.interpolate(loaded, frames, observed, asked.num_objects, seed=seed)
+
     answer_question("forecast", ask, question, files, as_json)
 
 
@@ -137,11 +149,13 @@ def interpolate(
     files, loaded = Files.of("interpolate", clips, out, gif, overlay, plot), load(model)
     question = read_question(clips, model, loaded, num_objects, start, end)
     num_frames = question.frames.shape[1]
-    observed = torch.ones(num_frames, dtype=torch.bool)
+    observed = torch.ones(question.frames.shape[:2], dtype=torch.bool)
+    if question.observed is not None:
+        observed &= question.observed
     for part in hide:
-        observed[_span(part, num_frames)] = False
-    ask = partial(queries.interpolate, loaded, observed=observed, seed=seed)
-    answer_question("interpolate", ask, question, files, as_json)
+        observed[:, _span(part, num_frames)] = False
+    question = replace(question, observed=observed)
+    answer_question("interpolate", partial(_filled, loaded, seed), question, files, as_json)
 
 
 def sample(
@@ -179,6 +193,13 @@ def sample(
     tell(
         record, as_json, f"imagined {num_clips} clips of {num_objects} objects: {listed(out, gif)}"
     )
+
+
+def _filled(model: Model, seed: int, asked: Question) -> Answer:
+    """Where every object is in every frame, seen or not."""
+    if asked.observed is None:
+        return queries.infer(model, asked.frames, asked.num_objects, seed=seed)
+    return queries.interpolate(model, asked.frames, asked.observed, asked.num_objects, seed=seed)
 
 
 def _span(text: str, num_frames: int) -> slice:

@@ -1,7 +1,7 @@
 """What a person asks about, and where the answer goes: clips or a video in, files out."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,15 @@ class Question:
     """Clips to ask about."""
 
     frames: Tensor  # [B, T, height, width]
+    observed: Tensor | None  # [B, T], which of them were seen; all, if None
     num_objects: Any  # as asked for, else as the file says, else None
     where: VideoMap | None  # in which video the clips are
     pictures: Pictures | None  # the video's own
+
+    def of(self, clips: slice, frames: slice = slice(None)) -> "Question":
+        """The question about some of the clips, or of their frames."""
+        observed = None if self.observed is None else self.observed[clips, frames]
+        return replace(self, frames=self.frames[clips, frames], observed=observed)
 
     @property
     def fps(self) -> float:
@@ -59,7 +65,7 @@ def read_question(
         clips = load_clips(path)
         known = load_video_map(path)
         counts = clips.num_objects if num_objects is None else num_objects
-        return Question(clips.frames, counts, known and known[0], None)
+        return Question(clips.frames, clips.observed, counts, known and known[0], None)
     if not 0 <= start < (end if end is not None else float("inf")):
         raise InputError(f"start is {start:g} and end {end}; give 0 <= start < end in seconds")
     total = open_video(path).num_frames
@@ -71,7 +77,7 @@ def read_question(
             (start, end if end is not None else float("inf")),
             progress,
         )
-    return Question(whole.frames, num_objects, whole.where, whole.pictures)
+    return Question(whole.frames, None, num_objects, whole.where, whole.pictures)
 
 
 def find_preparation(name_or_folder: str) -> Preparation | None:
@@ -114,14 +120,15 @@ class Files:
 
 
 def answer_question(
-    verb: str, ask: Callable[..., Answer], question: Question, files: Files, as_json: bool
+    verb: str, ask: Callable[[Question], Answer], question: Question, files: Files, as_json: bool
 ) -> None:
     """Asks, writes the files, and says so; where one of them fails, none is left."""
-    answer = ask(question.frames, num_objects=question.num_objects)
+    answer = ask(question)
     with all_or_none():
         if files.gif is not None:
-            first = ask(question.frames[:1], num_objects=answer.num_objects[:1])  # long to draw all
-            write_gif(files.gif, first.frames[0], min(question.fps, 50.0))
+            first = replace(question.of(slice(1)), num_objects=answer.num_objects[:1])
+            # Asked once more: all clips would take long to draw.
+            write_gif(files.gif, ask(first).frames[0], min(question.fps, 50.0))
         if files.overlay is not None or files.plot is not None:
             _draw(answer, question, files)
         write_table(files.table, answer, question.where)
