@@ -14,7 +14,7 @@ NUM_DRAWS = 32
 
 @torch.no_grad()
 def bound_and_weighted(
-    model: Model, frames: Float[Tensor, "B T height width"], num_objects: int
+    model: Model, frames: Float[Tensor, "B T height width *channels"], num_objects: int
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
     """The bound and the importance-weighted bound of each clip, nats.
 

@@ -7,6 +7,10 @@ A run folder describes itself:
     log.jsonl                one line for each report of training
     model.safetensors        weights and pixel map, for use
     checkpoint.safetensors   weights and optimizer state, for resuming
+    latent_map.png           the latent plane at the last checkpoint
+    preparation.json         how clips were made of a video, if they were
+    replicas.json            several seeds: which, each in a folder of its own
+    selection.json           several seeds: their bounds, and which one was taken
 
 A model to use is `config.json` and `model.safetensors` alone. Every file is replaced atomically.
 """

@@ -71,7 +71,6 @@ class DataConfig:
             4 <= self.height <= 512 and 4 <= self.width <= 512,
             f"frames are {self.height!r:.40}x{self.width!r:.40}; give 4 to 512 pixels a side",
         )
-
         require(self.channels in (1, 3), f"channels is {self.channels!r:.40}; give 1 or 3")
 
     @property
@@ -153,8 +152,7 @@ class ScheduleConfig:
     seed_mixture: tuple[int, ...] = ()  # structured family: steps at which starts are clustered
 
     def __post_init__(self) -> None:
-        require_counts(self, 1, "iterations")
-        require_counts(self, 1, "steps_per_look")
+        require_counts(self, 1, "iterations", "steps_per_look")
         require_counts(self, 0, "frozen_dynamics", "frozen_visibility", "taught")
         require(
             0 <= self.dynamics_rate < 1e6, f"dynamics_rate is {self.dynamics_rate}; give 0 to 1e6"
@@ -168,23 +166,24 @@ class ScheduleConfig:
             )
 
     def stretched(self, iterations: int) -> "ScheduleConfig":
-        """The same schedule over another number of iterations."""
+        """The same schedule over another number of iterations.
+
+        Looks stay as long, and starts are clustered at the same steps: after as many looks.
+        """
         factor = iterations / self.iterations
 
         def stretch(knots: Knots) -> Knots:
             return tuple((round(step * factor), value) for step, value in knots)
 
-        return ScheduleConfig(
+        return dataclasses.replace(
+            self,
             iterations=iterations,
             frozen_dynamics=round(self.frozen_dynamics * factor),
             learning_rate=stretch(self.learning_rate),
             kl_weight=stretch(self.kl_weight),
             blur=stretch(self.blur),
-            dynamics_rate=self.dynamics_rate,
             taught=round(self.taught * factor),
-            steps_per_look=self.steps_per_look,
             frozen_visibility=round(self.frozen_visibility * factor),
-            seed_mixture=self.seed_mixture,
         )
 
     def slower(self, factor: float) -> "ScheduleConfig":

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from motes.shapes import Bool, Float, Tensor
 
-Pictures = Callable[[], Float[Tensor, "B T height width"]]
+Pictures = Callable[[], Float[Tensor, "B T height width *channels"]]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Contender(Protocol):
 
     def ask(
         self,
-        frames: Float[Tensor, "B T height width"],
+        frames: Float[Tensor, "B T height width *channels"],
         observed: Bool[Tensor, " T"],
         num_objects: int,
     ) -> Told:

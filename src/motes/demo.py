@@ -16,8 +16,8 @@ from motes.checkpoint import load_with_config, save_model, write_text
 from motes.config import RunConfig
 from motes.data import Clips, World, draw_clips
 from motes.errors import InputError
-from motes.evaluate import NUM_CONTEXT, Asked, compare_physics, evaluate
-from motes.examples import gap_mask, latent_grid
+from motes.evaluate import NUM_CONTEXT, Asked, compare_physics, evaluate, gap_mask
+from motes.examples import latent_grid
 from motes.learning import Lesson, way_taken
 from motes.model import Model
 from motes.pictures import Style, View

@@ -25,6 +25,7 @@ EXTRAS = {  # what each extra of the package brings, and one module that shows t
     "serve": ("the playground, motes serve", "fastapi"),
     "table": ("answer.to_dataframe()", "pandas"),
     "tensorboard": ("motes train --tensorboard", "tensorboard"),
+    "rivals": ("motes evaluate trackpy; scores of more than five objects", "trackpy"),
     "bench": ("motes bench kalman against dynamax and pyro", "dynamax"),
 }
 SLOW_DISK = 30.0  # MiB a second, below which saving a checkpoint is felt

@@ -91,6 +91,12 @@ def evaluate(
     return record
 
 
+def gap_mask(num_frames: int) -> Bool[Tensor, " T"]:
+    """The paper's pattern of seen frames: the first and the last five."""
+    time = torch.arange(num_frames)
+    return (time < NUM_CONTEXT) | (time >= num_frames - NUM_CONTEXT)
+
+
 def score_gaps(
     contender: Contender, clips: Clips, progress: Progress = lambda done: None
 ) -> dict[str, Any]:
@@ -142,6 +148,10 @@ def _require_truth(clips: Clips) -> Int[Tensor, " B"]:
     """The number of objects of each clip, if its truth is known and it is long enough."""
     if clips.num_objects is None or clips.positions is None or clips.clean is None:
         raise InputError("these clips carry no truth; evaluate needs positions and clean paths")
+    if clips.observed is not None:
+        raise InputError(
+            "these clips have lost frames; evaluate hides frames itself: give whole clips"
+        )
     num_frames = clips.video.shape[1]
     if num_frames <= 2 * NUM_CONTEXT:
         raise InputError(f"clips of {num_frames} frames; evaluate needs 11 or more")
@@ -156,7 +166,7 @@ def _truth(clips: Clips, count: int) -> Truth:
 
 def _ask(contender: Contender, truth: Truth, observed: Bool[Tensor, " T"]) -> Told:
     """The contender's answer; it never gets to see a hidden frame."""
-    shown = truth.frames * observed[:, None, None]
+    shown = truth.frames * observed.view(-1, *[1] * (truth.frames.ndim - 2))
     return contender.ask(shown, observed, truth.noisy.shape[1])
 
 
@@ -167,7 +177,7 @@ def _ask_all(contender: Contender, clips: Clips, count: int, affine: Aligned | N
     questions = {
         "infer": time >= 0,
         "forecast": time < NUM_CONTEXT,
-        "interpolation": (time < NUM_CONTEXT) | (time >= len(time) - NUM_CONTEXT),
+        "interpolation": gap_mask(len(time)),
     }
     if not contender.interpolates:
         del questions["interpolation"]

@@ -9,15 +9,16 @@ import torch
 from motes.alignment import drawn_centroids
 from motes.atomic import atomic_path
 from motes.data import Clips
-from motes.evaluate import NUM_CONTEXT
+from motes.evaluate import NUM_CONTEXT, gap_mask
 from motes.model import Model
 from motes.queries import forecast, infer, interpolate
-from motes.shapes import Bool, Float, Tensor
+from motes.shapes import Float, Tensor
 
 NUM_EXAMPLES = 15  # clips, the first ones of the test: examples that nobody picked
 GRID = 9  # nodes on a side of the latent grid
 GRID_BORDER = 2.0  # pixels that stay free around it: a ball's radius
 NUM_VISITED = 600  # true positions under the grid
+KEPT = ("positions", "pixels", "path_pixels", "pixel_covariances", "path_pixel_covariances")
 
 
 def collect(model: Model, clips: Clips) -> dict[str, np.ndarray]:
@@ -31,19 +32,11 @@ def collect(model: Model, clips: Clips) -> dict[str, np.ndarray]:
     }
     found: dict[str, np.ndarray] = {}
     for question, answer in answers.items():
-        for name in ("positions", "pixels", "path_pixels"):
-            found[f"{question}_{name}"] = _half(getattr(answer, name))
-        for name in ("pixel_covariances", "path_pixel_covariances"):
+        for name in KEPT:
             found[f"{question}_{name}"] = _half(getattr(answer, name))
         found[f"{question}_mean_frames"] = _levels(answer.mean_frames)
     found["forecast_frames"] = _levels(answers["forecast"].frames)
     return found | latent_grid(model, clips)
-
-
-def gap_mask(num_frames: int) -> Bool[Tensor, " T"]:
-    """The paper's pattern of seen frames: the first and the last five."""
-    time = torch.arange(num_frames)
-    return (time < NUM_CONTEXT) | (time >= num_frames - NUM_CONTEXT)
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from motes.errors import InputError
 from motes.shapes import Bool, Float, Int, Tensor
 
 TRACKED_WITHIN = 4.0  # pixels
@@ -41,8 +42,12 @@ def cheapest_order(costs: Float[Tensor, "B N N"]) -> Int[Tensor, "B N"]:
     """
     size = costs.shape[1]
     if size > MOST_PERMUTED:
-        from scipy.optimize import linear_sum_assignment
-
+        try:
+            from scipy.optimize import linear_sum_assignment
+        except ImportError:
+            raise InputError(
+                f"scores of {size} objects in a clip need scipy; pip install 'motes[rivals]'"
+            ) from None
         matched = [linear_sum_assignment(cost.T)[1] for cost in costs.cpu().numpy()]
         return torch.tensor(np.stack(matched), device=costs.device)
     orders = torch.tensor(list(permutations(range(size))), device=costs.device)
@@ -181,25 +186,33 @@ def coverage(
 
 
 def picture_loss(
-    probabilities: Float[Tensor, "B T height width"], frames: Float[Tensor, "B T height width"]
+    probabilities: Float[Tensor, "B T height width *channels"],
+    frames: Float[Tensor, "B T height width *channels"],
 ) -> Float[Tensor, " B"]:
     """Mean Bernoulli cross-entropy of a pixel, in nats, for each clip."""
     return frame_losses(probabilities, frames).mean(1)
 
 
 def frame_losses(
-    probabilities: Float[Tensor, "B T height width"], frames: Float[Tensor, "B T height width"]
+    probabilities: Float[Tensor, "B T height width *channels"],
+    frames: Float[Tensor, "B T height width *channels"],
 ) -> Float[Tensor, "B T"]:
     """Mean Bernoulli cross-entropy of a pixel, in nats, for each frame."""
     p = probabilities.clamp(1e-6, 1 - 1e-6)
-    return -(frames * p.log() + (1 - frames) * (1 - p).log()).mean((2, 3))
+    return _of_a_pixel(-(frames * p.log() + (1 - frames) * (1 - p).log()))
 
 
 def losses_in_papers_unit(
-    probabilities: Float[Tensor, "B T height width"], frames: Float[Tensor, "B T height width"]
+    probabilities: Float[Tensor, "B T height width *channels"],
+    frames: Float[Tensor, "B T height width *channels"],
 ) -> Float[Tensor, "B T"]:
     """The cross-entropy with the sigmoid taken twice, which may be the unit of the paper's 0.691.
 
     A guess: in it, black frames have log 2 = .6931.
     """
-    return binary_cross_entropy_with_logits(probabilities, frames, reduction="none").mean((2, 3))
+    losses = binary_cross_entropy_with_logits(probabilities, frames, reduction="none")
+    return _of_a_pixel(losses)
+
+
+def _of_a_pixel(losses: Float[Tensor, "B T height width *channels"]) -> Float[Tensor, "B T"]:
+    return losses.mean(tuple(range(2, losses.ndim)))

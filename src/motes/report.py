@@ -219,7 +219,7 @@ def _next_section() -> str:
         ("make clips", "motes data --out clips.npz --gif first.gif"),
         ("tracks as a table", "motes infer clips.npz --out tracks.csv"),
         ("look ahead", "motes forecast clips.npz --seen 5 --overlay forecast.gif"),
-        ("fill a gap", "motes interpolate clips.npz --hide 5:25 --gif filled.gif"),
+        ("fill a gap", "motes interpolate clips.npz --hide 5:25 --overlay filled.gif"),
         ("train your own, in minutes", "motes train --preset small --out runs/small"),
         ("this report about it", "motes demo --model runs/small --out demo-small"),
     ]

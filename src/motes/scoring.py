@@ -16,7 +16,7 @@ LEVELS = (50, 90, 95)  # per cent, of the regions whose coverage is scored
 class Truth(NamedTuple):
     """What really happened, for clips with the same number of objects."""
 
-    frames: Float[Tensor, "B T height width"]
+    frames: Float[Tensor, "B T height width *channels"]
     noisy: Float[Tensor, "B N T 2"]
     clean: Float[Tensor, "B N T 2"]
 

@@ -98,7 +98,7 @@ def ink_of(clips: Clips, counts: Int[Tensor, " B"]) -> float:
 
 
 def known_counts(clips: Clips, origin: str) -> Int[Tensor, " B"]:
-    """The number of objects in each clip, which the paper's family is told."""
+    """The number of objects in each clip, which learning is told."""
     if clips.num_objects is None:
         raise InputError(
             f"{origin} does not say how many objects each clip holds; "

@@ -4,7 +4,6 @@ The same questions are put to a model and to the world's oracle.
 """
 
 import json
-import math
 import time
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -163,9 +162,7 @@ def inside(
     truth: Float[Tensor, "B N T 2"],
 ) -> Float[Tensor, "B N T"]:
     """1 where the truth lies in the 90 % ellipse of an estimate, else 0."""
-    gap = (truth - estimate).double()
-    solved, singular = torch.linalg.solve_ex(covariances.double(), gap)
-    near: Tensor = ((gap * solved).sum(-1) <= -2 * math.log(1 - 0.9)) & (singular == 0)
+    near = metrics.squared_distance(estimate, covariances, truth) <= metrics.radius_of(0.9)
     return near.double()
 
 

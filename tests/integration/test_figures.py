@@ -11,7 +11,8 @@ import motes
 from motes.cli import main
 from motes.data import World
 from motes.errors import InputError
-from motes.examples import collect, gap_mask, save_arrays
+from motes.evaluate import gap_mask
+from motes.examples import collect, save_arrays
 from motes.figures import FIGURES, Stored, paper
 from motes.pictures import pdf, png
 from tiny import tiny_config, tiny_model

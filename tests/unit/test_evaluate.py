@@ -1,5 +1,6 @@
 """Scores of a model, against the same questions asked one by one."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import motes
 from motes import metrics
 from motes.bounds import bound_and_weighted
 from motes.contest import Told
-from motes.data import World
+from motes.data import World, worlds
 from motes.errors import InputError
 from motes.evaluate import (
     NUM_CONTEXT,
@@ -111,6 +112,25 @@ def test_clips_without_truth_or_too_short_are_refused(model: Model, clips: motes
         evaluate(Asked(model), replace(clips, clean=None))
     with pytest.raises(InputError, match="10 frames"):
         evaluate(Asked(model), motes.cannonballs(2, (1,), 10, SIZE, seed=8))
+    with pytest.raises(InputError, match="lost frames"):
+        evaluate(Asked(model), replace(clips, observed=torch.ones(len(clips), T).bool()))
+
+
+class Grey:
+    """Says that every picture is grey, and nothing else."""
+
+    interpolates = True
+
+    def ask(self, frames: torch.Tensor, observed: torch.Tensor, num_objects: int) -> Told:
+        assert frames.shape[1:] == (T, SIZE, SIZE, 3)
+        assert not frames[:, ~observed].any()
+        return Told(draw_frames=lambda: torch.full_like(frames, 0.5))
+
+
+def test_pictures_in_colour_are_scored_too() -> None:
+    clips = worlds.make("colour", 2, 1, T, SIZE, seed=3)
+    scores = evaluate(Grey(), clips)["by_count"]["1"]
+    assert scores["forecast_loss"] == pytest.approx(math.log(2))
 
 
 def test_the_same_record_comes_twice(model: Model, clips: motes.Clips) -> None:
