@@ -18,7 +18,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Answer:
     """Where every object is in every frame, seen or not, and how sure that is.
 
@@ -44,6 +44,12 @@ class Answer:
     count_probabilities: Float[Tensor, "B Nmax"] | None  # column n is n + 1 objects
     draw_frames: Callable[[], Float[Tensor, "B T height width *channels"]]
     draw_mean_frames: Callable[[], Float[Tensor, "B T height width *channels"]]
+
+    def __repr__(self) -> str:
+        """What was asked, in a line: arrays of thousands of numbers tell nobody anything."""
+        clips, objects, frames, _ = self.pixels.shape
+        seen = f"{int(self.observed.sum())} of {self.observed.numel()}"
+        return f"Answer(clips={clips}, objects={objects}, frames={frames}, seen={seen})"
 
     @cached_property
     def frames(self) -> Float[Tensor, "B T height width *channels"]:

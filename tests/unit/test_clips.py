@@ -105,3 +105,10 @@ def test_grey_frames_become_float32_between_0_and_1():
 def test_frames_that_are_no_frames_are_refused_by_name(frames, named):
     with pytest.raises(InputError, match=named):
         video_of(frames)
+
+
+def test_clips_introduce_themselves_in_a_line() -> None:
+    made = cannonballs(2, 1, 5, 16)
+    told = "num_objects, positions, clean"
+    assert repr(made) == f"Clips(2 clips of 5 frames, 16x16, known: {told})"
+    assert repr(Clips(made.video)) == "Clips(2 clips of 5 frames, 16x16, known: nothing else)"

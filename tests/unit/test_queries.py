@@ -488,3 +488,8 @@ def test_a_question_that_does_not_fit_is_refused_before_it_begins(
     for name in ("frames", "mean_frames"):
         with pytest.raises(motes.InputError, match="drawing 2 clips of 54 frames"):
             getattr(small, name)
+
+
+def test_an_answer_introduces_itself_in_a_line(model: Model) -> None:
+    answer = motes.forecast(model, tiny_frames(2, 4), torch.tensor([1, 2]), horizon=3)
+    assert repr(answer) == "Answer(clips=2, objects=2, frames=7, seen=8 of 14)"

@@ -83,7 +83,7 @@ def pack(
     return PackedFrames(torch.from_numpy(bits), height, width)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Clips:
     """B clips of T frames, and what is known about them.
 
@@ -118,6 +118,13 @@ class Clips:
     def in_colour(self) -> bool:
         """Whether frames have a last axis of red, green and blue."""
         return len(self.video.shape) == 5
+
+    def __repr__(self) -> str:
+        """Sizes, and what is known beside the frames, in a line."""
+        clips, frames, height, width = self.video.shape[:4]
+        known = [name for name in KNOWN if getattr(self, name) is not None] or ["nothing else"]
+        size = f"{clips} clips of {frames} frames, {height}x{width}"
+        return f"Clips({size}, known: {', '.join(known)})"
 
     def __len__(self) -> int:
         return len(self.video)
