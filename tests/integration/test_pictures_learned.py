@@ -9,8 +9,9 @@ import motes
 from motes import beginnings
 from motes.beginnings import begun_with, first_weights
 from motes.config import DataConfig
-from motes.data import load_clips, save_clips, worlds
+from motes.data import load_clips, save_clips, worlds, write_gif
 from motes.errors import InputError
+from motes.evaluate import Asked, evaluate
 from motes.presets import preset
 from motes.server import playground
 from motes.structured.picture import BACKGROUND_UNIT, PictureRenderer
@@ -89,6 +90,20 @@ def test_inferred_pictures_are_nearer_to_the_frames_than_the_background_is(learn
     background = model.renderer.background().detach().view(clips.frames.shape[2:])
     error, empty = ((clips.frames - picture).square().mean() for picture in (drawn, background))
     assert error < 0.5 * empty
+
+
+def test_a_model_of_pictures_is_scored(learned):
+    model, clips = learned
+    scores = evaluate(Asked(model), clips)["by_count"]["2"]
+    assert scores["clips"] == len(clips)
+    assert 0 < scores["forecast_loss"] < 10
+
+
+def test_a_video_of_another_size_is_not_cut_into_shapes_for_a_model_of_pictures(run, tmp_path):
+    folder, _ = run
+    write_gif(tmp_path / "a.gif", torch.rand(4, 30, 40, generator=torch.Generator().manual_seed(0)))
+    with pytest.raises(InputError, match=r"30x40 pixels; .* pictures of 24x24"):
+        ask.infer(tmp_path / "a.gif", model=str(folder))
 
 
 def test_imagined_pictures_are_written_as_they_are(learned, tmp_path, monkeypatch):

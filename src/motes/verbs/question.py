@@ -68,11 +68,17 @@ def read_question(
         return Question(clips.frames, clips.observed, counts, known and known[0], None)
     if not 0 <= start < (end if end is not None else float("inf")):
         raise InputError(f"start is {start:g} and end {end}; give 0 <= start < end in seconds")
-    total = open_video(path).num_frames
-    with bar("reading", total) as progress:
+    video, (height, width) = open_video(path), model.image_size
+    if model.painter is not None and (video.height, video.width) != (height, width):
+        raise InputError(
+            f"{path} has {video.height}x{video.width} pixels; this model has learned from pictures "
+            f"of {height}x{width} as they are: scale the video to that size"
+        )
+    with bar("reading", video.num_frames) as progress:
         whole = whole_clip(
             path,
-            *model.image_size,
+            height,
+            width,
             find_preparation(name_or_folder),
             (start, end if end is not None else float("inf")),
             progress,
