@@ -20,10 +20,9 @@ from motes.model import Model
 from motes.shapes import Tensor, UInt8
 from motes.verbs import listed, tell
 from motes.verbs.progress import bar
-from motes.video import Preparation, VideoMap, load_video_map, open_video, whole_clip
-from motes.video.preparing import preparation_from_json, preparation_to_json
+from motes.video import VideoMap, find_preparation, load_video_map, open_video, whole_clip
+from motes.video.preparing import PREPARATION, preparation_to_json
 
-PREPARATION = "preparation.json"  # in a run folder: how the clips were made from a video
 CLIP_FPS = 10.0  # of animations of clips that have no clock
 CLIP_SIDE = 480  # pixels of the longer side of a clip that is drawn by itself
 Pictures = Callable[[], Iterator[UInt8[np.ndarray, "height width 3"]]]
@@ -84,12 +83,6 @@ def read_question(
             progress,
         )
     return Question(whole.frames, None, num_objects, whole.where, whole.pictures)
-
-
-def find_preparation(name_or_folder: str) -> Preparation | None:
-    """How the clips that a model learned from were made of a video, where that is known."""
-    path = Path(name_or_folder) / PREPARATION
-    return preparation_from_json(path.read_text("utf-8"), str(path)) if path.is_file() else None
 
 
 def keep_preparation(folder: Path) -> None:

@@ -10,7 +10,7 @@ from tyro.conf import arg
 
 from motes.errors import InputError
 from motes.verbs import tell
-from motes.verbs.question import find_preparation
+from motes.video import find_preparation
 
 if TYPE_CHECKING:
     import uvicorn

@@ -2,7 +2,7 @@
 
 from motes.video.clip_file import load_video_map
 from motes.video.geometry import VideoMap
-from motes.video.preparing import Plan, Preparation, plan
+from motes.video.preparing import Plan, Preparation, find_preparation, plan
 from motes.video.reading import open_video, read_frames
 from motes.video.source import Frame, Video
 from motes.video.whole import WholeClip, whole_clip
@@ -14,6 +14,7 @@ __all__ = [
     "Video",
     "VideoMap",
     "WholeClip",
+    "find_preparation",
     "load_video_map",
     "open_video",
     "plan",

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -24,6 +25,7 @@ from motes.video.source import MAX_SIDE, Frame, Video
 
 Progress = Callable[[int], None]
 
+PREPARATION = "preparation.json"  # in a run folder: how the clips were made from a video
 SMALLEST_RADIUS = 1.6  # frame pixels
 GROWTH_SAMPLE = 15  # pictures in which objects are measured
 NOISE_INK = 4  # pixels; smaller blobs are not objects
@@ -215,6 +217,12 @@ def _timed(
             yield before if before is not None and nearer else here
             beat += 1
         before = here
+
+
+def find_preparation(folder: str | Path) -> Preparation | None:
+    """How the clips that a run learned from were made of a video, where that is known."""
+    path = Path(folder) / PREPARATION
+    return preparation_from_json(path.read_text("utf-8"), str(path)) if path.is_file() else None
 
 
 def preparation_to_json(preparation: Preparation) -> str:
