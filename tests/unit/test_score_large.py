@@ -75,3 +75,5 @@ def test_records_become_rows_beside_the_limit(tmp_path):
     # sqrt(5) = 2.236; a tenth and two tenths more are 0.224 and 0.447
     assert "| 48x48, T = 30, 2 seeds, 50 clips | 2 | 2.236 ±" in rows[3]
     assert "| 2.460-2.683 | +0.224 to +0.447 (±" in rows[3]
+    # the goals are 2.25 / 2.27 / 2.40
+    assert "are missed by 0, 1." in rows[-1]
