@@ -149,14 +149,16 @@ def told(record: dict[str, Record]) -> str:
             by_count = " / ".join(f"{share:.3f}" for share in scores["by_count"].values())
             said = f"{scores['mean_said']:.3f} | {scores['nats']:.4f}"
             lines.append(f"| {kind} | {seen} | {scores['accuracy']:.3f} | {by_count} | {said} |")
-    first = next(iter(record.values()))
-    clips, where = next(iter(first["after"].values()))["clips"], first["environment"]
+    origins = [
+        f"{next(iter(part['after'].values()))['clips']} {kind} clips by commit "
+        f"{part['environment']['motes_commit'][:10]} on {part['environment']['processor']}"
+        for kind, part in record.items()
+    ]
     below = (
-        f"{clips} clips of 1 to {max(COUNTED)} objects of each kind, and as many may be claimed; "
+        f"Clips of 1 to {max(COUNTED)} objects, and as many may be claimed; "
         "the models learned from 1 to 3. In faint clips a pixel shows with a chance of "
         f"{LIT:g} in an object and {DARK:g} elsewhere. The last column is the mean of -log of "
-        f"the probability of the true count. Commit {where['motes_commit'][:10]}, "
-        f"{where['processor']}."
+        f"the probability of the true count. {', '.join(origins)}."
     )
     picture = "![Counts that were given a probability, and how often they were true]"
     return "\n".join([*lines, "", below, "", f"{picture}(images/counts.png)"])
