@@ -307,6 +307,7 @@ def test_presets_for_own_videos_begin_with_a_glyph_of_the_size_of_the_objects(
     assert cli.main(words) == 0
     model = json.loads(capsys.readouterr().out)["model"]
     assert model["glyph_width"] == pytest.approx(0.9 * 10 / math.pi**0.5)
+    assert model["glyph_reach"] == 12  # twice the radius, to the next pixel
     assert model["hidden_teach"] == ("hiding" if preset == "covered" else "all")
 
 

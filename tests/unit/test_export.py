@@ -72,6 +72,18 @@ def test_a_ghost_is_dashed_and_a_seen_object_is_not():
     assert 0.4 * seen < hidden < 0.85 * seen
 
 
+def test_an_object_draws_its_last_frames_behind_it(monkeypatch):
+    def lit(frame, x):
+        return bool(list(draw_trails(black(T), trails([True] * T)))[frame][30, x].any())
+
+    # It goes from 10 to 50 in five steps of eight pixels; its ellipse has a radius of 13.
+    assert lit(T - 1, 20)
+    assert not lit(0, 25)
+    monkeypatch.setattr("motes.export.overlay.TAIL", 2)
+    assert lit(T - 1, 36)
+    assert not lit(T - 1, 20)
+
+
 def test_pictures_that_end_early_stay_darker():
     white = iter([np.full((60, 64, 3), 240, dtype=np.uint8)] * 2)
     drawn = list(draw_trails(white, trails([True] * T)))
