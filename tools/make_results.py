@@ -13,6 +13,7 @@ from typing import Any
 
 from beside import paired_table, reference_table
 from seed_tables import ablation_table, large_table, spread_table, start_table
+from world_tables import worlds_page
 
 from motes.standings import CONTENDERS, HEADS, TABLE, contenders
 
@@ -48,13 +49,6 @@ SCORES = {
 }  # fmt: skip
 SHORT = ("tracked", "noisy_rmse", "forecast_rmse", "interpolation_rmse", "forecast_loss")
 STRUCTURED = (*SHORT, "infer_coverage90", "forecast_coverage90")
-WORLD_SCORES = (
-    ("tracked", "{:.3f}"),
-    ("noisy_rmse", "{:.2f}"),
-    ("path_rmse", "{:.2f}"),
-    ("hidden_rmse", "{:.2f}"),
-)
-WORLD_COVERS = ("coverage90", "hidden_coverage90", "path_coverage90")
 PERCENTS = ("p50", "p95")
 Record = dict[str, Any]
 
@@ -254,64 +248,6 @@ def scores_of(model: str, records: dict[str, Record], names: Sequence[str]) -> s
     return score_table(records[model], names, limit)
 
 
-def worlds_table(record: Record) -> str:
-    """Return every world's scores beside its oracle's, for each number of objects."""
-    lines = [
-        "| world | N | trackpy tracks | clips tracked | position, px | path, px "
-        "| hidden path, px | 90 % regions hold: seen / hidden / path | forecast, px | they hold |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for world, oracle in record.get("oracles", {}).items():
-        if world == "long":  # on the page of reliability
-            continue
-        runs = record.get("worlds", {}).get(world, {})
-        for count, limit in oracle["by_count"].items():
-            ours = [run["by_count"][count] for run in runs.values() if count in run["by_count"]]
-
-            def pair(name: str, form: str, ours: list[Record] = ours, limit: Record = limit) -> str:
-                if name not in limit:
-                    return ""
-                found = ", ".join(form.format(scores[name]) for scores in ours)
-                return f"{found or '-'} ({form.format(limit[name])})"
-
-            covers = " / ".join(pair(name, "{:.2f}") for name in WORLD_COVERS if name in limit)
-            cells = [pair(name, form) for name, form in WORLD_SCORES]
-            ahead = [pair("forecast_rmse", "{:.2f}"), pair("forecast_coverage90", "{:.2f}")]
-            rival = record.get("trackpy", {}).get(world, {"by_count": {}})["by_count"].get(count)
-            blobs = f"{rival['tracked']:.2f}" if rival else ""
-            row = [f"`{world}`", count, blobs, *cells, covers, *ahead]
-            lines.append("| " + " | ".join(row) + " |")
-    return "\n".join(lines)
-
-
-def worlds_page(records: dict[str, Record]) -> str:
-    """Return the table of the worlds and the origin."""
-    record = records.get("worlds")
-    if record is None:
-        return "No record is stored yet."
-    parts = [worlds_table(record)]
-    times = {
-        world: [run["training"]["cpu_seconds"] for run in runs.values() if "training" in run]
-        for world, runs in record.get("worlds", {}).items()
-    }
-    trained = [
-        f"`{world}` {min(taken):.0f}" + (f"-{max(taken):.0f}" if len(taken) > 1 else "")
-        for world, taken in times.items()
-        if taken
-    ]
-    if trained:
-        told = "Training took, in seconds of one core of a machine with 7 to 14 such jobs at once: "
-        parts.append(told + "; ".join(trained) + ".")
-    commits = {
-        run["environment"]["motes_commit"][:10]
-        for runs in record.get("worlds", {}).values()
-        for run in runs.values()
-    }
-    parts.append(f"Models of the commits {', '.join(sorted(commits))}; the oracles:")
-    first = next(iter(record["oracles"].values()))
-    return "\n\n".join([*parts, origin(first)])
-
-
 def fill(page: str, content: str) -> str:
     """Return a page with new content between its markers."""
     between = re.compile(f"{re.escape(OPEN)}.*?{re.escape(CLOSE)}", re.DOTALL)
@@ -363,7 +299,7 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
                 ablation_table(records),
             ]
         ),
-        "docs/worlds.md": worlds_page(records),
+        "docs/worlds.md": worlds_page(records["worlds"], records["bounces"], origin),
         "docs/playground.md": server_page(records),
         "README.md": short_table(records),
     }

@@ -5,7 +5,7 @@ so that worlds can be run one at a time and on several machines.
 
 Usage: python tools/score_worlds.py --worlds bar drops --out results/worlds.json --runs runs/worlds
        python tools/score_worlds.py --worlds bar --model runs/worlds/bar-0   (no training)
-       python tools/score_worlds.py --worlds bar --preset covered   (or --hiding: other ways)
+       python tools/score_worlds.py --worlds bar --hiding   (or --preset, --law: learned otherwise)
        python tools/score_worlds.py --jobs 16   (all worlds side by side)
 """
 
@@ -78,6 +78,8 @@ def learn(
             say(f"  {folder.name}: {told}")
 
     outcome = train(config, folder, report=report)
+    if not outcome.finished:
+        sys.exit(f"{folder} was stopped at step {outcome.step}; remove it and begin again")
     record = {
         "clips": num_clips,
         "steps": outcome.step,
@@ -95,7 +97,7 @@ def averaged(clips: Clips) -> Float[Tensor, "B T height width"]:
 
 def called(world: str, arguments: argparse.Namespace) -> str:
     """What a world is called in records, where it is not learned as usual."""
-    other = [arguments.preset] if arguments.preset else []
+    other = [name for name in (arguments.preset, arguments.law) if name is not None]
     return ", ".join([world, *other, *["hiding"] * arguments.hiding])
 
 
@@ -166,7 +168,7 @@ def run_side_by_side(arguments: argparse.Namespace) -> None:
     def start(learned: str) -> Path:
         part: Path = arguments.runs / f"{learned}-{arguments.seed}.json"
         command = [sys.executable, __file__, "--worlds", *groups[learned], "--out", str(part)]
-        for name in ("seed", "clips", "preset", "runs", "test_clips"):
+        for name in ("seed", "clips", "preset", "law", "runs", "test_clips"):
             if getattr(arguments, name) is not None:
                 command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
         command += ["--hiding"] * arguments.hiding
@@ -193,6 +195,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the training run")
     parser.add_argument("--clips", type=int, help="to learn from; default: the preset's")
     parser.add_argument("--preset", help="to learn by, if not the world's own")
+    parser.add_argument("--law", choices=("newton", "linear"), help="if not the world's own")
     parser.add_argument("--hiding", action="store_true", help="what hides is learned as in covered")
     parser.add_argument("--runs", type=Path, default=Path("runs/worlds"))
     parser.add_argument("--model", default=None, help="a trained model for all worlds asked for")
@@ -203,9 +206,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/worlds.json"))
     arguments = parser.parse_args()
     for name, task in TASKS.items():
-        learning = task.preset if arguments.preset is None else arguments.preset
-        few = min(task.num_clips, arguments.test_clips)
-        TASKS[name] = task._replace(num_clips=few, preset=learning)
+        TASKS[name] = task._replace(
+            num_clips=min(task.num_clips, arguments.test_clips),
+            preset=arguments.preset or task.preset,
+            law=arguments.law or task.law,
+        )
     if arguments.jobs > 1:
         return run_side_by_side(arguments)
     for name in arguments.worlds:

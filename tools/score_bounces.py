@@ -1,0 +1,127 @@
+"""What a bounce costs a law that knows no floor: errors before and after it, and beside it.
+
+The world `bounce` of docs/worlds.md. Forecasts are parted by whether a ball bounced since it was
+last seen; the oracle answers with the floor and without it, which parts what is due to the missing
+floor from what is due to noises that were learned from clips with bounces.
+
+Usage: python tools/score_bounces.py --runs runs/worlds --seeds 0 1 2 --out results/bounces.json
+"""
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from score_worlds import say, store
+
+import motes
+from motes.baselines.oracle import Law
+from motes.data import Clips, worlds
+from motes.metrics import radius_of
+from motes.run_folder import environment
+from motes.shapes import Bool, Float, Tensor
+from motes.world_scores import (
+    TASKS,
+    Ask,
+    ask_law,
+    ask_model,
+    in_order,
+    inside,
+    squares,
+    unseen_clips,
+)
+
+TASK = TASKS["bounce"]
+LEARNED = {"linear law": "bounce", "Newton's law": "bounce, newton"}  # folders of score_worlds.py
+BESIDE = 1  # frames before and after a bounce that are beside it
+
+
+def bounces(clips: Clips) -> Bool[Tensor, "B N T"]:
+    """The lowest frame of each bounce: in the air a path has a highest point and no lowest."""
+    assert clips.clean is not None
+    row = clips.clean[..., 1]  # from above
+    found = torch.zeros(row.shape, dtype=torch.bool)
+    found[..., 1:-1] = (row[..., 1:-1] >= row[..., :-2]) & (row[..., 1:-1] > row[..., 2:])
+    return found
+
+
+def scores(
+    where: Bool[Tensor, "B N T"],
+    error: Float[Tensor, "B N T"],
+    within: Float[Tensor, "B N T"],
+    radius: Float[Tensor, "B N T"],
+) -> dict[str, float]:
+    """Of some positions: how many, how far off, how often in their regions, and how wide those."""
+    return {
+        "share": round(float(where.double().mean()), 4),
+        "rmse": round(float(error[where].mean().sqrt()), 4),
+        "coverage90": round(float(within[where].mean()), 4),
+        "radius90": round(float(radius[where].mean()), 4),
+    }
+
+
+def breakdown(ask: Ask, clips: Clips, count: int) -> dict[str, dict[str, float]]:
+    """The scores of a contender, parted by bounces."""
+    assert clips.clean is not None
+    assert clips.positions is not None
+    struck = bounces(clips)
+    told, ahead = (in_order(ask(clips, count, seen), clips) for seen in (None, TASK.context))
+    later = torch.arange(struck.shape[2]) >= TASK.context
+    since = (struck & later).int().cumsum(2) > 0
+    beside = torch.zeros_like(struck)
+    for shift in range(-BESIDE, BESIDE + 1):
+        beside |= struck.roll(shift, 2)
+
+    def of(covariances: Float[Tensor, "B N T 2 2"]) -> Float[Tensor, "B N T"]:
+        # Of the circle that is as large as the 90 % ellipse.
+        area: Tensor = torch.linalg.det(covariances.double()).clamp(min=0).sqrt()
+        return (radius_of(0.9) * area).sqrt()
+
+    forecast = (
+        squares(ahead.path_pixels, clips.clean),
+        inside(ahead.pixels, ahead.pixel_covariances, clips.positions),
+        of(ahead.pixel_covariances),
+    )
+    path = (
+        squares(told.path_pixels, clips.clean),
+        inside(told.path_pixels, told.path_pixel_covariances, clips.clean),
+        of(told.path_pixel_covariances),
+    )
+    return {
+        "forecast, no bounce yet": scores(later & ~since, *forecast),
+        "forecast, bounced since": scores(later & since, *forecast),
+        "path beside a bounce": scores(beside, *path),
+        "path elsewhere": scores(~beside, *path),
+    }
+
+
+def main() -> None:
+    """Part the scores of the oracle, of it without the floor, and of models."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--runs", type=Path, default=Path("runs/worlds"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2))
+    parser.add_argument("--clips", type=int, default=100)
+    parser.add_argument("--out", type=Path, default=Path("results/bounces.json"))
+    given = parser.parse_args()
+    law = Law.of(worlds.physics_of("bounce", 30))
+    contenders: dict[str, Ask] = {
+        "oracle": partial(ask_law, law),
+        "oracle without the floor": partial(ask_law, law._replace(floor=None)),
+    }
+    for law_learned, learned in LEARNED.items():
+        for seed in given.seeds:
+            model = motes.load(given.runs / f"{learned}-{seed}")
+            contenders[f"{law_learned}, seed {seed}"] = partial(ask_model, model)
+    for name, ask in contenders.items():
+        record: dict[str, Any] = {}
+        for count in TASK.counts:
+            clips = unseen_clips(TASK, count)[: given.clips]
+            record[str(count)] = {"clips": len(clips), **breakdown(ask, clips, count)}
+            say(f"{name} N = {count} {record[str(count)]}")
+        store(given.out, name, record=record)
+    store(given.out, "environment", record=environment(torch.device("cpu")))
+
+
+if __name__ == "__main__":
+    main()
