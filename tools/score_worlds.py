@@ -56,9 +56,11 @@ def learn(
 ) -> None:
     """Train on fresh clips of a world into a new folder, with a record of how that went."""
     config = preset("structured", task.preset)
-    if hiding:  # as the preset `covered` does
-        model = dataclasses.replace(config.model, hidden_teach="hiding")
-        schedule = dataclasses.replace(config.schedule, frozen_visibility=24)
+    if hiding:
+        covered = preset("structured", "covered")
+        taught, frozen = covered.model.hidden_teach, covered.schedule.frozen_visibility
+        model = dataclasses.replace(config.model, hidden_teach=taught)
+        schedule = dataclasses.replace(config.schedule, frozen_visibility=frozen)
         config = dataclasses.replace(config, model=model, schedule=schedule)
     num_clips = num_clips or config.data.num_clips
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -132,6 +132,23 @@ def test_adam_is_that_of_pytorch(generator):
     assert torch.equal(copy, values.float())
 
 
+def test_adam_moves_by_the_mean_and_keeps_it_in_its_own_type(generator):
+    """A step from a mean of 16 bits is that from the same numbers; only what is kept is rounded."""
+    values, gradient, mean = torch.randn(3, 2, 7, generator=generator)
+    mean, square = mean.bfloat16(), torch.ones(2, 7)
+    results = []
+    for own in (mean.clone(), mean.float()):
+        moved, bad = values.clone(), torch.zeros(2, dtype=torch.int32)
+        one = torch.ones(2, dtype=torch.float64)
+        cells.adam(moved, gradient.bfloat16(), own, square.clone(), one, one, bad)
+        results.append((moved, own))
+    (ours, short), (expected, long) = results
+    assert torch.equal(ours, expected)
+    assert short.dtype == torch.bfloat16
+    assert torch.equal(short, long.bfloat16())
+    assert not torch.equal(short, mean)
+
+
 def test_adam_says_whose_gradient_is_not_finite():
     zero, gradient = torch.zeros(3, 4), torch.zeros(3, 4)
     gradient[1, 2], gradient[2, 0] = torch.inf, torch.nan
