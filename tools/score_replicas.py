@@ -1,0 +1,128 @@
+"""Train seeds of the paper's networks side by side, as `motes train --replicas`, and score all.
+
+For clips of any size and length. A run that was stopped goes on where it was. Test clips come from
+a seed that nothing was chosen by.
+
+Usage: python tools/score_replicas.py --learn --run runs/taught --preset taught --device cuda
+       python tools/score_replicas.py --learn --run runs/taught-32 --size 32 --teacher runs/teacher
+       python tools/score_replicas.py --score --run runs/taught-32 --out results/taught_32.json
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from motes.checkpoint import load_with_config, write_json
+from motes.config import RunConfig
+from motes.data import cannonballs
+from motes.evaluate import BATCH, Asked, evaluate
+from motes.latent_map import find_latent_map
+from motes.presets import PRESETS
+from motes.run_folder import environment
+from motes.train import resume, train
+
+TEST_SEED = 3_000_000
+GPU_BATCH = 300  # clips; a GPU waits for every launch, whatever it holds
+TABLE = {"tracked": "{:.3f}", "noisy_rmse": "{:.2f}", "forecast_rmse": "{:.2f}",
+         "interpolation_rmse": "{:.2f}"}  # fmt: skip
+Record = dict[str, Any]
+
+
+def configuration(given: argparse.Namespace) -> RunConfig:
+    """Return the preset for clips of a size, with a teacher of that size."""
+    config = PRESETS[given.preset]
+    size = dataclasses.replace(
+        config.data, height=given.size, width=given.size, num_frames=given.frames
+    )
+    teacher = given.teacher or config.teacher
+    return dataclasses.replace(config, data=size, teacher=teacher)
+
+
+def learn(config: RunConfig, folder: Path, replicas: int, device: str) -> None:
+    """Train into a folder or go on there, and note what it took."""
+    begun = time.monotonic()
+    if (folder / "config.json").is_file():
+        outcome = resume(folder, device=device)
+    else:
+        outcome = train(config, folder, device=device, replicas=replicas)
+    path = folder / "learned.json"
+    before = json.loads(path.read_text("utf-8"))["stretches"] if path.is_file() else []
+    stretch = {"to_step": outcome.step, "seconds": time.monotonic() - begun}
+    note = {"stretches": [*before, stretch], "environment": environment(torch.device(device))}
+    write_json(path, {"finished": outcome.finished, **note})
+    print(f"step {outcome.step}, finished: {outcome.finished}, {stretch['seconds']:.0f} s")
+
+
+def score(folder: Path, num_clips: int, device: str) -> Record:
+    """Return all seeds of a folder with their scores."""
+    learned = json.loads((folder / "learned.json").read_text("utf-8"))
+    chosen = json.loads((folder / "selection.json").read_text("utf-8"))
+    record = {**learned, "chosen": chosen["chosen"], "test_seed": TEST_SEED, "runs": {}}
+    for own in sorted(folder.glob("seed-*")):
+        record["runs"][own.name] = {
+            "held_out_bound": chosen["bounds"][own.name],
+            **score_seed(own, num_clips, device),
+        }
+        print(row(own.name, record["runs"][own.name]), flush=True)
+    return record
+
+
+def score_seed(folder: Path, num_clips: int, device: str) -> Record:
+    """Return how one seed trained, and its scores on unseen clips."""
+    model, config = load_with_config(folder, device=device)
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text("utf-8").splitlines()]
+    residuals = [line["pixel_map_residual"] for line in lines if "pixel_map_residual" in line]
+    data, counts = config.data, tuple(sorted(set(config.data.num_objects)))
+    size = (data.height, data.width)
+    clips = cannonballs(num_clips, counts, data.num_frames, size, seed=TEST_SEED)
+    scores = evaluate(Asked(model), clips, batch_size=BATCH if device == "cpu" else GPU_BATCH)
+    for part in ("curves", "worst_clips", "forecast_loss_of_clips"):
+        scores.pop(part, None)
+    return {
+        "config": dataclasses.asdict(config),
+        "pixel_map_residual_px": residuals[-1],
+        "folded": find_latent_map(model).folded,
+        "scored_on": environment(model.device)["processor"],
+        **scores,
+    }
+
+
+def row(name: str, run: Record) -> str:
+    """Return a seed as a row of a table."""
+    columns = run["by_count"].values()
+    cells = [f"{run['held_out_bound']:.0f}", f"{run['pixel_map_residual_px']:.2f}"]
+    for score_name, form in TABLE.items():
+        cells.append(" / ".join(form.format(column[score_name]) for column in columns))
+    total = sum(column["clips"] * column["forecast_loss"] for column in columns)
+    cells.append(f"{total / sum(column['clips'] for column in columns):.4f}")
+    return f"| {name.removeprefix('seed-')} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Learn, score, or both."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--learn", action="store_true")
+    parser.add_argument("--score", action="store_true")
+    parser.add_argument("--run", type=Path, required=True, help="folder of all seeds")
+    parser.add_argument("--preset", choices=PRESETS, default="taught")
+    parser.add_argument("--size", type=int, default=48)
+    parser.add_argument("--frames", type=int, default=30)
+    parser.add_argument("--teacher", help="a model of the structured family, of that size")
+    parser.add_argument("--replicas", type=int, default=8)
+    parser.add_argument("--clips", type=int, default=600)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, help="record of the scores")
+    given = parser.parse_args()
+    if given.learn:
+        learn(configuration(given), given.run, given.replicas, given.device)
+    if given.score:
+        write_json(given.out, score(given.run, given.clips, given.device))
+
+
+if __name__ == "__main__":
+    main()
