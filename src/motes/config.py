@@ -215,6 +215,11 @@ class RunConfig:
             f"checkpoint_every is {self.checkpoint_every!r:.40}; give a multiple of "
             f"steps_per_look, {self.schedule.steps_per_look}",
         )
+        require(
+            self.teacher is None or self.schedule.taught > 0,
+            f"teacher is {self.teacher!r:.200}, but no step is a lesson (schedule.taught is 0): "
+            "use --preset taught",
+        )
 
 
 def to_json(config: RunConfig) -> str:

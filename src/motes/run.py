@@ -25,11 +25,14 @@ from motes.model import Model
 from motes.objective import bound_terms
 from motes.run_folder import drop_lines_after, environment
 from motes.schedule import at_step
+from motes.shapes import Tensor
 from motes.trainer import Trainer, require_finite
 from motes.training_data import Dataset
 
-# Told each line of the log with the folder, the number of steps to come and the model itself.
+# Told each line of the log with the folder, the number of steps to come and the model itself; while
+# a teacher looks at the clips, of how many there are lessons.
 Report = Callable[[dict[str, Any]], None]
+CHECKPOINT = "checkpoint.safetensors"
 SLOWER = 0.5  # the learning rates after a roll-back, as a multiple of those before
 
 
@@ -58,9 +61,8 @@ class Run:
         roll_backs: int = 0,
     ) -> None:
         self.folder, self.config, self.dataset = folder, config, dataset
-        self.device, self.roll_backs = device, roll_backs
-        self.report = report if processes.leads() else lambda line: None
-        self.checkpoint = folder / "checkpoint.safetensors"
+        self.device, self.report, self.roll_backs = device, report, roll_backs
+        self.checkpoint = folder / CHECKPOINT
         self.last_saved: int | None = None
         self.rolled_back = 0
         if self.checkpoint.is_file():
@@ -83,16 +85,13 @@ class Run:
         Args:
             rolled_back: how often training went back; None: as often as before the checkpoint.
         """
-        tensors, metadata = read_tensors(self.checkpoint)
-        step, before = metadata.get("step", ""), metadata.get("rolled_back", "0")
-        if not (step.isdecimal() and before.isdecimal()):
-            raise InputError(f"{self.checkpoint} is no training state; delete it to start anew")
-        self.rolled_back = int(before) if rolled_back is None else rolled_back
-        self.last_saved = int(step)
+        tensors, step, before = read_state(self.checkpoint)
+        self.rolled_back = before if rolled_back is None else rolled_back
+        self.last_saved = step
         schedule = self.config.schedule.slower(SLOWER**self.rolled_back)
         slower = dataclasses.replace(self.config, schedule=schedule)
         self.trainer = Trainer(slower, self.dataset.training, self.device)
-        self.trainer.restore(tensors, int(step))
+        self.trainer.restore(tensors, step)
 
     @property
     def unfinished(self) -> bool:
@@ -239,6 +238,21 @@ class Run:
         """Tells whoever watches, and lets them see the model as it stands; it goes on changing."""
         place = {"folder": str(self.folder), "of": self.config.schedule.iterations, "model": model}
         self.report(place | line)
+
+
+def read_state(checkpoint: Path) -> tuple[dict[str, Tensor], int, int]:
+    """The tensors of a checkpoint, its step, and how often training had gone back before."""
+    tensors, metadata = read_tensors(checkpoint)
+    step, rolled_back = metadata.get("step", ""), metadata.get("rolled_back", "0")
+    if not (step.isdecimal() and rolled_back.isdecimal()):
+        raise InputError(f"{checkpoint} is no training state; delete it to start anew")
+    return tensors, int(step), int(rolled_back)
+
+
+def saved_step(folder: Path) -> int:
+    """The step from which the run in a folder goes on; 0 where nothing was saved."""
+    checkpoint = folder / CHECKPOINT
+    return read_state(checkpoint)[1] if checkpoint.is_file() else 0
 
 
 @torch.no_grad()

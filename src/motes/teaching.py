@@ -5,13 +5,16 @@ draws the teacher's positions and its inference network is asked to say them; th
 goes on. Nothing but a starting point is passed on. [Choice 13]
 """
 
+import dataclasses
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from motes import mixture
 from motes.batches import TrainingData
-from motes.checkpoint import load_with_config
+from motes.checkpoint import find_model, load_with_config, read_config, shipped_names
 from motes.config import RunConfig
 from motes.errors import InputError
 from motes.lgssm import POSITION_DIM, Dynamics
@@ -21,7 +24,7 @@ from motes.networks.inference import Encoding
 from motes.objective import BoundTerms, log_prior, reconstruction
 from motes.shapes import Bool, Float, Int, Tensor
 
-BATCH = 1000
+BATCH, GPU_BATCH = 200, 1000  # clips; a GPU waits for every launch, whatever it holds
 FIRST_FRAMES, FADE = 6.0, 2.0  # how much more the first frame counts, and for how many frames
 
 
@@ -64,39 +67,62 @@ def log_density(
     return torch.where(present, density, 0.0).sum(1)
 
 
+def taught_by(config: RunConfig, name_or_folder: str) -> RunConfig:
+    """The configuration of a run with this teacher, whose dynamics it begins with."""
+    shipped, its = name_or_folder in shipped_names(), read_config(find_model(name_or_folder)).model
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, num_components=its.num_components, law=its.law),
+        teacher=name_or_folder if shipped else str(Path(name_or_folder).resolve()),
+    )
+
+
 def find_teacher(config: RunConfig, device: torch.device) -> Model | None:
     """The teacher that a configuration names, if it names one.
 
     Raises:
-        InputError: there is no such model, or its clips or its dynamics are of another kind.
+        InputError: there is no such model, or its family, clips or dynamics are of another kind.
     """
     if config.teacher is None:
         return None
     teacher, its_config = load_with_config(config.teacher, device=device)
     own, its = (
-        (c.data.height, c.data.width, c.data.max_objects, c.model.num_components)
+        f"{c.model.pixels} frames of {c.data.height}x{c.data.width}, up to {c.data.max_objects} "
+        f"objects, {c.model.num_components} kinds of start and the {c.model.law} law"
         for c in (config, its_config)
     )
-    if own != its:
+    clips = config.data.path or "CLIPS"
+    advice = (
+        f"train one by motes train --family structured --data {clips} --out TEACHER, "
+        "and choose it by --teacher TEACHER"
+    )
+    if its_config.model.family != "structured":
         raise InputError(
-            f"teacher {config.teacher} has (height, width, objects, components) {its}; "
-            f"this run has {own}: choose a teacher trained on clips like yours"
+            f"teacher {config.teacher} is of the {its_config.model.family} family; "
+            f"lessons are given by the structured family: {advice}"
         )
+    if own != its:
+        raise InputError(f"teacher {config.teacher} has {its}; this run has {own}: {advice}")
     return teacher
 
 
 @torch.no_grad()
-def give_lessons(teacher: Model, clips: TrainingData) -> TrainingData:
-    """The clips with the teacher's inferred positions beside them."""
-    device = clips.num_objects.device
+def give_lessons(
+    teacher: Model, clips: TrainingData, report: Callable[[int], None] = lambda done: None
+) -> TrainingData:
+    """The clips with the teacher's inferred positions beside them; `report` hears how many have."""
+    device, total = clips.num_objects.device, len(clips.num_objects)
     parts = []
-    for indices in torch.arange(len(clips.num_objects), device=device).split(BATCH):
+    batch = GPU_BATCH if device.type == "cuda" else BATCH
+    for indices in torch.arange(total, device=device).split(batch):
+        report(int(indices[0]))
         frames, counts = clips.frames(indices), clips.num_objects[indices]
         found = teacher.track(frames, counts)
         assert found is not None  # only the structured family teaches
         said = found.gaussian()
         order = starting_order(teacher.dynamics, said.means[:, :, 0], teacher.present(counts))
         parts.append(Encoding(*(reorder(part, order) for part in said)))
+    report(total)
     lessons = Encoding(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
     return clips._replace(lessons=lessons)
 

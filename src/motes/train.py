@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from motes.beginnings import check_beginning
 from motes.checkpoint import read_config, write_json
 from motes.config import RunConfig
 from motes.errors import InputError
+from motes.model import Model
 from motes.replicas import Groups
-from motes.run import Outcome, Report, Run
+from motes.run import Outcome, Report, Run, saved_step
 from motes.run_folder import begin, exclusive, fast_arithmetic, is_new, run_folders, stop_signals
 from motes.teaching import find_teacher, give_lessons
-from motes.training_data import fit_to_data, make_dataset
+from motes.training_data import Dataset, fit_to_data, make_dataset
 
 
 def train(
@@ -44,13 +46,24 @@ def train(
         )
     if replicas < 1:
         raise InputError(f"replicas is {replicas}; give 1 or more")
-    config = fit_to_data(config)
-    check_beginning(config)
+    config = fitted(config)
     processes.wait()  # until all have found the folder empty
     if processes.leads():
         begin(out, config, replicas)
     processes.wait()
     return resume(out, device=device, roll_backs=roll_backs, report=report)
+
+
+def fitted(config: RunConfig) -> RunConfig:
+    """The configuration with the sizes of its clips, as a run of it begins.
+
+    Raises:
+        InputError: its clips, its teacher or the model that it begins with cannot be used.
+    """
+    config = fit_to_data(config)
+    check_beginning(config)
+    find_teacher(config, torch.device("cpu"))
+    return config
 
 
 def resume(
@@ -60,20 +73,23 @@ def resume(
     folders = run_folders(out, writes=processes.leads())
     processes.wait()
     configs = [read_config(folder) for folder in folders]
+    place, report = torch.device(device), report if processes.leads() else lambda line: None
     with contextlib.ExitStack() as stack:
         for folder in folders if processes.leads() else []:
             stack.enter_context(exclusive(folder))
-        dataset = make_dataset(configs[0], torch.device(device))
-        teacher = find_teacher(configs[0], torch.device(device))
+        taught = configs[0].schedule.taught
+        learns = taught > 0 and min(map(saved_step, folders)) < taught  # else lessons are over
+        teacher = find_teacher(configs[0], place) if learns else None
+        dataset = make_dataset(configs[0], place)
         if teacher is not None:
-            dataset = dataset._replace(training=give_lessons(teacher, dataset.training))
+            dataset = with_lessons(dataset, teacher, out, report)
         runs = [
-            Run(folder, config, dataset, torch.device(device), report, teacher, roll_backs)
+            Run(folder, config, dataset, place, report, teacher, roll_backs)
             for folder, config in zip(folders, configs, strict=True)
         ]
         stopping = stack.enter_context(stop_signals())
         stack.enter_context(fast_arithmetic())
-        outcomes = run_all(runs, lambda: processes.any_of(stopping(), torch.device(device)))
+        outcomes = run_all(runs, lambda: processes.any_of(stopping(), place))
     best = max(outcomes, key=lambda outcome: outcome.held_out_bound)
     if len(folders) == 1:
         return best
@@ -88,6 +104,17 @@ def resume(
              {outcome.folder.name: outcome.held_out_bound for outcome in outcomes}},
         )  # fmt: skip
     return best._replace(folder=out, finished=finished)
+
+
+def with_lessons(dataset: Dataset, teacher: Model, out: Path, report: Report) -> Dataset:
+    """The clips with a teacher's lessons; each report tells how many have theirs."""
+    total, started = len(dataset.training.num_objects), time.monotonic()
+
+    def tell(done: int) -> None:
+        rate = done / max(time.monotonic() - started, 1e-9)
+        report({"folder": str(out), "lessons": done, "of": total, "clips_per_second": rate})
+
+    return dataset._replace(training=give_lessons(teacher, dataset.training, tell))
 
 
 def run_all(runs: list[Run], stopping: Callable[[], bool]) -> list[Outcome]:

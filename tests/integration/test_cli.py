@@ -270,6 +270,25 @@ def test_the_other_family_is_trained_and_asked_in_the_same_way(
     assert len(table(out)) == int(known.sum()) * T
 
 
+def test_networks_are_taught_by_a_model_of_the_same_clips(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    teacher, run, data = tmp_path / "teacher", tmp_path / "run", f"--data={world}/clips.npz"
+    assert cli.main(["train", data, "--iterations=12", f"--out={teacher}"]) == 0
+    capsys.readouterr()
+    asked = ["train", "--preset=taught", data, f"--teacher={teacher}", "--iterations=2"]
+    assert cli.main([*asked, f"--out={run}", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["finished"]
+    lines = printed.err.splitlines()
+    assert lines[0].startswith(f"lessons for {run} 0/{NUM_CLIPS - 1} ")
+    assert lines[1].startswith(f"lessons for {run} {NUM_CLIPS - 1}/{NUM_CLIPS - 1} ")
+    assert lines[1].endswith(" clips/s")
+    config = json.loads((run / "config.json").read_text())
+    assert config["teacher"] == str(teacher)
+    assert (config["model"]["family"], config["model"]["law"]) == ("paper", "linear")
+
+
 def test_a_dry_run_prints_the_configuration_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -277,6 +296,16 @@ def test_a_dry_run_prints_the_configuration_and_writes_nothing(
     assert cli.main(["train", "--preset=paper", "--dry-run", f"--out={out}"]) == 0
     assert json.loads(capsys.readouterr().out)["schedule"]["iterations"] == 200_000
     assert not out.exists()
+
+
+def test_a_dry_run_has_the_sizes_of_the_clips(
+    world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "--preset=paper", f"--data={world}/clips.npz", "--dry-run"]
+    capsys.readouterr()
+    assert cli.main(words) == 0
+    data = json.loads(capsys.readouterr().out)["data"]
+    assert (data["num_frames"], data["height"], data["width"]) == (T, SIZE, SIZE)
 
 
 @pytest.mark.parametrize(
@@ -290,8 +319,14 @@ def test_a_dry_run_prints_the_configuration_and_writes_nothing(
     ],
 )
 def test_a_run_is_of_the_family_that_has_its_preset(
-    words: list[str], family: str, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    family: str,
+    world: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(world)
+    capsys.readouterr()
     assert cli.main(["train", *words, "--dry-run"]) == 0
     assert json.loads(capsys.readouterr().out)["model"]["family"] == family
 
@@ -356,6 +391,23 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a preset that a family lacks": (
         ["train", "--family=structured", "--preset=paper", "--out=new"],
         "no preset 'paper'",
+    ),
+    "teacher of other clips": (
+        ["train", "--preset=taught", "--data=clips.npz", "--out=new"],
+        "clips.npz --out TEACHER, and choose it by --teacher TEACHER",
+    ),
+    "teacher of other clips, dry": (
+        ["train", "--preset=taught", "--data=clips.npz", "--dry-run"],
+        "this run has binary frames of 16x16",
+    ),
+    "teacher of the paper's family": (
+        ["train", "--preset=taught", "--data=clips.npz", "--teacher=run", "--out=new"],
+        "paper family",
+    ),
+    "unknown teacher": (["train", "--preset=taught", "--teacher=none", "--out=new"], "'none'"),
+    "teacher without lessons": (
+        ["train", "--preset=smoke", "--teacher=cannonballs-structured", "--out=new"],
+        "--preset taught",
     ),
     "no replicas": (["train", "--preset=smoke", "--replicas=0", "--out=new"], "replicas is 0"),
 }

@@ -1,6 +1,7 @@
 """Lessons of a teacher: what they say, who may give them, and that a run goes over to the bound."""
 
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,13 +10,16 @@ import pytest
 import torch
 
 from motes import teaching
-from motes.checkpoint import load, read_tensors, save_model
+from motes import train as training
+from motes.checkpoint import load, read_config, read_tensors, save_model
 from motes.config import ModelConfig, RunConfig, ScheduleConfig
+from motes.data import cannonballs, save_clips
 from motes.errors import InputError
 from motes.model import build
 from motes.networks.inference import Encoding
 from motes.run import Run
-from motes.teaching import find_teacher, give_lessons, lesson_terms, starting_order
+from motes.run_folder import begin
+from motes.teaching import find_teacher, give_lessons, lesson_terms, starting_order, taught_by
 from motes.train import resume, train
 from motes.trainer import Trainer
 from motes.training_data import Dataset, make_dataset
@@ -112,9 +116,12 @@ def test_lessons_are_what_the_teacher_says_of_every_clip(
         "starting_order",
         lambda dynamics, first, present: backwards.expand(len(first), -1),
     )
-    for batch in (1000, 5):  # in one piece, and in pieces of which the last is shorter
+    # In one piece, and in pieces of which the last is shorter.
+    for batch, reports in ((1000, [0, 12]), (5, [0, 5, 10, 12])):
         monkeypatch.setattr(teaching, "BATCH", batch)
-        lessons = give_lessons(teacher, clips).lessons
+        told: list[int] = []
+        lessons = give_lessons(teacher, clips, told.append).lessons
+        assert told == reports
         assert lessons is not None
         torch.testing.assert_close(lessons.means.flip(1)[present], found.means[present])
         torch.testing.assert_close(lessons.scales.flip(1)[present], scales[present])
@@ -152,20 +159,95 @@ def test_a_run_without_a_teacher_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"height": 7}, {"width": 9}, {"num_objects": (1, 2)}, {"num_components": 3}]
+    "change",
+    [
+        {"height": 7},
+        {"width": 9},
+        {"num_objects": (1, 2)},
+        {"num_components": 3},
+        {"law": "linear"},
+    ],
 )
 def test_a_teacher_of_other_clips_is_refused(change: dict[str, object], tmp_path: Path) -> None:
     config = taught_config(tmp_path)
-    part = "model" if "num_components" in change else "data"
+    part = "data" if hasattr(config.data, next(iter(change))) else "model"
     other = replace(config, **{part: replace(getattr(config, part), **change)})
     with pytest.raises(InputError, match=r"teacher \S+ has .* this run has") as caught:
         find_teacher(other, CPU)
+    assert "motes train --family structured" in str(caught.value)
+    assert "--teacher" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
+def test_a_teacher_of_pictures_is_refused(tmp_path: Path) -> None:
+    config = taught_config(tmp_path)
+    config = replace(config, data=replace(config.data, height=8, width=8))
+    pictures = ModelConfig(family="structured", pixels="pictures")
+    its = replace(read_config(tmp_path / "teacher"), data=config.data, model=pictures)
+    save_model(tmp_path / "teacher", build(its), its)
+    with pytest.raises(InputError, match=r"has pictures frames .* this run has binary frames"):
+        find_teacher(config, CPU)
+
+
+def test_the_paper_s_networks_give_no_lessons(tmp_path: Path) -> None:
+    config = taught_config(tmp_path)
+    its = tiny_config()
+    save_model(tmp_path / "teacher", build(its), its)
+    with pytest.raises(InputError, match="is of the paper family"):
+        find_teacher(config, CPU)
+
+
 def test_a_missing_teacher_is_named(tmp_path: Path) -> None:
+    config = taught_config(tmp_path)
     with pytest.raises(InputError, match="nobody"):
-        find_teacher(tiny_config(teacher=str(tmp_path / "nobody")), CPU)
+        find_teacher(replace(config, teacher=str(tmp_path / "nobody")), CPU)
+
+
+def test_a_teacher_without_lessons_is_refused() -> None:
+    with pytest.raises(InputError, match="use --preset taught"):
+        tiny_config(teacher="cannonballs-structured")
+
+
+def test_who_cannot_teach_is_told_before_clips_are_made_and_a_folder_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = taught_config(tmp_path)
+    monkeypatch.setattr(training, "make_dataset", lambda *given: pytest.fail("clips were made"))
+    other = replace(config, data=replace(config.data, height=7))
+    with pytest.raises(InputError, match="this run has"):
+        train(other, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    begin(tmp_path / "run", config, replicas=1)
+    shutil.rmtree(tmp_path / "teacher")  # since the run began
+    with pytest.raises(InputError, match="no model at"):
+        resume(tmp_path / "run")
+
+
+def test_own_clips_of_another_length_are_taught_from_any_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a teacher of another law and more kinds of start, named by where it lies from here."""
+    config = taught_config(tmp_path)
+    its = read_config(tmp_path / "teacher")
+    its = replace(its, model=replace(its.model, law="linear", num_components=3))
+    teacher = build(its)
+    save_model(tmp_path / "teacher", teacher, its)
+    clips = cannonballs(12, (1, 2, 3), config.data.num_frames + 2, (HEIGHT, WIDTH), seed=3)
+    save_clips(tmp_path / "clips.npz", clips)
+    own = replace(
+        config,
+        teacher=None,
+        schedule=replace(config.schedule, iterations=2),
+        data=replace(config.data, path=str(tmp_path / "clips.npz")),
+    )
+    monkeypatch.chdir(tmp_path)
+    assert train(taught_by(own, "teacher"), tmp_path / "run").finished
+    stored = read_config(tmp_path / "run")
+    assert stored.data.num_frames == its.data.num_frames + 2
+    assert stored.teacher == str(tmp_path / "teacher")
+    assert taught_by(own, "cannonballs-structured").teacher == "cannonballs-structured"
+    learned, known = load(tmp_path / "run").dynamics.state_dict(), teacher.dynamics.state_dict()
+    assert all(torch.equal(learned[name], known[name]) for name in known)  # frozen for 4 steps
 
 
 def test_a_taught_run_starts_from_the_dynamics_of_its_teacher(tmp_path: Path) -> None:
@@ -194,15 +276,22 @@ def test_lessons_matter_while_they_last_and_not_after(tmp_path: Path) -> None:
     without = make_dataset(config, CPU)
     own, bound = (weights_after(config, clips, 1) for clips in (with_lessons, without))
     assert not torch.equal(own["model/renderer.to_image"], bound["model/renderer.to_image"])
-    untaught = replace(config, schedule=replace(config.schedule, taught=0))
+    untaught = replace(config, teacher=None, schedule=replace(config.schedule, taught=0))
     own, bound = weights_after(untaught, with_lessons, 2), weights_after(untaught, without, 2)
     assert all(torch.equal(own[name], bound[name]) for name in own)
 
 
-@pytest.mark.parametrize("stop", [2, 4])  # in the lessons, and after them
-def test_a_taught_run_goes_on_as_if_it_had_never_stopped(stop: int, tmp_path: Path) -> None:
+def forget_lessons(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is there who could give any, and whoever asks for them fails."""
+    shutil.rmtree(folder / "teacher")
+    monkeypatch.setattr(training, "give_lessons", lambda *given: pytest.fail("lessons were given"))
+
+
+@pytest.mark.parametrize("stop", [2, TAUGHT, 4])  # in the lessons, at their end and after it
+def test_a_taught_run_goes_on_as_if_it_had_never_stopped(
+    stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = taught_config(tmp_path)
-    assert stop != TAUGHT
     train(config, tmp_path / "straight")
     teacher = find_teacher(config, CPU)
     (tmp_path / "stopped").mkdir()
@@ -212,9 +301,22 @@ def test_a_taught_run_goes_on_as_if_it_had_never_stopped(stop: int, tmp_path: Pa
     for _ in range(stop):
         stopped.advance()
     stopped.finish()
+    if stop >= TAUGHT:
+        forget_lessons(tmp_path, monkeypatch)
     assert resume(tmp_path / "stopped").step == 8
     for name in ("checkpoint.safetensors", "model.safetensors"):
         straight, again = (read_tensors(tmp_path / run / name) for run in ("straight", "stopped"))
         assert straight[1] == again[1]
         assert straight[0].keys() == again[0].keys()
         assert all(torch.equal(straight[0][key], again[0][key]) for key in again[0])
+
+
+def test_a_seed_that_lags_behind_is_taught_when_others_need_no_lessons(tmp_path: Path) -> None:
+    train(taught_config(tmp_path), tmp_path / "run", replicas=2)
+    behind = tmp_path / "run" / "seed-1"
+    before = read_tensors(behind / "checkpoint.safetensors")[0]
+    for name in ("checkpoint.safetensors", "model.safetensors", "log.jsonl"):
+        (behind / name).unlink()
+    resume(tmp_path / "run")
+    again = read_tensors(behind / "checkpoint.safetensors")[0]
+    assert all(torch.equal(before[name], again[name]) for name in before)

@@ -19,6 +19,7 @@ from motes.errors import InputError
 from motes.presets import PRESETS, STRUCTURED_PRESETS
 from motes.presets import preset as find_preset
 from motes.run import Outcome
+from motes.teaching import taught_by
 from motes.training_data import fit_glyph
 from motes.verbs import tell
 from motes.verbs.progress import training_bar
@@ -32,6 +33,7 @@ def train(
     data: Path | None = None,
     out: Path | None = None,
     begin_with: Annotated[str | None, arg(name="from")] = None,
+    teacher: str | None = None,
     seed: int = 0,
     replicas: int = 1,
     iterations: int | None = None,
@@ -48,6 +50,8 @@ def train(
 
     Example: motes train --data clips.npz --from runs/other --out runs/mine
 
+    Example: motes train --preset taught --data clips.npz --teacher runs/mine --out runs/networks
+
     Example: motes train --resume runs/small
 
     Args:
@@ -63,6 +67,8 @@ def train(
         out: folder of the run; must be new or empty.
         begin_with: a model (a shipped name or a run folder) whose glyph and law of motion learning
             begins with.
+        teacher: a model of the structured family (a shipped name or a run folder) that gives the
+            lessons of preset taught; default: cannonballs-structured.
         seed: of weights, batches and noise.
         replicas: so many seeds side by side; the best held-out bound is kept.
         iterations: stretch or squeeze the preset's schedule to so many.
@@ -86,10 +92,11 @@ def train(
         config = fit_glyph(config) if preset in ("video", "covered") else config
     if begin_with is not None:
         config = begun_with(config, begin_with)
+    config = taught_by(config, teacher) if teacher is not None else config
     if iterations is not None:
         config = dataclasses.replace(config, schedule=config.schedule.stretched(iterations))
     if dry_run:
-        print(to_json(config), end="")
+        print(to_json(training.fitted(config)), end="")
         return
     if out is not None and _restarted() and (out / "config.json").is_file():
         out, resume = None, out

@@ -24,7 +24,7 @@ def bar(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
 @contextlib.contextmanager
 def training_bar(events: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Shows the reports of training: terms of the bound, iterations a second, time left.
+    """Shows the reports of training: lessons, terms of the bound, iterations a second, time left.
 
     Args:
         events: folder that TensorBoard events are written to as well, or None.
@@ -40,32 +40,37 @@ def training_bar(events: Path | None) -> Iterator[Callable[[dict[str, Any]], Non
         TextColumn("{task.fields[folder]}"),
         BarColumn(),
         TextColumn("{task.completed}/{task.total}"),
-        TextColumn("{task.fields[rate]} it/s"),
+        TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
         TextColumn("{task.fields[terms]}"),
     )
     writer = _event_writer(events) if events is not None else None
-    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as progress:
+    with Progress(
+        *columns,
+        console=console,
+        disable=not sys.stderr.isatty(),
+        speed_estimate_period=600,  # seconds; a slow machine reports every minute
+    ) as progress:
         tasks: dict[str, Any] = {}
 
         def report(line: dict[str, Any]) -> None:
-            folder = line["folder"]
-            if folder not in tasks:
-                tasks[folder] = progress.add_task(
-                    "", total=line["of"], folder=folder, rate="", terms=""
+            title = f"lessons for {line['folder']}" if "lessons" in line else line["folder"]
+            if title not in tasks:
+                tasks[title] = progress.add_task(
+                    "", total=line["of"], folder=title, rate="", terms=""
                 )
-            text = describe(line)
+            task, text, done = tasks[title], describe(line), line.get("lessons", line.get("step"))
+            if "lessons" in line:
+                progress.update(task, completed=done, rate=text, refresh=True)
             if "bound" in line:
-                rate = f"{line['iterations_per_second']:.1f}"
-                progress.update(
-                    tasks[folder], completed=line["step"], terms=text, rate=rate, refresh=True
-                )
+                rate = f"{line['iterations_per_second']:.1f} it/s"
+                progress.update(task, completed=done, terms=text, rate=rate, refresh=True)
             if "start" in line:
-                progress.update(tasks[folder], terms=text, refresh=True)
+                progress.update(task, terms=text, refresh=True)
                 return
             if not sys.stderr.isatty():
-                console.print(f"{folder} {line['step']}/{line['of']} {text}", soft_wrap=True)
-            if writer is not None:
+                console.print(f"{title} {done}/{line['of']} {text}", soft_wrap=True)
+            if writer is not None and "lessons" not in line:
                 for name, value in line.items():
                     if isinstance(value, float):
                         writer.add_scalar(name, value, line["step"])
@@ -79,6 +84,8 @@ def describe(line: dict[str, Any]) -> str:
     """One report of training in words."""
     if "rolled_back" in line:
         return f"{line['why']}: went back to step {line['step']}, with half the learning rates"
+    if "lessons" in line:
+        return f"{line['clips_per_second']:.1f} clips/s"
     if "start" in line:
         return f"rough start {line['start']}: bound {line['start_bound']:.1f}"
     if "held_out_bound" in line:
