@@ -85,7 +85,8 @@ def run_folders(out: Path, *, writes: bool) -> list[Path]:
 def stop_signals() -> Iterator[Callable[[], bool]]:
     """Turns Ctrl-C and SIGTERM into a question the loop can ask: was a stop asked for?
 
-    A second Ctrl-C interrupts at once.
+    A second Ctrl-C interrupts at once. Whoever asks also takes the signals back: compilers of GPU
+    kernels put handlers of their own in place, and those let the second of two signals kill.
     """
     received: list[int] = []
 
@@ -96,8 +97,14 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, note) for number in numbers]
+
+    def asked() -> bool:
+        for number in numbers:
+            signal.signal(number, note)
+        return bool(received)
+
     try:
-        yield lambda: bool(received)
+        yield asked
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)

@@ -24,7 +24,7 @@ from motes.networks.inference import Encoding
 from motes.objective import BoundTerms, log_prior, reconstruction
 from motes.shapes import Bool, Float, Int, Tensor
 
-BATCH, GPU_BATCH = 200, 1000  # clips; a GPU waits for every launch, whatever it holds
+BATCH, GPU_BATCH = 200, 4000  # clips; a GPU waits for every launch, whatever it holds
 FIRST_FRAMES, FADE = 6.0, 2.0  # how much more the first frame counts, and for how many frames
 
 

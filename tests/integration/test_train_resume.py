@@ -1,6 +1,8 @@
 """Training that is killed, stopped, resumed, repeated: always the run that it would have been."""
 
+import ctypes
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from motes import cli
 from motes.checkpoint import read_tensors, write_tensors
 from motes.errors import InputError
 from motes.presets import PRESETS
-from motes.run_folder import drop_lines_after, exclusive
+from motes.run_folder import drop_lines_after, exclusive, stop_signals
 from motes.train import resume, train
 
 ITERATIONS = 150
@@ -129,6 +131,15 @@ def test_a_signal_saves_and_ends_well(
     assert set(keys.values()) == {1}
     with exclusive(folder):  # the lock is free again
         pass
+
+
+def test_signals_that_a_library_took_are_taken_back() -> None:
+    ignore = ctypes.c_void_p(1)  # SIG_IGN, set behind Python's back
+    with stop_signals() as asked:
+        ctypes.CDLL(None).signal(int(signal.SIGTERM), ignore)
+        assert not asked()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert asked()
 
 
 def test_resuming_a_finished_run_changes_nothing(uninterrupted: Path) -> None:
