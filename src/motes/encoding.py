@@ -18,9 +18,9 @@ from motes.structured.posterior import LongPosterior, PlacePosterior
 
 LONG = 256  # frames of a clip of which not all that was found is held
 HYPOTHESES = 3  # that a search which answers a question chooses from
-# Bytes held at the peak, as measured: of a position, and of a search of a short clip for each kind
-# of start, position and other frame, whose covariance is a matrix of its own.
-OF_A_POSITION, OF_A_PAIR = 6_000, 150
+# Bytes held at the peak, as measured: to encode a position, and to search a short clip, for each
+# kind of start, position and other frame, whose covariance is a matrix of its own.
+TO_ENCODE, TO_SEARCH = 6_000, 150
 
 
 def encode(
@@ -48,10 +48,10 @@ def bytes_of_a_clip(model: Model, num_objects: int, num_frames: int) -> int:
     """What many clips take at the peak of `encode`, for each of them."""
     positions = num_objects * num_frames
     if isinstance(model.inference, InferenceNetwork) or num_frames > kalman.DENSE_FRAMES:
-        return OF_A_POSITION * positions
+        return TO_ENCODE * positions
     searches = 1 if num_objects == 1 else HYPOTHESES
     starts = len(model.dynamics.logits)
-    return (OF_A_POSITION + OF_A_PAIR * searches * starts * num_frames) * positions
+    return (TO_ENCODE + TO_SEARCH * searches * starts * num_frames) * positions
 
 
 def _encode_across_gaps(

@@ -26,8 +26,9 @@ from motes.structured.picture import Looks
 
 NUM_DRAWS = 64  # pictures that a marginal frame averages
 MAX_FRAMES = 10_000
-# Bytes held at the peak of a question, as measured; what cannot fit is refused before it begins.
-OF_A_POSITION, OF_A_DRAW, OF_A_PIXEL = 12_000, 450, 22
+# Bytes held at the peak of a question, as measured: to smooth a position beside what it took to
+# encode it, to imagine one, and to draw a pixel. What cannot fit is refused before it begins.
+TO_SMOOTH, TO_IMAGINE, TO_DRAW = 12_000, 450, 22
 
 DrawFrames = Callable[[], Float[Tensor, "B T height width *channels"]]
 
@@ -91,7 +92,7 @@ def sample(
     generator = torch.Generator().manual_seed(seed)
     shape = tuple(model.present(counts).shape)
     hidden = torch.zeros(1, 1, dtype=torch.bool, device=model.device).expand(num_clips, num_frames)
-    _require_room(model, hidden, OF_A_DRAW * shape[1] * num_frames, "imagining")
+    _require_room(model, hidden, TO_IMAGINE * shape[1] * num_frames, "imagining")
     component, path = mixture.draw_prior(model.dynamics, shape, num_frames, generator)
     none = path.states.new_zeros(*path.states.shape, 4)
     certain = torch.nn.functional.one_hot(component, len(model.dynamics.logits))
@@ -138,7 +139,7 @@ def _ask(
     # What comes after the last seen frame says nothing, and there may be much of it.
     looked_at = observed[:, : int(observed.any(0).nonzero().max()) + 1]
     shown = frames[:, : looked_at.shape[1]]
-    of_a_clip = N * OF_A_POSITION * observed.shape[1] + bytes_of_a_clip(model, N, shown.shape[1])
+    of_a_clip = N * TO_SMOOTH * observed.shape[1] + bytes_of_a_clip(model, N, shown.shape[1])
     _require_room(model, observed, of_a_clip, f"a question about {N} objects in")
     probabilities = None
     if counts is None:
@@ -327,7 +328,7 @@ def _answer(
     def drawn(draw: DrawFrames) -> DrawFrames:
         def draw_if_there_is_room() -> Float[Tensor, "B T height width *channels"]:
             height, width = model.image_size
-            of_a_clip = OF_A_PIXEL * observed.shape[1] * height * width
+            of_a_clip = TO_DRAW * observed.shape[1] * height * width
             _require_room(model, observed, of_a_clip, "drawing")
             return draw()
 

@@ -21,7 +21,7 @@ from motes.bench.scale import (
     peak_memory,
 )
 from motes.encoding import bytes_of_a_clip
-from motes.queries import OF_A_POSITION
+from motes.queries import TO_SMOOTH
 
 RECORD = Path(__file__).parents[2] / "results" / "scale.json"
 
@@ -118,5 +118,5 @@ def test_no_question_about_many_clips_took_more_than_it_is_refused_for(family: s
     point = CURVES["clips"].point(curve["at"][-1])  # what does not grow matters least there
     positions = point.objects * point.frames
     model = scale.model_for(family, point)
-    of_a_clip = OF_A_POSITION * positions + bytes_of_a_clip(model, point.objects, point.frames)
+    of_a_clip = TO_SMOOTH * positions + bytes_of_a_clip(model, point.objects, point.frames)
     assert curve[family][-1]["peak_mib"] * 2**20 <= point.clips * of_a_clip
