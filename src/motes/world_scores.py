@@ -3,6 +3,7 @@
 The same questions are put to a model and to the world's oracle.
 """
 
+import copy
 import json
 import time
 from collections.abc import Callable
@@ -207,9 +208,10 @@ def believed_counts(
     model: Model, frames: Float[Tensor, "B T height width"], num_seen: int
 ) -> Float[Tensor, "B counts"]:
     """How probable every number of objects is held after the first frames."""
-    model.max_objects = max(COUNTED)
+    asked = copy.copy(model)  # the same weights, asked about more objects
+    asked.max_objects = max(COUNTED)
     seen = torch.arange(frames.shape[1]) < num_seen
-    told = interpolate(model, frames, seen).count_probabilities
+    told = interpolate(asked, frames, seen).count_probabilities
     assert told is not None
     return told
 
