@@ -4,6 +4,8 @@ Exit codes: 0 done, 1 failed, 2 bad input (told in one line on standard error).
 """
 
 import functools
+import inspect
+import re
 import sys
 from collections.abc import Callable, Sequence
 
@@ -32,10 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import tyro
 
     given = sys.argv[1:] if arguments is None else list(arguments)
-    chosen = bool(given) and given[0] in VERBS
+    help_of = unwrapped if given and given[0] in VERBS else first_sentence
     try:
         tyro.extras.subcommand_cli_from_dict(
-            VERBS if chosen else {name: _in_a_sentence(verb) for name, verb in VERBS.items()},
+            {name: _told(verb, help_of(verb.__doc__ or "")) for name, verb in VERBS.items()},
             prog="motes",
             description="Learn from videos alone which objects move and by which law, then ask. "
             "Examples and options of a verb: motes VERB --help",
@@ -60,12 +62,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _in_a_sentence(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb with the first sentence of its help alone, for the list of all of them."""
+def first_sentence(text: str) -> str:
+    """What the list of all verbs says of one."""
+    return text.partition("\n")[0]
 
-    @functools.wraps(verb)
-    def listed(**arguments: object) -> None:
+
+def unwrapped(text: str) -> str:
+    """A docstring whose arguments stand in one line each: a terminal has a width of its own."""
+    return re.sub(r"\n {12,}", " ", text)
+
+
+def _told(verb: Callable[..., None], text: str) -> Callable[..., None]:
+    """The verb with another help."""
+
+    def same(**arguments: object) -> None:
         verb(**arguments)
 
-    listed.__doc__ = (verb.__doc__ or "").partition("\n")[0]
-    return listed
+    own = vars(functools.update_wrapper(same, verb))
+    del own["__wrapped__"]  # whose own help tyro would show
+    own["__signature__"] = inspect.signature(verb)
+    same.__doc__ = text
+    return same

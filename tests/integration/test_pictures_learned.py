@@ -18,6 +18,7 @@ from motes.structured.picture import BACKGROUND_UNIT, PictureRenderer
 from motes.train import train
 from motes.training_data import fit_to_data, make_dataset
 from motes.verbs import ask
+from motes.verbs.question import Options
 
 SIZE = 24
 
@@ -103,7 +104,7 @@ def test_a_video_of_another_size_is_not_cut_into_shapes_for_a_model_of_pictures(
     folder, _ = run
     write_gif(tmp_path / "a.gif", torch.rand(4, 30, 40, generator=torch.Generator().manual_seed(0)))
     with pytest.raises(InputError, match=r"30x40 pixels; .* pictures of 24x24"):
-        ask.infer(tmp_path / "a.gif", model=str(folder))
+        ask.infer(tmp_path / "a.gif", Options(model=str(folder)))
 
 
 def test_imagined_pictures_are_written_as_they_are(learned, tmp_path, monkeypatch):

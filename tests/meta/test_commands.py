@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tyro
+from tools.make_cli_docs import help_text
 
 from motes import cli
 
@@ -69,9 +70,13 @@ def test_a_flag_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_every_verb_has_an_example_and_speaks_to_machines(verb: str):
-    text = cli.VERBS[verb].__doc__ or ""
+    text = help_text(verb)
     assert f"Example: motes {verb}" in text
-    assert "as_json" in cli.VERBS[verb].__annotations__
+    assert "--json" in text
+
+
+def test_help_is_wrapped_by_the_terminal_and_not_by_the_docstring():
+    assert "fade; default: found by itself" in help_text("prepare")
 
 
 def test_the_readme_lists_make_targets_that_exist():

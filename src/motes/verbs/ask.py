@@ -3,11 +3,10 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import torch
 from torch.nn.functional import pad
-from tyro.conf import Positional, arg
+from tyro.conf import Positional
 
 from motes import queries
 from motes.answer import Answer
@@ -17,24 +16,16 @@ from motes.data import Clips, pack, save_clips, write_gif
 from motes.errors import InputError
 from motes.inputs import check_whole
 from motes.model import Model
-from motes.verbs import listed, tell
-from motes.verbs.question import Files, Question, answer_question, read_question
-
-Json = Annotated[bool, arg(name="json", help="print one JSON line instead of a sentence")]
+from motes.verbs import Json, listed, tell
+from motes.verbs.question import Files, Question, Shared, answer_question, read_question
 
 
 def infer(
     clips: Positional[Path],
-    model: str = "cannonballs-48",
-    num_objects: int | None = None,
+    shared: Shared,
+    *,
     out: Path | None = None,
     gif: Path | None = None,
-    overlay: Path | None = None,
-    plot: Path | None = None,
-    start: float = 0.0,
-    end: float | None = None,
-    seed: int = 0,
-    as_json: Json = False,
 ) -> None:
     """Where is each object? Writes a table of positions, one row a clip, frame and object.
 
@@ -44,36 +35,23 @@ def infer(
 
     Args:
         clips: npz or npy file of clips, or a video: mp4, mov, avi, GIF, TIFF, folder of pictures.
-        model: a shipped model's name or a run folder.
-        num_objects: objects in every clip; default: what the file says, else inferred.
+        shared: what every question can be told.
         out: CSV or Parquet file to write; default: the input's name with -infer.csv.
         gif: also write what the model sees of the first clip as an animation.
-        overlay: mp4 or GIF to write: the video with tracks, 90 % ellipses and dashed ghosts.
-        plot: PNG to write: the paths over the first picture.
-        start: first second of a video to use.
-        end: last second of a video to use.
-        seed: of the draws behind the predicted frames.
-        as_json: print one JSON line instead of a sentence.
     """
-    files, loaded = Files.of("infer", clips, out, gif, overlay, plot), load(model)
-    question = read_question(clips, model, loaded, num_objects, start, end)
-    answer_question("infer", partial(_filled, loaded, seed), question, files, as_json)
+    files, model = Files.of("infer", clips, out, gif, shared), load(shared.model)
+    question = read_question(clips, model, shared)
+    answer_question("infer", partial(_filled, model, shared.seed), question, files, shared.as_json)
 
 
 def forecast(
     clips: Positional[Path],
-    model: str = "cannonballs-48",
-    num_objects: int | None = None,
+    shared: Shared,
+    *,
     seen: int | None = None,
     horizon: int = 25,
     out: Path | None = None,
     gif: Path | None = None,
-    overlay: Path | None = None,
-    plot: Path | None = None,
-    start: float = 0.0,
-    end: float | None = None,
-    seed: int = 0,
-    as_json: Json = False,
 ) -> None:
     """Where will each object be? Writes a table of all frames, the seen ones first.
 
@@ -81,21 +59,14 @@ def forecast(
 
     Args:
         clips: npz or npy file of clips, or a video: mp4, mov, avi, GIF, TIFF, folder of pictures.
-        model: a shipped model's name or a run folder.
-        num_objects: objects in every clip; default: what the file says, else inferred.
+        shared: what every question can be told.
         seen: use only so many frames of each clip; default: all.
         horizon: how many frames to look ahead.
         out: CSV or Parquet file to write; default: the input's name with -forecast.csv.
         gif: also write the predicted frames of the first clip as an animation.
-        overlay: mp4 or GIF to write: the video with tracks, 90 % ellipses and dashed ghosts.
-        plot: PNG to write: the paths over the first picture.
-        start: first second of a video to use.
-        end: last second of a video to use.
-        seed: of the draws behind the predicted frames.
-        as_json: print one JSON line instead of a sentence.
     """
-    files, loaded = Files.of("forecast", clips, out, gif, overlay, plot), load(model)
-    question = read_question(clips, model, loaded, num_objects, start, end)
+    files, model = Files.of("forecast", clips, out, gif, shared), load(shared.model)
+    question, seed = read_question(clips, model, shared), shared.seed
     if seen is not None:
         num_frames = question.frames.shape[1]
         if not 2 <= seen <= num_frames:
@@ -104,29 +75,23 @@ def forecast(
 
     def ask(asked: Question) -> Answer:
         if asked.observed is None:
-            return queries.forecast(loaded, asked.frames, asked.num_objects, horizon, seed=seed)
+            return queries.forecast(model, asked.frames, asked.num_objects, horizon, seed=seed)
         ahead = check_whole("horizon", horizon, 1, queries.MAX_FRAMES)
         none = torch.zeros_like(asked.frames[:, :1]).expand(-1, ahead, *asked.frames.shape[2:])
         frames = torch.cat([asked.frames, none], 1)
         observed = pad(asked.observed, (0, ahead))
-        return queries.interpolate(loaded, frames, observed, asked.num_objects, seed=seed)
+        return queries.interpolate(model, frames, observed, asked.num_objects, seed=seed)
 
-    answer_question("forecast", ask, question, files, as_json)
+    answer_question("forecast", ask, question, files, shared.as_json)
 
 
 def interpolate(
     clips: Positional[Path],
     hide: tuple[str, ...],
-    model: str = "cannonballs-48",
-    num_objects: int | None = None,
+    shared: Shared,
+    *,
     out: Path | None = None,
     gif: Path | None = None,
-    overlay: Path | None = None,
-    plot: Path | None = None,
-    start: float = 0.0,
-    end: float | None = None,
-    seed: int = 0,
-    as_json: Json = False,
 ) -> None:
     """What happened while nobody looked? Hides frames and fills them in.
 
@@ -135,27 +100,20 @@ def interpolate(
     Args:
         clips: npz or npy file of clips, or a video: mp4, mov, avi, GIF, TIFF, folder of pictures.
         hide: frames to hide, counted from 0: a number, or start:end without the end; several.
-        model: a shipped model's name or a run folder.
-        num_objects: objects in every clip; default: what the file says, else inferred.
+        shared: what every question can be told.
         out: CSV or Parquet file to write; default: the input's name with -interpolate.csv.
         gif: also write the filled-in frames of the first clip as an animation.
-        overlay: mp4 or GIF to write: the video with tracks, 90 % ellipses and dashed ghosts.
-        plot: PNG to write: the paths over the first picture.
-        start: first second of a video to use.
-        end: last second of a video to use.
-        seed: of the draws behind the predicted frames.
-        as_json: print one JSON line instead of a sentence.
     """
-    files, loaded = Files.of("interpolate", clips, out, gif, overlay, plot), load(model)
-    question = read_question(clips, model, loaded, num_objects, start, end)
+    files, model = Files.of("interpolate", clips, out, gif, shared), load(shared.model)
+    question = read_question(clips, model, shared)
     num_frames = question.frames.shape[1]
     observed = torch.ones(question.frames.shape[:2], dtype=torch.bool)
     if question.observed is not None:
         observed &= question.observed
     for part in hide:
         observed[:, _span(part, num_frames)] = False
-    question = replace(question, observed=observed)
-    answer_question("interpolate", partial(_filled, loaded, seed), question, files, as_json)
+    question, ask = replace(question, observed=observed), partial(_filled, model, shared.seed)
+    answer_question("interpolate", ask, question, files, shared.as_json)
 
 
 def sample(

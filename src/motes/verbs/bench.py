@@ -2,15 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional
 
 from motes.atomic import all_or_none, atomic_path
 from motes.checkpoint import write_json
 from motes.errors import InputError
 from motes.run_folder import environment
-from motes.verbs import tell
+from motes.verbs import Json, tell
 from motes.verbs.progress import bar
 
 
@@ -20,7 +20,7 @@ def bench(
     smoke: bool = False,
     out: Path | None = None,
     picture: Path | None = None,
-    as_json: Annotated[bool, arg(name="json")] = False,
+    as_json: Json = False,
 ) -> None:
     """Times exact inference, a training step or growing questions; stop everything else first.
 

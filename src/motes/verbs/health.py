@@ -1,16 +1,13 @@
 """`motes doctor`."""
 
 from pathlib import Path
-from typing import Annotated
 
-from tyro.conf import arg
-
-from motes.verbs import tell
+from motes.verbs import Json, tell
 
 
 def doctor(
     folder: Path = Path("."),
-    as_json: Annotated[bool, arg(name="json")] = False,
+    as_json: Json = False,
 ) -> None:
     """Looks at this installation: versions, device, threads, known traps and how to mend each.
 

@@ -1,13 +1,10 @@
 """`motes data | demo`."""
 
 from pathlib import Path
-from typing import Annotated
-
-from tyro.conf import arg
 
 from motes.atomic import all_or_none
 from motes.data import save_clips, worlds, write_gif
-from motes.verbs import listed, tell
+from motes.verbs import Json, listed, tell
 from motes.verbs.panel import learning_panel
 from motes.verbs.progress import bar
 
@@ -21,7 +18,7 @@ def data(
     size: int = 48,
     seed: int = 0,
     gif: Path | None = None,
-    as_json: Annotated[bool, arg(name="json")] = False,
+    as_json: Json = False,
 ) -> None:
     """Makes clips of the paper's cannonballs or of a harder world, with their true positions.
 
@@ -58,7 +55,7 @@ def demo(
     model: str | None = None,
     num_clips: int = 90,
     seed: int = 2_000_000,
-    as_json: Annotated[bool, arg(name="json")] = False,
+    as_json: Json = False,
 ) -> None:
     """Learns from scratch before your eyes, then asks about unseen clips: one HTML report.
 

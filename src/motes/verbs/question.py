@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from tyro.conf import arg
 
 from motes.answer import Answer
 from motes.atomic import all_or_none
@@ -18,7 +19,7 @@ from motes.export.paths import write_paths
 from motes.export.tables import in_video, write_table
 from motes.model import Model
 from motes.shapes import Tensor, UInt8
-from motes.verbs import listed, tell
+from motes.verbs import Json, listed, seconds, tell
 from motes.verbs.progress import bar
 from motes.video import VideoMap, find_preparation, load_video_map, open_video, whole_clip
 from motes.video.preparing import PREPARATION, preparation_to_json
@@ -26,6 +27,31 @@ from motes.video.preparing import PREPARATION, preparation_to_json
 CLIP_FPS = 10.0  # of animations of clips that have no clock
 CLIP_SIDE = 480  # pixels of the longer side of a clip that is drawn by itself
 Pictures = Callable[[], Iterator[UInt8[np.ndarray, "height width 3"]]]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every question about clips can be told."""
+
+    model: str = "cannonballs-48"
+    """a shipped model's name or a run folder."""
+    num_objects: int | None = None
+    """objects in every clip; default: what the file says, else inferred."""
+    overlay: Path | None = None
+    """mp4 or GIF to write: the video with tracks, 90 % ellipses and dashed ghosts."""
+    plot: Path | None = None
+    """PNG to write: the paths over the first picture."""
+    start: float = 0.0
+    """first second of a video to use."""
+    end: float | None = None
+    """last second of a video to use."""
+    seed: int = 0
+    """of the draws behind the predicted frames."""
+    as_json: Json = False
+    """print one JSON line instead of a sentence."""
+
+
+Shared = Annotated[Options, arg(name="")]  # each an option of the verb itself
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,24 +75,16 @@ class Question:
         return CLIP_FPS if self.where is None else self.where.fps
 
 
-def read_question(
-    path: Path,
-    name_or_folder: str,
-    model: Model,
-    num_objects: int | None,
-    start: float,
-    end: float | None,
-) -> Question:
+def read_question(path: Path, model: Model, options: Options) -> Question:
     """Clips of an npz or npy file as they are, or a video as the model is used to see it."""
     if path.suffix.lower() in (".npz", ".npy"):
-        if (start, end) != (0.0, None):
+        if (options.start, options.end) != (0.0, None):
             raise InputError("start and end are for videos; clips are asked about as they are")
         clips = load_clips(path)
         known = load_video_map(path)
-        counts = clips.num_objects if num_objects is None else num_objects
+        counts = clips.num_objects if options.num_objects is None else options.num_objects
         return Question(clips.frames, clips.observed, counts, known and known[0], None)
-    if not 0 <= start < (end if end is not None else float("inf")):
-        raise InputError(f"start is {start:g} and end {end}; give 0 <= start < end in seconds")
+    span = seconds(options.start, options.end)
     video, (height, width) = open_video(path), model.image_size
     if model.painter is not None and (video.height, video.width) != (height, width):
         raise InputError(
@@ -74,15 +92,9 @@ def read_question(
             f"of {height}x{width} as they are: scale the video to that size"
         )
     with bar("reading", video.num_frames) as progress:
-        whole = whole_clip(
-            path,
-            height,
-            width,
-            find_preparation(name_or_folder),
-            (start, end if end is not None else float("inf")),
-            progress,
-        )
-    return Question(whole.frames, None, num_objects, whole.where, whole.pictures)
+        preparation = find_preparation(options.model)
+        whole = whole_clip(path, height, width, preparation, span, progress)
+    return Question(whole.frames, None, options.num_objects, whole.where, whole.pictures)
 
 
 def keep_preparation(folder: Path) -> None:
@@ -104,15 +116,11 @@ class Files:
 
     @staticmethod
     def of(
-        verb: str,
-        source: Path,
-        out: Path | None,
-        gif: Path | None,
-        overlay: Path | None,
-        plot: Path | None,
+        verb: str, source: Path, out: Path | None, gif: Path | None, options: Options
     ) -> "Files":
         """The files that were asked for; the table beside the source where no name was given."""
         named = source.resolve() if source.name in ("", "..") else source  # of a folder
+        overlay, plot = options.overlay, options.plot
         if overlay is not None and overlay.suffix.lower() not in (".mp4", ".gif"):
             raise InputError(f"overlay is {overlay}; expected a name that ends in .mp4 or .gif")
         return Files(out or named.with_name(f"{named.stem}-{verb}.csv"), gif, overlay, plot)

@@ -1,17 +1,17 @@
 """`motes evaluate | figures`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from tyro.conf import Positional, arg
+from tyro.conf import Positional
 
 from motes.checkpoint import load_with_config, write_json, write_text
 from motes.config import DataConfig
 from motes.data import Clips, World, cannonballs, load_clips
 from motes.errors import InputError
 from motes.run_folder import environment
-from motes.verbs import tell
+from motes.verbs import Json, tell
 from motes.verbs.progress import bar
 
 NUM_TRAINING = 600  # training clips that a baseline may see
@@ -27,7 +27,7 @@ def evaluate(
     examples: Path | None = None,
     report: Path | None = None,
     results: Path = Path("results"),
-    as_json: Annotated[bool, arg(name="json")] = False,
+    as_json: Json = False,
 ) -> None:
     """Scores a model or a baseline on clips whose truth is known: tracks, forecasts, error bars.
 
@@ -96,7 +96,7 @@ def figures(
     results: Path = Path("results"),
     model: str = "cannonballs-48",
     only: tuple[str, ...] = (),
-    as_json: Annotated[bool, arg(name="json")] = False,
+    as_json: Json = False,
 ) -> None:
     """Draws every figure of the paper, and our own, from stored results: no model is loaded.
 

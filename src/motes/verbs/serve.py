@@ -4,12 +4,10 @@ import os
 import socket
 import sys
 import webbrowser
-from typing import TYPE_CHECKING, Annotated
-
-from tyro.conf import arg
+from typing import TYPE_CHECKING
 
 from motes.errors import InputError
-from motes.verbs import tell
+from motes.verbs import Json, tell
 from motes.video import find_preparation
 
 if TYPE_CHECKING:
@@ -23,7 +21,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8765,
     browser: bool = True,
-    as_json: Annotated[bool, arg(name="json")] = False,
+    as_json: Json = False,
 ) -> None:
     """Opens a page to play with a model: hide frames, throw balls, see what it thinks.
 

@@ -8,7 +8,7 @@ from tyro.conf import Positional, arg
 
 from motes.atomic import all_or_none
 from motes.errors import InputError
-from motes.verbs import tell
+from motes.verbs import Json, seconds, tell
 from motes.verbs.progress import bar
 from motes.video import Preparation, open_video
 from motes.video.cutting import CutSummary, cut_clips
@@ -34,7 +34,7 @@ def prepare(
     grow: int | None = None,
     num_objects: int | None = None,
     sheet: Path | None = None,
-    as_json: Annotated[bool, arg(name="json")] = False,
+    as_json: Json = False,
 ) -> None:
     """Turns a video into clips of what moves in it, to learn from and to ask about.
 
@@ -60,7 +60,8 @@ def prepare(
         sheet: PNG of what the model will see; default: the name of out with .png.
         as_json: print one JSON line instead of a sentence.
     """
-    _check(frames, stride, num_objects, start, end)
+    _check(frames, stride, num_objects)
+    span = seconds(start, end)
     source = open_video(video)
     box = fit_box(crop and Box(*crop), source.width, source.height)
     if len(size) not in (1, 2):
@@ -73,7 +74,7 @@ def prepare(
     sheet = sheet or out.with_suffix(".png")
     with all_or_none(), bar("reading", total) as progress:
         first = source.num_frames or 0
-        found = plan(source, asked, (start, end or float("inf")), progress)
+        found = plan(source, asked, span, progress)
         summary = cut_clips(
             found,
             out,
@@ -99,17 +100,13 @@ def prepare(
     tell(record, as_json, _sentence(summary, record))
 
 
-def _check(
-    frames: int, stride: int | None, num_objects: int | None, start: float, end: float | None
-) -> None:
+def _check(frames: int, stride: int | None, num_objects: int | None) -> None:
     if not 2 <= frames <= 10_000:
         raise InputError(f"frames is {frames}; give 2 to 10000 frames a clip")
     if stride is not None and not 1 <= stride <= frames:
         raise InputError(f"stride is {stride}; give 1 to {frames}, the frames of a clip")
     if num_objects is not None and not 1 <= num_objects <= 16:
         raise InputError(f"num_objects is {num_objects}; give 1 to 16")
-    if not 0 <= start < (end if end is not None else float("inf")):
-        raise InputError(f"start is {start:g} and end {end}; give 0 <= start < end in seconds")
 
 
 def _sentence(summary: CutSummary, record: dict[str, object]) -> str:
