@@ -46,12 +46,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     (test_tensors_may_be_read_by_those_whom_the_umask_allows).
     """
     path = Path(path)
-    if not path.parent.is_dir():
-        raise InputError(
-            f"got {path}; expected a file in a folder that exists; create {path.parent} first"
-        )
-    if path.is_dir():
-        raise InputError(f"got {path}, a folder; expected the name of a file; add a file name")
+    check_places(path)
     temporary = path.with_name(f".{secrets.token_hex(8)}{path.suffix}")  # see `leftovers`
     waiting, kept = _waiting.get(), False
     try:
@@ -77,6 +72,19 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     finally:
         if not kept:
             temporary.unlink(missing_ok=True)
+
+
+def check_places(*paths: Path | None) -> None:
+    """Raises `InputError` where a file could not be written: before long work, not after it."""
+    for path in paths:
+        if path is None:
+            continue
+        if not path.parent.is_dir():
+            raise InputError(
+                f"got {path}; expected a file in a folder that exists; create {path.parent} first"
+            )
+        if path.is_dir():
+            raise InputError(f"got {path}, a folder; expected the name of a file; add a file name")
 
 
 def leftovers(folder: Path) -> list[Path]:

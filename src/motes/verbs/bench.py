@@ -6,7 +6,7 @@ from typing import Literal
 
 from tyro.conf import Positional
 
-from motes.atomic import all_or_none, atomic_path
+from motes.atomic import all_or_none, atomic_path, check_places
 from motes.checkpoint import write_json
 from motes.errors import InputError
 from motes.run_folder import environment
@@ -41,6 +41,7 @@ def bench(
 
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError("device is cuda, but PyTorch sees no GPU here; use --device cpu")
+    check_places(out, picture)
 
     from motes.bench.curves import draw_curves
     from motes.bench.kalman import bench_kalman

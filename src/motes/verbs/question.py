@@ -10,7 +10,7 @@ import torch
 from tyro.conf import arg
 
 from motes.answer import Answer
-from motes.atomic import all_or_none
+from motes.atomic import all_or_none, check_places
 from motes.checkpoint import read_config, write_text
 from motes.data import load_clips, write_gif
 from motes.errors import InputError
@@ -123,7 +123,9 @@ class Files:
         overlay, plot = options.overlay, options.plot
         if overlay is not None and overlay.suffix.lower() not in (".mp4", ".gif"):
             raise InputError(f"overlay is {overlay}; expected a name that ends in .mp4 or .gif")
-        return Files(out or named.with_name(f"{named.stem}-{verb}.csv"), gif, overlay, plot)
+        table = out or named.with_name(f"{named.stem}-{verb}.csv")
+        check_places(table, gif, overlay, plot)
+        return Files(table, gif, overlay, plot)
 
 
 def answer_question(
