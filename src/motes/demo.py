@@ -31,7 +31,6 @@ REPORT = "report.html"
 MODEL = "model"  # the folder of a model that was learned just now
 NUM_PICTURES = len(ANSWERS) + len(LAW)
 MAX_COUNTS = 3  # rows of examples, and columns of scores
-FEWEST_CLIPS = 3  # of three balls two come from the same side, which has a spread then
 NUM_TIMES = 8  # columns of the strip
 NUM_SAMPLES = 4
 
@@ -50,6 +49,11 @@ class Subject(NamedTuple):
 def known(name_or_folder: str) -> Subject:
     """A model that is there already."""
     model, config = load_with_config(name_or_folder)
+    if model.painter is not None:
+        raise InputError(
+            f"{name_or_folder} is a model of pictures; the demo is of black and white: "
+            "score it with motes evaluate"
+        )
     # A path says where its owner keeps things; the report may travel.
     return Subject(Path(name_or_folder).name, model, config)
 
@@ -78,10 +82,8 @@ def unseen_clips(config: RunConfig, num_clips: int, seed: int) -> Clips:
     """Clips like those that a run learns from, and none of them.
 
     Raises:
-        InputError: the seed is the run's own, or there are too few clips to tell starts apart.
+        InputError: the seed is the run's own.
     """
-    if num_clips < FEWEST_CLIPS:
-        raise InputError(f"num_clips is {num_clips}; give {FEWEST_CLIPS} or more")
     if seed == config.data.seed:
         raise InputError(f"seed {seed} made the training clips of this model; give another")
     counts = sorted(set(config.data.num_objects))[:MAX_COUNTS]

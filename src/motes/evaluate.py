@@ -154,7 +154,9 @@ def _require_truth(clips: Clips) -> Int[Tensor, " B"]:
         )
     num_frames = clips.video.shape[1]
     if num_frames <= 2 * NUM_CONTEXT:
-        raise InputError(f"clips of {num_frames} frames; evaluate needs 11 or more")
+        raise InputError(
+            f"clips of {num_frames} frames; evaluate needs {2 * NUM_CONTEXT + 1} or more"
+        )
     return clips.num_objects
 
 

@@ -49,8 +49,8 @@ class View:
     """
 
     style: Style
-    frames: Float[np.ndarray, "T height width"]  # probability of white
-    mean_frames: Float[np.ndarray, "T height width"]  # the picture of the mean positions
+    frames: Float[np.ndarray, "T height width *channels"]  # probability of white
+    mean_frames: Float[np.ndarray, "T height width *channels"]  # the picture of the mean positions
     pixels: Float[np.ndarray, "N T 2"]
     covariances: Float[np.ndarray, "N T 2 2"]
     path: Float[np.ndarray, "N T 2"]
@@ -186,7 +186,7 @@ def learning(
 
 
 def latent_grid(
-    tiles: Float[np.ndarray, "G G height width"],
+    tiles: Float[np.ndarray, "G G height width *channels"],
     centroids: Float[np.ndarray, "G G 2"],
     expected: Float[np.ndarray, "G G 2"],
     visited: Float[np.ndarray, "M 2"],
@@ -201,12 +201,14 @@ def latent_grid(
     """
     figure, axes = axes_grid(1, 2, cell=4.2, room=(0.3, 0.7))
     sheet, warp = axes[0]
-    framed = np.pad(tiles, [(0, 0), (0, 0), (0, 2), (0, 2)], constant_values=0.45)
-    sheet.imshow(np.block([list(row) for row in framed]), cmap="gray", vmin=0, vmax=1)
+    border = [(0, 0), (0, 0), (0, 2), (0, 2), *[(0, 0)] * (tiles.ndim - 4)]
+    framed = np.pad(tiles, border, constant_values=0.45)
+    rows = [np.concatenate(list(row), axis=1) for row in framed]
+    sheet.imshow(np.concatenate(rows), cmap="gray", vmin=0, vmax=1)
     sheet.set_xticks([])
     sheet.set_yticks([])
     sheet.set_title("one ball, drawn at each node of the grid", fontsize=9)
-    frame_axes(warp, tiles.shape[2:])
+    frame_axes(warp, tiles.shape[2:4])
     warp.plot(*visited.T, ".", color="#bbbbbb", ms=2, zorder=0, label="where real balls flew")
     for lines, colour, width, label in (
         (expected, "#888888", 0.6, "affine pixel map"),
@@ -261,7 +263,7 @@ def _still(views: Sequence[View], t: int, scale: int) -> Any:
     """One frame of the animation as a palette image."""
     from PIL import Image, ImageDraw, ImageFont
 
-    height, width = (scale * side for side in views[0].frames.shape[1:])
+    height, width = (scale * side for side in views[0].frames.shape[1:3])
     cell = width + 2 * MARGIN
     canvas = Image.new("RGB", (cell * len(views), height + 2 * MARGIN + TITLE), "#1c1c1e")
     draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(13)

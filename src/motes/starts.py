@@ -42,13 +42,18 @@ def learned_starts(model: Model) -> Starts:
 
 
 def true_starts(clips: Clips) -> Starts:
-    """The true starts of clips, apart by the side that balls are shot from: left, then right."""
+    """The true starts of clips, apart by the side that balls are shot from: left, then right.
+
+    A single ball has no spread.
+    """
     points, steps = first_points_and_steps(clips)
-    sides = [side for side in (steps[:, 0] > 0, steps[:, 0] <= 0) if int(side.sum()) > 1]
+    sides = [side for side in (steps[:, 0] > 0, steps[:, 0] <= 0) if bool(side.any())]
     return Starts(
         shares=torch.stack([side.double().mean() for side in sides]),
         places=torch.stack([points[side].mean(0) for side in sides]),
-        spreads=torch.stack([points[side].T.cov() for side in sides]),
+        spreads=torch.stack(
+            [points[side].T.cov(correction=min(1, int(side.sum()) - 1)) for side in sides]
+        ),
         steps=torch.stack([steps[side].mean(0) for side in sides]),
     )
 

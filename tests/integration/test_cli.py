@@ -16,7 +16,7 @@ from PIL import Image
 import motes
 from motes import cli
 from motes.answer import COLUMNS
-from motes.data import Clips, write_gif
+from motes.data import Clips, worlds, write_gif
 from motes.video import read_frames
 
 T, SIZE, NUM_CLIPS = 12, 16, 6
@@ -382,6 +382,9 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "seed of training": (["evaluate", "run", "--seed=1"], "seed 1"),
     "clips without truth": (["evaluate", "run", "--clips=bare.npz"], "truth"),
     "clips too short to score": (["evaluate", "run", "--clips=brief.npz"], "5 frames"),
+    "colour for a baseline": (["evaluate", "limit", "--clips=colour.npz"], "in colour"),
+    "no such folder for scores": (["evaluate", "run", "--out=none/x.json"], "none/x.json"),
+    "no such folder for times": (["bench", "kalman", "--out=none/x.json"], "none/x.json"),
     "neither new nor resumed": (["train", "--preset=smoke"], "--out"),
     "folder not empty": (["train", "--preset=smoke", "--out=run"], "not empty"),
     "nothing to resume": (["train", "--resume=none"], "none"),
@@ -422,6 +425,7 @@ def mistakes(world: Path) -> Path:
     np.savez(world / "bare.npz", frames=clips.frames.numpy())
     brief = motes.cannonballs(2, (1,), 5, SIZE, seed=4)
     motes.save_clips(world / "brief.npz", brief)
+    motes.save_clips(world / "colour.npz", worlds.make("colour", 1, 1, T, SIZE))
     (world / "broken.npz").write_bytes((world / "clips.npz").read_bytes()[:200])
     (world / "notes.txt").write_text("no video")
     return world

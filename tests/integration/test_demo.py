@@ -183,7 +183,7 @@ def test_the_command_prints_one_json_line(model, tmp_path, capsys):
     [
         ({"--model": "no-such-model"}, "no-such-model"),
         ({"--seed": str(PRESETS["smoke"].data.seed)}, "training clips"),
-        ({"--num-clips": "2"}, "num_clips"),
+        ({"--num-clips": "0"}, "num_clips"),
     ],
     ids=["model", "seed", "clips"],
 )

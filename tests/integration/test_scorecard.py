@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 
 from motes.checkpoint import save_model
 from motes.cli import main
+from motes.data import cannonballs, save_clips, worlds
 from motes.model import build
 from motes.pictures import TRUTH, View
-from motes.presets import PRESETS
+from motes.presets import PRESETS, STRUCTURED_PRESETS
 from motes.scorecard import _comparable, _trouble
 
 SMOKE = PRESETS["smoke"]
@@ -88,6 +90,35 @@ def test_a_baseline_is_scored_from_the_command_line(
     assert main(["evaluate", "kalman", "--num-clips", "3", "--out", str(out)]) == 0
     assert "forecast_rmse" in capsys.readouterr().out
     assert json.loads(out.read_text("utf-8"))["by_count"]
+
+
+def test_a_baseline_learns_from_clips_as_large_and_as_full_as_those_it_is_scored_on(tmp_path: Path):
+    clips, out = tmp_path / "clips.npz", tmp_path / "constant.json"
+    save_clips(clips, cannonballs(3, 4, num_frames=12, size=20))
+    words = ["constant-image", "--clips", str(clips), "--out", str(out)]
+    assert main(["evaluate", *words]) == 0
+    assert json.loads(out.read_text("utf-8"))["by_count"]["4"]["forecast_loss"] > 0
+
+
+def test_a_model_of_colour_has_a_scorecard_and_needs_clips(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    base = STRUCTURED_PRESETS["smoke"]
+    config = replace(
+        base,
+        data=replace(base.data, path="clips.npz", channels=3, num_objects=(1,)),
+        model=replace(base.model, pixels="pictures", num_kinds=2, glyph_reach=2),
+    )
+    (tmp_path / "run").mkdir()
+    save_model(tmp_path / "run", build(config), config)
+    save_clips(tmp_path / "clips.npz", worlds.make("colour", 2, 1, 12, 16))
+    words = [str(tmp_path / "run"), "--out", str(tmp_path / "scores.json")]
+    assert main(["evaluate", *words]) == 2
+    assert "--clips" in capsys.readouterr().err
+    words += ["--clips", str(tmp_path / "clips.npz"), "--report", str(tmp_path / "page.html")]
+    assert main(["evaluate", *words]) == 0
+    assert json.loads((tmp_path / "scores.json").read_text("utf-8"))["frame_size"] == [16, 16]
+    assert 'id="clip-0"' in (tmp_path / "page.html").read_text("utf-8")
 
 
 def test_a_clip_that_went_wrong_is_told_in_words():

@@ -21,7 +21,7 @@ from motes.evaluate import (
     score_gaps,
 )
 from motes.model import Model, build
-from motes.starts import learned_force
+from motes.starts import learned_force, true_starts
 from tiny import tiny_config
 
 T, SIZE = 12, 16
@@ -209,6 +209,15 @@ def test_more_draws_tighten_the_bound(
     monkeypatch.setattr("motes.bounds.NUM_DRAWS", 200)
     mean, many = bound_and_weighted(model, frames, 1)
     assert (many > mean).all()
+
+
+def test_starts_of_single_balls_have_no_spread() -> None:
+    clips = motes.cannonballs(1, 1, T, SIZE, seed=5)
+    starts = true_starts(clips)
+    assert starts.shares.tolist() == [1.0]
+    assert clips.clean is not None
+    torch.testing.assert_close(starts.places[0], clips.clean[0, 0, 0])
+    assert not starts.spreads.any()
 
 
 def test_beliefs_and_physics_are_told(model: Model, clips: motes.Clips) -> None:

@@ -6,11 +6,14 @@ from typing import Any
 import torch
 from tyro.conf import Positional
 
+from motes.atomic import atomic_path, check_places
 from motes.checkpoint import load_with_config, write_json, write_text
-from motes.config import DataConfig
-from motes.data import Clips, World, cannonballs, load_clips
+from motes.config import DataConfig, RunConfig
+from motes.data import Clips, World, cannonballs, draw_clips, load_clips
 from motes.errors import InputError
+from motes.model import Model
 from motes.run_folder import environment
+from motes.training_data import known_counts
 from motes.verbs import Json, tell
 from motes.verbs.progress import bar
 
@@ -51,44 +54,43 @@ def evaluate(
     """
     from motes.baselines import BASELINES
 
-    if model in BASELINES:
-        data, scores = DataConfig(), _score_baseline
-    else:
-        data, scores = load_with_config(model)[1].data, _score_model
-    if model in BASELINES and (examples is not None or report is not None):
+    check_places(out, report)
+    loaded = None if model in BASELINES else load_with_config(model)
+    if loaded is None and (examples is not None or report is not None):
         raise InputError(f"{model} is a baseline; --examples and --report tell of models")
+    data = DataConfig() if loaded is None else loaded[1].data
+    if clips is None and loaded is not None and loaded[0].painter is not None:
+        raise InputError(f"{model} is a model of pictures; give --clips like those it learned from")
     if clips is None and seed == data.seed:
         raise InputError(f"seed {seed} made the training clips of {model}; give another")
     given = load_clips(clips) if clips is not None else _fresh(data, num_clips, seed)
-    found = scores(model, given, data)
     record: dict[str, Any] = {
         "model": model,
         "test_seed": None if clips is not None else seed,
-        "frame_size": list(given.video.shape[2:]),
+        "frame_size": list(given.video.shape[2:4]),
         "num_frames": given.video.shape[1],
         "environment": environment(torch.device("cpu")),
-        **found,
+        **(_score_baseline(model, given) if loaded is None else _score_model(*loaded, given)),
     }
     if out is not None:
         write_json(out, record)
-    if examples is not None:
+    if loaded is not None and examples is not None:
         from motes.examples import collect, save_arrays
 
-        save_arrays(examples, collect(load_with_config(model)[0], given))
-    if report is not None:
-        _write_report(report, model, given, record, results)
+        save_arrays(examples, collect(loaded[0], given))
+    if loaded is not None and report is not None:
+        _write_report(report, loaded[0], given, record, results)
     tell(record, as_json, score_table(record))
 
 
 def _write_report(
-    path: Path, model: str, clips: Clips, record: dict[str, Any], results: Path
+    path: Path, model: Model, clips: Clips, record: dict[str, Any], results: Path
 ) -> None:
     """Writes the page; the command in it names no place on this machine."""
     from motes.scorecard import page, stored_records
 
-    command = f"motes evaluate {Path(model).name} --report {path.name}"
-    text = page(load_with_config(model)[0], clips, record, stored_records(results), command)
-    write_text(path, text)
+    command = f"motes evaluate {Path(record['model']).name} --report {path.name}"
+    write_text(path, page(model, clips, record, stored_records(results), command))
 
 
 def figures(
@@ -125,20 +127,20 @@ def figures(
         for done, name in enumerate(wanted):
             figure = FIGURES[name](stored)
             title = f"figure-{int(name):02d}" if name.isdigit() else name
-            (out / f"{title}.png").write_bytes(png(figure))
-            (out / f"{title}.pdf").write_bytes(pdf(figure))
+            for suffix, content in (("png", png(figure)), ("pdf", pdf(figure))):
+                with atomic_path(out / f"{title}.{suffix}") as temporary:
+                    temporary.write_bytes(content)
             progress(done + 1)
     record = {"verb": "figures", "figures": list(wanted), "out": str(out)}
     tell(record, as_json, f"drew {len(wanted)} figures as PNG and PDF: {out}")
 
 
-def _score_model(name: str, clips: Clips, data: DataConfig) -> dict[str, Any]:
+def _score_model(model: Model, config: RunConfig, clips: Clips) -> dict[str, Any]:
     """Everything that can be said about a model."""
     from motes.evaluate import Asked, compare_physics, score_beliefs, score_gaps
     from motes.evaluate import evaluate as score
 
-    model, config = load_with_config(name)
-    contender, some = Asked(model), min(len(clips), NUM_ALIGNING)
+    data, contender, some = config.data, Asked(model), min(len(clips), NUM_ALIGNING)
     training = None if data.path is not None else _fresh(data, NUM_ALIGNING, data.seed)
     with bar("three questions", len(clips)) as progress:
         record = score(contender, clips, training, progress)
@@ -149,15 +151,18 @@ def _score_model(name: str, clips: Clips, data: DataConfig) -> dict[str, Any]:
     return {"training_seed": config.seed, **record, **compare_physics(model, clips)}
 
 
-def _score_baseline(name: str, clips: Clips, data: DataConfig) -> dict[str, Any]:
+def _score_baseline(name: str, clips: Clips) -> dict[str, Any]:
     """Everything that can be said about a baseline; it knows the paper's world alone."""
     from motes.baselines import baseline
     from motes.evaluate import evaluate as score
     from motes.evaluate import score_gaps
 
+    if clips.in_colour:
+        raise InputError(f"{name} looks at black and white clips; these are in colour")
     _, num_frames, height, width = clips.video.shape
-    world = World(num_frames, (height, width))
-    contender = baseline(name, world, _fresh(data, NUM_TRAINING, data.seed))
+    world, usual = World(num_frames, (height, width)), DataConfig()
+    counts = sorted({*usual.num_objects, *known_counts(clips, "the file of clips").tolist()})
+    contender = baseline(name, world, draw_clips(world, NUM_TRAINING, counts, usual.seed))
     with bar("three questions", len(clips)) as progress:
         record = score(contender, clips, progress=progress)
     with bar("other gaps", min(len(clips), NUM_ALIGNING)) as progress:
