@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from motes.data import Clips, save_clips, write_gif
+from motes.data import Clips, save_clips, worlds, write_gif
 from motes.errors import InputError
 from motes.video import open_video, read_frames
 from motes.video.source import grey
@@ -88,6 +88,17 @@ def test_arrays_are_read_through_the_same_door(tmp_path, generator):
     clips = Clips(torch.rand(2, 3, 4, 5, generator=generator))
     save_clips(tmp_path / "clips.npz", clips)
     assert torch.equal(read_frames(str(tmp_path / "clips.npz")), clips.frames)
+
+
+def test_an_array_in_colour_is_a_video_in_colour(tmp_path):
+    clips = worlds.make("colour", 1, 1, num_frames=3, size=12)
+    save_clips(tmp_path / "colour.npz", clips)
+    video = open_video(tmp_path / "colour.npz")
+    assert (video.num_frames, video.height, video.width) == (3, 12, 12)
+    pictures = np.stack([frame.picture for frame in video.frames()])
+    assert pictures.shape == (3, 12, 12, 3)
+    np.testing.assert_allclose(pictures / 65535, clips.frames[0], atol=1 / 65535)
+    assert torch.equal(read_frames(tmp_path / "colour.npz"), clips.frames)
 
 
 def test_paths_that_lead_to_no_video_say_what_is_supported(tmp_path):

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from motes.errors import InputError
-from motes.shapes import Bool, Float, Int, UInt, UInt8
+from motes.shapes import Bool, Float, Int, UInt
 
 BackgroundKind = Literal["median", "black", "white"]
 
@@ -147,7 +147,7 @@ def otsu(counts: Int[np.ndarray, " bins"], values: Float[np.ndarray, " bins"]) -
     return float(values[best] + values[best + 1]) / 2
 
 
-def has_colour(pixels: UInt8[np.ndarray, "M channels"], colour: str) -> Bool[np.ndarray, " M"]:
+def has_colour(pixels: UInt[np.ndarray, "M channels"], colour: str) -> Bool[np.ndarray, " M"]:
     """Which pixels are grey, or of the hue of "#rrggbb"."""
     if pixels.shape[1] != 3:
         raise InputError(f"colour is {colour!r}, but the video is grey; leave it out")

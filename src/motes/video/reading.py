@@ -39,8 +39,8 @@ def open_video(path: str | Path) -> Video:
 
 def read_frames(
     path: str | Path,
-) -> UInt8[Tensor, "B T height width"] | Float[Tensor, "B T height width"]:
-    """Frames as they are, grey in [0, 1], or uint8 in {0, 1} from bit files, all in memory.
+) -> UInt8[Tensor, "B T height width"] | Float[Tensor, "B T height width *channels"]:
+    """Frames in memory: of a video grey in [0, 1], of a file of clips as `Clips.frames`.
 
     Args:
         path: anything that `open_video` opens, which is one clip, or an npz or npy file of clips
