@@ -56,7 +56,10 @@ def fit_glyph(config: RunConfig) -> RunConfig:
     """The configuration with a glyph of the size of the objects in the user's clips."""
     assert config.data.path is not None
     clips = load_clips(config.data.path)
-    radius = math.sqrt(ink_of(clips, known_counts(clips, config.data.path)) / math.pi)
+    ink = ink_of(clips, known_counts(clips, config.data.path))
+    if ink == 0:
+        raise InputError(f"{config.data.path} shows black frames alone; give clips with objects")
+    radius = math.sqrt(ink / math.pi)
     model = dataclasses.replace(
         config.model, glyph_width=0.9 * radius, glyph_reach=min(math.ceil(2 * radius), 64)
     )
@@ -98,10 +101,12 @@ def ink_of(clips: Clips, counts: Int[Tensor, " B"]) -> float:
 
 
 def known_counts(clips: Clips, origin: str) -> Int[Tensor, " B"]:
-    """The number of objects in each clip, which learning is told."""
+    """The number of objects in each clip, which learning is told; there is one or more."""
     if clips.num_objects is None:
         raise InputError(
             f"{origin} does not say how many objects each clip holds; "
             "add an integer array num_objects with one entry a clip"
         )
+    if int(clips.num_objects.min()) < 1:
+        raise InputError(f"{origin} holds clips without objects; leave them out")
     return clips.num_objects

@@ -1,8 +1,10 @@
 """Kinds and background, found in clips before learning."""
 
+import pytest
 import torch
 from torch.nn.functional import avg_pool2d, interpolate
 
+from motes.errors import InputError
 from motes.structured.glyph import CELLS
 from motes.structured.kinds import Cuttings, aligned, seed_kinds
 from motes.structured.picture import Looks, PictureRenderer
@@ -44,6 +46,11 @@ def test_kinds_of_a_made_up_scene_are_found(generator):
     expected = truth.opacities().mean((1, 2))
     expected = expected.flip(0) if ring == 0 else expected
     assert (opacity - expected).abs().mean() < 0.05
+
+
+def test_clips_in_which_nothing_stands_alone_are_refused(generator):
+    with pytest.raises(InputError, match="no object stands alone"):
+        seed_kinds(fresh(), torch.full((2, 3, 32, 32), 0.5), torch.ones(2).long(), None, generator)
 
 
 @torch.no_grad()

@@ -36,6 +36,25 @@ def test_fit_mixture_recovers_clusters(generator: torch.Generator) -> None:
     assert (covariances - factor @ factor.T).abs().max() < 5 * math.sqrt(2 / 100)
 
 
+def test_the_same_start_many_times_or_once_gives_a_valid_mixture() -> None:
+    eye = torch.eye(2, dtype=torch.float64)
+    start = Mixture(torch.full((2,), 0.5).double(), torch.zeros(2, 2).double(), eye.expand(2, 2, 2))
+    for number in (1, 16):
+        told = Told((50 * eye).expand(number, 2, 2), 50 * torch.ones(number, 2).double())
+        weights, means, covariances = fit_mixture(told, start)
+        assert float(weights.sum()) == 1
+        # Known to a deviation of 1 / sqrt(50 n).
+        assert (means - 1).abs().max() < 5 / math.sqrt(50)
+        assert torch.linalg.eigvalsh(covariances).min() > 0
+
+
+def test_tracks_that_were_never_seen_leave_the_mixture_as_it_was() -> None:
+    dynamics = dynamics_with_starts([[-4.0, 0.0, 0.5, 0.3], [4.0, 1.0, -0.5, 0.3]])
+    before = {name: part.clone() for name, part in dynamics.state_dict().items()}
+    seed_mixture(dynamics, torch.zeros(3, 5, 2), torch.zeros(3, 5, dtype=torch.bool))
+    assert all(torch.equal(part, before[name]) for name, part in dynamics.state_dict().items())
+
+
 def dynamics_with_starts(starts: list[list[float]]) -> Dynamics:
     dynamics = Dynamics(
         num_components=len(starts),

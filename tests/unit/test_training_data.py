@@ -10,7 +10,7 @@ from motes.errors import InputError
 from motes.presets import preset
 from motes.run import held_out_bound
 from motes.trainer import Trainer
-from motes.training_data import fit_to_data, make_dataset
+from motes.training_data import fit_glyph, fit_to_data, make_dataset
 from tiny import tiny_config
 
 CPU = torch.device("cpu")
@@ -58,6 +58,16 @@ def test_one_clip_is_too_few_and_counts_must_be_known(tmp_path: Path) -> None:
     motes.save_clips(tmp_path / "bare.npz", Clips(clips.video))
     with pytest.raises(InputError, match="num_objects"):
         fit_to_data(of_file(tmp_path / "bare.npz"))
+
+
+def test_clips_without_objects_or_without_light_are_refused(tmp_path: Path) -> None:
+    clips = motes.cannonballs(4, (1,), 7, 8, seed=3)
+    motes.save_clips(tmp_path / "none.npz", Clips(clips.video, torch.tensor([1, 0, 1, 1])))
+    with pytest.raises(InputError, match=r"none.npz holds clips without objects"):
+        fit_to_data(of_file(tmp_path / "none.npz"))
+    motes.save_clips(tmp_path / "dark.npz", Clips(torch.zeros(4, 7, 8, 8), torch.ones(4).long()))
+    with pytest.raises(InputError, match=r"dark.npz shows black frames alone"):
+        fit_glyph(of_file(tmp_path / "dark.npz"))
 
 
 def test_what_lost_frames_hold_cannot_matter_to_training(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import avg_pool2d, grid_sample, interpolate, one_hot
 
+from motes.errors import InputError
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.glyph import CELLS
 from motes.structured.picture import (
@@ -68,6 +69,11 @@ def seed_kinds(
     if observed is not None:
         video, counts = video[observed.flatten()], counts[observed.flatten()]
     cuttings = cut_out(video, background, counts, renderer.reach)
+    if not len(cuttings.seen):
+        raise InputError(
+            "no object stands alone in any frame, so none can be learned from; expected clips with "
+            f"some that are {renderer.reach} pixels or more from the border and from one another"
+        )
     some = torch.randperm(len(cuttings.seen), generator=generator)[:CUTTINGS].to(video.device)
     cuttings = Cuttings(*(part[some] for part in cuttings))
     num_kinds = len(renderer.kind_logits)

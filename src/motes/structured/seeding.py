@@ -10,6 +10,7 @@ from motes.shapes import Bool, Float, Tensor
 
 RESTARTS = 8
 ITERATIONS = 50
+LEAST = 1e-6  # variance of a start, in latent units: a few thousandths of a pixel, squared
 
 
 class Mixture(NamedTuple):
@@ -33,7 +34,8 @@ def seed_mixture(
 ) -> None:
     """Replaces pi, mu and Sigma by the mixture that makes these tracks likeliest.
 
-    With the mixture as it was drawn, both components would have to share all starts. [Choice 17]
+    With the mixture as it was drawn, both components would have to share all starts. Where no
+    object was seen at all, they stay as they are. [Choice 17]
 
     Args:
         dynamics: Their law of motion stays as it is.
@@ -42,6 +44,8 @@ def seed_mixture(
 
     Law: tracks do not become less likely (test_seeding_again_makes_tracks_no_less_likely).
     """
+    if not bool(seen.any()):
+        return
     components = dynamics.components()
     present = Mixture(
         dynamics.log_weights().exp(), components.initial_mean, components.initial_covariance
@@ -86,14 +90,15 @@ def fit_mixture(told: Told, start: Mixture) -> Mixture:
     # A first state that nothing tells of (an object that was hardly seen) is near all others.
     least = 1e-3 * told.precision.mean(0).diagonal().diag()
     points = torch.linalg.solve(told.precision + least, told.shift)
-    weights, spread = torch.full((K,), 1 / K).to(points), points.var(0).diag().expand(K, D, D)
+    variances = points.var(0, correction=min(1, len(points) - 1)).clamp(min=LEAST)
+    weights, spread = torch.full((K,), 1 / K).to(points), variances.diag().expand(K, D, D)
     generator = torch.Generator().manual_seed(0)
     starts = [start]
     for _ in range(RESTARTS):
         chosen = torch.randint(len(points), (K,), generator=generator)
         starts.append(Mixture(weights, points[chosen.to(points.device)], spread))
-    # A cluster of few points would shrink onto them without end.
-    floor = 1e-4 * points.var(0).diag() + 1e-12 * identity(D, points)
+    # A cluster of few points, or of the same one many times, would shrink onto them without end.
+    floor = (1e-4 * variances).clamp(min=LEAST).diag() + 1e-12 * identity(D, points)
     return max((_climb(told, each, floor) for each in starts), key=lambda fit: fit[0])[1]
 
 
