@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from motes.checkpoint import load_with_config, write_json
-from motes.config import RunConfig
-from motes.data import cannonballs
+from motes.baselines.limit import Limit
+from motes.checkpoint import load_with_config, read_config, write_json
+from motes.config import DataConfig, RunConfig
+from motes.data import Clips, World, cannonballs
 from motes.evaluate import BATCH, Asked, evaluate
 from motes.latent_map import find_latent_map
 from motes.presets import PRESETS
@@ -59,37 +60,51 @@ def learn(config: RunConfig, folder: Path, replicas: int, device: str) -> None:
 
 
 def score(folder: Path, num_clips: int, device: str) -> Record:
-    """Return all seeds of a folder with their scores."""
+    """Return all seeds of a folder with their scores, and the limit's on the same clips."""
+    clips = unseen(read_config(folder).data, num_clips)
     learned = json.loads((folder / "learned.json").read_text("utf-8"))
     chosen = json.loads((folder / "selection.json").read_text("utf-8"))
     record = {**learned, "chosen": chosen["chosen"], "test_seed": TEST_SEED, "runs": {}}
     for own in sorted(folder.glob("seed-*")):
         record["runs"][own.name] = {
             "held_out_bound": chosen["bounds"][own.name],
-            **score_seed(own, num_clips, device),
+            **score_seed(own, clips, device),
         }
         print(row(own.name, record["runs"][own.name]), flush=True)
+    record["limit"] = score_limit(clips)
     return record
 
 
-def score_seed(folder: Path, num_clips: int, device: str) -> Record:
-    """Return how one seed trained, and its scores on unseen clips."""
+def unseen(data: DataConfig, num_clips: int) -> Clips:
+    """Return test clips like those that were learned from, as many with each number of objects."""
+    counts, size = tuple(sorted(set(data.num_objects))), (data.height, data.width)
+    return cannonballs(num_clips, counts, data.num_frames, size, seed=TEST_SEED)
+
+
+def score_limit(clips: Clips) -> Record:
+    """Return the scores of the true physics and the exact posterior."""
+    size = (clips.frames.shape[2], clips.frames.shape[3])
+    return kept(evaluate(Limit.of(World(clips.frames.shape[1], size)), clips))
+
+
+def score_seed(folder: Path, clips: Clips, device: str) -> Record:
+    """Return how one seed trained, and its scores."""
     model, config = load_with_config(folder, device=device)
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text("utf-8").splitlines()]
     residuals = [line["pixel_map_residual"] for line in lines if "pixel_map_residual" in line]
-    data, counts = config.data, tuple(sorted(set(config.data.num_objects)))
-    size = (data.height, data.width)
-    clips = cannonballs(num_clips, counts, data.num_frames, size, seed=TEST_SEED)
     scores = evaluate(Asked(model), clips, batch_size=BATCH if device == "cpu" else GPU_BATCH)
-    for part in ("curves", "worst_clips", "forecast_loss_of_clips"):
-        scores.pop(part, None)
     return {
         "config": dataclasses.asdict(config),
         "pixel_map_residual_px": residuals[-1],
         "folded": find_latent_map(model).folded,
         "scored_on": environment(model.device)["processor"],
-        **scores,
+        **kept(scores),
     }
+
+
+def kept(scores: Record) -> Record:
+    """Return the scores of the tables, without those of single clips and frames."""
+    return {part: scores[part] for part in ("by_count", "standard_errors")}
 
 
 def row(name: str, run: Record) -> str:
