@@ -25,6 +25,7 @@ from motes.evaluate import BATCH, Asked, evaluate
 from motes.latent_map import find_latent_map
 from motes.presets import PRESETS
 from motes.run_folder import environment
+from motes.teaching import taught_by
 from motes.train import resume, train
 
 TEST_SEED = 3_000_000
@@ -40,8 +41,8 @@ def configuration(given: argparse.Namespace) -> RunConfig:
     size = dataclasses.replace(
         config.data, height=given.size, width=given.size, num_frames=given.frames
     )
-    teacher = given.teacher or config.teacher
-    return dataclasses.replace(config, data=size, teacher=teacher)
+    config = dataclasses.replace(config, data=size)
+    return config if given.teacher is None else taught_by(config, given.teacher)
 
 
 def learn(config: RunConfig, folder: Path, replicas: int, device: str) -> None:

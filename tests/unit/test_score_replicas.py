@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import score_replicas
 
+import motes
+
 
 def run(monkeypatch: pytest.MonkeyPatch, *given: object) -> None:
     """Calls the tool as the command line does."""
@@ -42,12 +44,13 @@ def test_all_seeds_are_scored_beside_the_limit(
 def test_a_size_and_a_teacher_replace_those_of_the_preset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = []
+    seen, teacher = [], Path(motes.__file__).parent / "models" / "cannonballs-structured"
     monkeypatch.setattr(score_replicas, "learn", lambda config, *rest: seen.append(config))
-    run(monkeypatch, "--learn", "--run", tmp_path, "--size", 32, "--frames", 50, "--teacher", "x")
+    sizes = ("--size", 32, "--frames", 50, "--teacher", teacher)
+    run(monkeypatch, "--learn", "--run", tmp_path, *sizes)
     run(monkeypatch, "--learn", "--run", tmp_path)
     (changed, plain) = seen
     assert (changed.data.height, changed.data.width, changed.data.num_frames) == (32, 32, 50)
-    assert (changed.teacher, plain.teacher) == ("x", "cannonballs-structured")
+    assert (changed.teacher, plain.teacher) == (str(teacher), teacher.name)
     assert changed.schedule == plain.schedule
     assert plain == score_replicas.PRESETS["taught"]
