@@ -173,24 +173,13 @@ def radius_of(level: float) -> float:
     return -2 * math.log(1 - level)
 
 
-def coverage(
-    estimate: Float[Tensor, "B N T 2"],
-    covariances: Float[Tensor, "B N T 2 2"],
-    truth: Float[Tensor, "B N T 2"],
-    frames: Bool[Tensor, " T"],
-    level: float = 0.9,
-) -> float:
-    """The share of true positions that lie inside the estimate's region of this probability."""
-    squares = squared_distance(estimate, covariances, truth)[..., frames]
-    return float((squares[~squares.isnan()] <= radius_of(level)).double().mean())
+def inside(squares: Float[Tensor, "*batch"], level: float) -> Float[Tensor, "*batch"]:
+    """1 where a squared Mahalanobis distance is within the region of this probability, else 0.
 
-
-def picture_loss(
-    probabilities: Float[Tensor, "B T height width *channels"],
-    frames: Float[Tensor, "B T height width *channels"],
-) -> Float[Tensor, " B"]:
-    """Mean Bernoulli cross-entropy of a pixel, in nats, for each clip."""
-    return frame_losses(probabilities, frames).mean(1)
+    NaN where nothing is known.
+    """
+    within = (squares <= radius_of(level)).double()
+    return torch.where(squares.isnan(), torch.nan, within)
 
 
 def frame_losses(

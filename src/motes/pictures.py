@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 LEVEL = 0.9  # probability inside an ellipse
+CORNERS = 48  # of its outline
 DPI = 120
 MARGIN = 6  # pixels around the panels of an animation
 TITLE = 22  # pixels above them
@@ -74,7 +75,7 @@ def pdf(figure: "matplotlib.figure.Figure") -> bytes:
 
 
 def outline(
-    mean: Float[np.ndarray, "2"], covariance: Float[np.ndarray, "2 2"], corners: int = 48
+    mean: Float[np.ndarray, "2"], covariance: Float[np.ndarray, "2 2"]
 ) -> Float[np.ndarray, "corners 2"]:
     """Points on the ellipse that holds 90 % of a Gaussian.
 
@@ -83,7 +84,7 @@ def outline(
     """
     eigenvalues, vectors = np.linalg.eigh(covariance)
     radii = np.sqrt(-2 * math.log(1 - LEVEL) * eigenvalues.clip(0))
-    angles = np.linspace(0, 2 * math.pi, corners, endpoint=False)
+    angles = np.linspace(0, 2 * math.pi, CORNERS, endpoint=False)
     circle = np.stack([np.cos(angles), np.sin(angles)], -1)
     points: Float[np.ndarray, "corners 2"] = mean + (circle * radii) @ vectors.T
     return points

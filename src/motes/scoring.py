@@ -89,7 +89,7 @@ def gap_tallies(
     if told.pixels is not None and told.pixel_covariances is not None:
         bars = _in_order(told.pixels, told.pixel_covariances, truth.noisy)
         squares = metrics.squared_distance(*bars, truth.noisy)[..., ~observed]
-        found[f"{name}_coverage90"] = tally(_inside(squares, 90))
+        found[f"{name}_coverage90"] = tally(metrics.inside(squares, 0.9))
     return found
 
 
@@ -131,14 +131,15 @@ def _calibration(
     own, spread = _in_order(told, covariances, true)
     parts = own[..., scored, :], spread[..., scored, :, :], true[..., scored, :]
     squares = metrics.squared_distance(*parts)
-    values = {f"coverage{level}": _inside(squares, level) for level in LEVELS}
+    values = {f"coverage{level}": metrics.inside(squares, level / 100) for level in LEVELS}
     values |= {"nees": squares, "nll": metrics.surprise(*parts)}
     found = {f"{name}_{kind}": tally(value) for kind, value in values.items()}
     if not bool(observed.all()):
         for kind in ("coverage90", "nees", "nll"):
             found[f"{name}_{kind}_curve"] = curve(values[kind])
     # A curve over levels, for the reliability diagram.
-    shares = torch.stack([_inside(squares, 5 * step) for step in range(1, 20)], -1)
+    levels = [5 * step / 100 for step in range(1, 20)]
+    shares = torch.stack([metrics.inside(squares, level) for level in levels], -1)
     totals = torch.where(squares.isnan()[..., None], 0.0, shares).sum((1, 2))
     known = (~squares.isnan()).double().sum((1, 2))[:, None].expand_as(totals)
     return found | {f"{name}_reliability": Tally(totals, known)}
@@ -173,9 +174,3 @@ def _squares(told: Tensor, true: Tensor) -> Float[Tensor, "B N T"]:
 def _in_order(told: Tensor, covariances: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
     order = metrics.best_order(told, true)
     return metrics.reorder(told, order), metrics.reorder(covariances, order)
-
-
-def _inside(squares: Float[Tensor, "*batch"], level: int) -> Float[Tensor, "*batch"]:
-    """1 inside the region of a level in per cent, 0 outside, NaN where nothing is known."""
-    inside = (squares <= metrics.radius_of(level / 100)).double()
-    return torch.where(squares.isnan(), torch.nan, inside)

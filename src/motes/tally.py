@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from motes.shapes import Bool, Float, Tensor
+from motes.shapes import Float, Tensor
 
 NUM_RESAMPLES = 500
 
@@ -20,25 +20,20 @@ class Tally(NamedTuple):
     root: bool = False  # the score is the root of the ratio
 
 
-def tally(
-    values: Float[Tensor, "B ..."],
-    chosen: Bool[Tensor, "B ..."] | None = None,
-    *,
-    root: bool = False,
-) -> Tally:
+def tally(values: Float[Tensor, "B ..."], *, root: bool = False) -> Tally:
     """The tally over all axes but that of clips; NaN counts nothing."""
-    return Tally(*_sums(values, chosen, tuple(range(1, values.ndim))), root)
+    return Tally(*_sums(values, tuple(range(1, values.ndim))), root)
 
 
 def curve(values: Float[Tensor, "B N T"], *, root: bool = False) -> Tally:
     """The tally over objects, one for each frame; NaN counts nothing."""
-    return Tally(*_sums(values, None, (1,)), root)
+    return Tally(*_sums(values, (1,)), root)
 
 
 def _sums(
-    values: Tensor, chosen: Tensor | None, axes: tuple[int, ...]
+    values: Tensor, axes: tuple[int, ...]
 ) -> tuple[Float[Tensor, "B ..."], Float[Tensor, "B ..."]]:
-    known = ~values.isnan() if chosen is None else chosen & ~values.isnan()
+    known = ~values.isnan()
     numbers = torch.where(known, values.double(), 0.0)
     if not axes:
         return numbers, known.double()

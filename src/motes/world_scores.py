@@ -163,8 +163,7 @@ def inside(
     truth: Float[Tensor, "B N T 2"],
 ) -> Float[Tensor, "B N T"]:
     """1 where the truth lies in the 90 % ellipse of an estimate, else 0."""
-    near = metrics.squared_distance(estimate, covariances, truth) <= metrics.radius_of(0.9)
-    return near.double()
+    return metrics.inside(metrics.squared_distance(estimate, covariances, truth), 0.9)
 
 
 def score(ask: Ask, clips: Clips, count: int, task: Task) -> Scores:

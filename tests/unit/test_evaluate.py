@@ -71,7 +71,7 @@ def test_scores_are_those_of_the_questions_asked_at_once(
         future = torch.arange(T) >= NUM_CONTEXT
         ahead = motes.forecast(model, frames[:, :NUM_CONTEXT], count, horizon=T - NUM_CONTEXT)
         assert given["forecast_rmse"] == pytest.approx(in_order(ahead, clean, future), rel=1e-4)
-        loss = metrics.picture_loss(ahead.mean_frames[:, future], frames[:, future])
+        loss = metrics.frame_losses(ahead.mean_frames[:, future], frames[:, future])
         assert given["forecast_loss_of_mean"] == pytest.approx(float(loss.mean()), rel=1e-4)
 
         gap = future & (torch.arange(T) < T - NUM_CONTEXT)

@@ -91,37 +91,38 @@ def test_coverage_of_gaussian_draws_is_their_level(
     mean = paths(generator, B, 1)
     noise = torch.randn(B, 1, T, 2, generator=generator)
     truth = mean + (factor @ noise[..., None])[..., 0]
-    frames = torch.tensor([True, True, False, True, True])
-    share = metrics.coverage(mean, factor @ factor.mT, truth, frames, level)
-    # A binomial share of 8,000: beyond 5 standard deviations once in 2e6 seeds.
-    assert abs(share - level) < 5 * math.sqrt(level * (1 - level) / (B * 4))
+    held = metrics.inside(metrics.squared_distance(mean, factor @ factor.mT, truth), level)
+    share = float(held.mean())
+    # A binomial share of 10,000: beyond 5 standard deviations once in 2e6 seeds.
+    assert abs(share - level) < 5 * math.sqrt(level * (1 - level) / (B * T))
 
 
-def test_coverage_looks_at_the_chosen_frames_of_present_objects_only() -> None:
+def test_of_absent_objects_it_is_not_known_whether_they_are_inside() -> None:
     estimate = torch.zeros(1, 2, 3, 2)
     cov = torch.eye(2).expand(1, 2, 3, 2, 2)
     truth = torch.zeros(1, 2, 3, 2)
     truth[0, 0, 2] = 100.0
     truth[0, 1] = NAN
-    assert metrics.coverage(estimate, cov, truth, torch.tensor([True, True, False])) == 1
-    assert metrics.coverage(estimate, cov, truth, torch.tensor([False, True, True])) == 0.5
+    held = metrics.inside(metrics.squared_distance(estimate, cov, truth), 0.9)
+    assert held[0, 0].tolist() == [1, 1, 0]
+    assert held[0, 1].isnan().all()
 
 
 def test_the_border_of_a_region_is_that_of_the_chi_square_law() -> None:
     radius = math.sqrt(-2 * math.log(0.1))  # of the circle that holds 0.9 of a plane Gaussian
     estimate, cov = torch.zeros(1, 1, 2, 2), torch.eye(2).expand(1, 1, 2, 2, 2)
     truth = torch.tensor([[[[radius - 1e-3, 0.0], [0.0, radius + 1e-3]]]])
-    both = torch.tensor([True, True])
-    assert metrics.coverage(estimate, cov, truth, both, 0.9) == 0.5
+    held = metrics.inside(metrics.squared_distance(estimate, cov, truth), 0.9)
+    assert held.flatten().tolist() == [1, 0]
 
 
 def test_a_region_without_extent_holds_nothing_else() -> None:
     estimate, truth = torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2)
-    both = torch.tensor([True, True])
-    assert metrics.coverage(estimate, torch.zeros(1, 1, 2, 2, 2), truth, both) == 0
+    squares = metrics.squared_distance(estimate, torch.zeros(1, 1, 2, 2, 2), truth)
+    assert not metrics.inside(squares, 0.9).any()
 
 
-def test_picture_loss_is_the_naive_mean(generator: torch.Generator) -> None:
+def test_the_loss_of_frames_is_the_naive_mean(generator: torch.Generator) -> None:
     p = torch.rand(2, 3, 4, 5, generator=generator)
     v = (torch.rand(2, 3, 4, 5, generator=generator) < 0.5).float()
     for b in range(2):
@@ -129,11 +130,11 @@ def test_picture_loss_is_the_naive_mean(generator: torch.Generator) -> None:
         for t, i, j in np.ndindex(3, 4, 5):
             q = float(p[b, t, i, j])
             total -= math.log(q if v[b, t, i, j] else 1 - q)
-        assert float(metrics.picture_loss(p, v)[b]) == pytest.approx(total / 60, rel=1e-5)
+        assert float(metrics.frame_losses(p, v)[b].mean()) == pytest.approx(total / 60, rel=1e-5)
 
 
 def test_a_certain_and_wrong_picture_has_a_finite_loss() -> None:
-    wrong = metrics.picture_loss(torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2))
+    wrong = metrics.frame_losses(torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2))
     assert float(wrong) == pytest.approx(-math.log(1e-6), rel=1e-4)
 
 

@@ -140,12 +140,6 @@ def test_a_bar_hides_what_is_behind_it_and_nothing_else():
                 assert bool(barred.visible[clip, n, t]) == shows
 
 
-def test_a_lying_bar_hides_rows():
-    barred = scenes.hide_behind_bar(cannonballs(4), 10, 20, radius=2, upright=False)
-    assert not barred.frames[..., 10:21, :].any()
-    assert barred.frames[..., :10, :].any()
-
-
 def test_dropped_frames_are_blank_and_as_many_as_asked_for():
     plain, dropped = cannonballs(40, seed=3), worlds.make("drops", 40, seed=3)
     assert dropped.observed.sum(1).tolist() == [15] * 40

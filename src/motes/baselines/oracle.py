@@ -138,18 +138,15 @@ def _filter(
     return log_weights, kalman.Smoothed(means, covariances)
 
 
-def oracle_tracks(
-    points: Float[Tensor, "B N T 2"], law: Law, seed: int = 0
-) -> Float[Tensor, "B N T 2"]:
+def oracle_tracks(points: Float[Tensor, "B N T 2"], law: Law) -> Float[Tensor, "B N T 2"]:
     """The points of each clip put into tracks; NaN where an object was not seen.
 
     Args:
         points: where objects show, NaN where they do not. Their order is forgotten: it is shuffled
             anew in every frame.
         law: the true one.
-        seed: of the shuffling.
     """
-    order = torch.rand(points.shape[:3], generator=torch.Generator().manual_seed(seed)).argsort(1)
+    order = torch.rand(points.shape[:3], generator=torch.Generator().manual_seed(0)).argsort(1)
     shuffled = points.double().take_along_dim(order[..., None], 1)
     tracks = torch.stack([_link(clip, law) for clip in shuffled])
     return tracks if law.floor is not None else _exchange(tracks, law)

@@ -19,6 +19,7 @@ NUM_CLIPS = 60
 NUM_COMPONENTS = 2
 NUM_HIDDEN = 20
 THREADS = 2
+REPEATS = 30  # rounds for the short questions; the long one gets a third of them
 BLOCK_MILLISECONDS = 20.0
 # dynamax adds 1e-9 to its matrices, and a hidden frame is one of variance 1e8 to both peers.
 TOLERANCE = 1e-6
@@ -27,11 +28,10 @@ HINT = "not installed; pip install 'motes[bench]'"
 Contenders = dict[str, Callable[[], Answer]]
 
 
-def bench_kalman(repeats: int = 30, smoke: bool = False) -> dict[str, Any]:
+def bench_kalman(smoke: bool = False) -> dict[str, Any]:
     """Times of every contender on three questions, after all agreed on the answer.
 
     Args:
-        repeats: Rounds for the short questions; the long one gets a third of them.
         smoke: Few frames and rounds, to see that it runs.
 
     Returns:
@@ -39,7 +39,7 @@ def bench_kalman(repeats: int = 30, smoke: bool = False) -> dict[str, Any]:
         contender took, and by how much its answer differed; one that is wrong gets no time.
     """
     short, long, hidden = (6, 70, 3) if smoke else (30, 1000, NUM_HIDDEN)
-    repeats, long_repeats = (2, 1) if smoke else (repeats, max(3, repeats // 3))
+    repeats, long_repeats = (2, 1) if smoke else (REPEATS, REPEATS // 3)
     threads = torch.get_num_threads()
     torch.set_num_threads(THREADS)
     try:

@@ -43,17 +43,14 @@ _SOFT = 1.0  # pixels over which an edge fades
 _SENSOR_SD = 0.03
 
 
-def hide_behind_bar(
-    clips: Clips, first: int, last: int, *, radius: int, upright: bool = True
-) -> Clips:
-    """Return black-and-white clips with an opaque black bar in front of the objects.
+def hide_behind_bar(clips: Clips, first: int, last: int, *, radius: int) -> Clips:
+    """Return black-and-white clips with an opaque, upright black bar in front of the objects.
 
     Args:
         clips: with true positions, drawn as disks.
-        first: column (row, if not upright) where the bar begins.
-        last: column or row where it ends, itself included.
+        first: column where the bar begins.
+        last: column where it ends, itself included.
         radius: of the disks.
-        upright: whether the bar goes from top to bottom, or from left to right.
 
     Law: nothing shows inside the bar, all is as it was outside, and an object is visible where
     some pixel of it shows (test_a_bar_hides_what_is_behind_it_and_nothing_else).
@@ -61,8 +58,8 @@ def hide_behind_bar(
     if not isinstance(clips.video, PackedFrames) or clips.positions is None:
         raise InputError("got grey clips or no truth; expected disks on black; hide them first")
     frames = clips.frames.clone()
-    frames.movedim(-1 if upright else -2, -1)[..., first : last + 1] = 0
-    centre = clips.positions.round()[..., 0 if upright else 1]
+    frames[..., first : last + 1] = 0
+    centre = clips.positions.round()[..., 0]
     hidden = (centre - radius >= first) & (centre + radius <= last)
     return replace(clips, video=pack(frames), visible=~hidden & ~centre.isnan())
 
