@@ -12,11 +12,12 @@ from torch import nn
 
 from motes.mixture import draw_prior
 from motes.model import Model
-from motes.shapes import Float, Tensor
+from motes.shapes import Bool, Float, Tensor
 from motes.structured.glyph import Stage
 
 NUM_PATHS = 64
 NUM_REWEIGHTINGS = 10
+VISIBLE = 0.3  # of the median ink: less is no object
 
 
 class PixelMap(NamedTuple):
@@ -47,6 +48,11 @@ def drawn_centroids(
     return torch.stack([x, y], -1) / mass.clamp(min=1e-6)[:, None], mass
 
 
+def shows(mass: Float[Tensor, " M"]) -> Bool[Tensor, " M"]:
+    """Which of the drawn objects are there to be seen, by how much of each appears."""
+    return mass > VISIBLE * mass.median()
+
+
 @torch.no_grad()
 def find_pixel_map(model: Model, num_frames: int) -> PixelMap:
     """The affine map that best explains where the renderer draws what the prior imagines.
@@ -61,7 +67,7 @@ def find_pixel_map(model: Model, num_frames: int) -> PixelMap:
     _, path = draw_prior(model.dynamics, (NUM_PATHS,), num_frames, generator)
     positions = path.positions.reshape(-1, 2).to(model.pixel_matrix)
     centroids, mass = drawn_centroids(model, positions)
-    visible = mass > 0.3 * mass.median()
+    visible = shows(mass)
     design = torch.cat([positions, torch.ones_like(positions[:, :1])], -1)[visible].double()
     target = centroids[visible].double()
     weights = torch.ones_like(target[:, :1])

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from motes.alignment import drawn_centroids
+from motes.alignment import drawn_centroids, shows
 from motes.atomic import atomic_path
 from motes.data import Clips
 from motes.evaluate import NUM_CONTEXT, gap_mask
@@ -48,7 +48,7 @@ def latent_grid(model: Model, clips: Clips) -> dict[str, np.ndarray]:
     expected = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1).reshape(-1, 2)
     latent = torch.linalg.solve(model.pixel_matrix, (expected - model.pixel_offset).T).T
     centroids, mass = drawn_centroids(model, latent)
-    centroids[mass < 0.3 * mass.median()] = torch.nan
+    centroids[~shows(mass)] = torch.nan
     slots = torch.zeros(1, model.max_objects, len(latent), 2)
     slots[0, 0] = latent
     tiles = model.renderer(slots, model.present(torch.tensor([1])))[0].sigmoid()

@@ -14,13 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from motes.alignment import drawn_centroids
+from motes.alignment import drawn_centroids, shows
 from motes.model import Model
 from motes.shapes import Bool, Float, Tensor
 
 NUM_LINES = 17  # of the grid along each axis
 ZOOM = 6  # pixels of the picture for a pixel of the frame
-VISIBLE = 0.3  # of the median ink: less is no object
 FLAT, TURNED = (235, 235, 235), (255, 80, 60)  # colours of meshes
 BACKGROUND, FRAME = (24, 26, 32), (60, 64, 76)
 
@@ -62,9 +61,8 @@ def find_latent_map(model: Model) -> LatentMap:
     matrix, offset = model.pixel_matrix.double(), model.pixel_offset.double()
     latent = (points.to(offset) - offset) @ torch.linalg.pinv(matrix).T
     centroids, mass = drawn_centroids(model, latent.to(model.pixel_matrix))
-    visible = mass > VISIBLE * mass.median()
     shape = (NUM_LINES, NUM_LINES)
-    return LatentMap(centroids.view(*shape, 2).cpu(), visible.view(shape).cpu())
+    return LatentMap(centroids.view(*shape, 2).cpu(), shows(mass).view(shape).cpu())
 
 
 def draw(found: LatentMap, image_size: tuple[int, int]) -> bytes:

@@ -40,6 +40,16 @@ def component_log_posterior(
     return _log_joint(dynamics, positions, observed).log_softmax(-1)
 
 
+def under(states: kalman.Smoothed, component: Int[Tensor, "B N"]) -> kalman.Smoothed:
+    """The states of each object under one of the components, from [B N K T ...] to [B N T ...].
+
+    Law: they are those of that component (test_states_under_a_component_are_its_own).
+    """
+    pick = component[..., None, None, None]
+    means = states.means.take_along_dim(pick, 2)[:, :, 0]
+    return kalman.Smoothed(means, states.covariances.take_along_dim(pick[..., None], 2)[:, :, 0])
+
+
 def _log_joint(
     dynamics: Dynamics,
     positions: Float[Tensor, "... T P"],

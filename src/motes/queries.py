@@ -220,9 +220,7 @@ def most_likely_tracks(
 ) -> Tracks:
     """The tracks under each object's most likely component, as in the paper."""
     component = log_weights.argmax(-1)
-    means = states.means.take_along_dim(component[..., None, None, None], 2)[:, :, 0]
-    covariances = states.covariances.take_along_dim(component[..., None, None, None, None], 2)
-    chosen = kalman.Smoothed(means, covariances[:, :, 0])
+    chosen = mixture.under(states, component)
     hidden = emitted(model, chosen)
     known = seen.known[..., None]
     return Tracks(

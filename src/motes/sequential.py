@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from motes.gaussian import cholesky
 from motes.lgssm import LGSSM, identity, map_vector, solve_covariance
 from motes.shapes import Bool, Float, Tensor
 from motes.unrolled import Smoothed
@@ -87,8 +88,7 @@ def _update(
     """The updated belief, in Joseph's form, which keeps the covariance positive."""
     B, Sigma_A = model.emission, model.position_noise
     m, P = belief
-    L, failed = torch.linalg.cholesky_ex(B @ P @ B.mT + Sigma_A)
-    L = torch.where((failed > 0)[..., None, None], math.nan, L)
+    L = cholesky(B @ P @ B.mT + Sigma_A)
     precision = torch.where(observed[..., None, None], torch.cholesky_inverse(L), 0.0)
     K = P @ B.mT @ precision
     residual = position - map_vector(B, m)

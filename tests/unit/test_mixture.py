@@ -1,8 +1,9 @@
 import numpy as np
 import torch
 
+from motes import kalman
 from motes.lgssm import Dynamics
-from motes.mixture import component_log_posterior, log_prior
+from motes.mixture import component_log_posterior, log_prior, under
 from oracles import log_density, one_model
 
 
@@ -54,3 +55,14 @@ def test_every_parameter_learns_from_the_prior(generator: torch.Generator) -> No
         assert parameter.grad.isfinite().all(), name
         lower = parameter.grad.tril() if name.endswith("factor") else parameter.grad
         assert (lower != 0).any(), name
+
+
+def test_states_under_a_component_are_its_own(generator: torch.Generator) -> None:
+    means, roots = torch.randn(2, 3, 4, 5, 6, generator=generator).split([4, 2], -1)
+    states = kalman.Smoothed(means, roots[..., :1, None] * torch.eye(4))
+    component = torch.randint(4, (2, 3), generator=generator)
+    chosen = under(states, component)
+    for b, n in np.ndindex(2, 3):
+        k = component[b, n]
+        assert torch.equal(chosen.means[b, n], states.means[b, n, k])
+        assert torch.equal(chosen.covariances[b, n], states.covariances[b, n, k])

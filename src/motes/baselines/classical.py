@@ -11,6 +11,7 @@ from motes.baselines.disks import explain_frames
 from motes.baselines.linking import Seen, associate, follow
 from motes.baselines.truth import ROUNDING, TruePhysics
 from motes.contest import Told
+from motes.mixture import under
 from motes.shapes import Bool, Float, Tensor
 
 Link = Callable[[list[np.ndarray]], Seen]
@@ -116,10 +117,8 @@ class KalmanTracker:
         """Centres, the smoothed path, and covariances of both; no pictures."""
         centres = self.find(frames, observed, num_objects)
         log_weights, states = self.smooth(centres, observed)
-        likely = log_weights.argmax(-1)[..., None, None, None]
-        path = states.means.take_along_dim(likely, 2)[:, :, 0, :, :2]
-        spread = states.covariances.expand(*states.means.shape, 4)
-        spread = spread.take_along_dim(likely[..., None], 2)[:, :, 0, :, :2, :2]
+        means, covariances = under(states, log_weights.argmax(-1))
+        path, spread = means[..., :2], covariances[..., :2, :2]
         return told_of(centres, observed, path, spread, self.physics)
 
     def find(

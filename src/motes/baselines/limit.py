@@ -82,7 +82,7 @@ class Limit:
         """First states from the exact posterior given the centres, as weighted draws."""
         generator = torch.Generator().manual_seed(0)
         means = states.means[..., 0, :]
-        covariances = WIDENED * states.covariances.expand(*states.means.shape, 4)[..., 0, :, :]
+        covariances = WIDENED * states.covariances[..., 0, :, :]
         shape = (*means.shape[:2], NUM_DRAWS)
         uniform = torch.rand(shape, generator=generator, dtype=means.dtype)
         side = (uniform >= log_weights[..., :1].exp()).long()

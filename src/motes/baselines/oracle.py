@@ -14,6 +14,7 @@ import torch
 from motes import kalman
 from motes.baselines.truth import ROUNDING, TruePhysics, true_physics
 from motes.data import Trap, World
+from motes.mixture import under
 from motes.shapes import Bool, Float, Int, Tensor
 from motes.structured.exchange import best_exchanges, joined_by_filter, of_pairs
 
@@ -88,10 +89,8 @@ def ask_oracle(points: Float[Tensor, "B N T 2"], law: Law) -> Tracks:
     tracks = oracle_tracks(points, law)
     seen = ~tracks.isnan().any(-1)
     log_weights, states = _smooth(tracks, seen, law) if law.floor is None else _filter(tracks, law)
-    likely = log_weights.argmax(-1)[..., None, None, None]
-    path = states.means.take_along_dim(likely, 2)[:, :, 0, :, :2]
-    spread = states.covariances.expand(*states.means.shape, 4)
-    spread = spread.take_along_dim(likely[..., None], 2)[:, :, 0, :, :2, :2]
+    means, covariances = under(states, log_weights.argmax(-1))
+    path, spread = means[..., :2], covariances[..., :2, :2]
     drawn = spread + law.physics.jitter.square().diag_embed()
     rounding = ROUNDING * torch.eye(2, dtype=path.dtype)
     return Tracks(

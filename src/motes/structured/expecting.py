@@ -98,10 +98,8 @@ def by_smoothing(
     components = dynamics.components()
     likely = mixture.component_log_posterior(dynamics, positions, seen).argmax(-1)
     states = kalman.smooth(components, positions[:, :, None], seen[:, :, None])
-    pick = likely[..., None, None, None]
-    smoothed = states.means[..., :POSITION_DIM].take_along_dim(pick, 2)[:, :, 0]
-    P = states.covariances[..., :POSITION_DIM, :POSITION_DIM]
-    P = P.expand(*likely.shape, *P.shape[-4:]).take_along_dim(pick[..., None], 2)[:, :, 0]
+    m, P = mixture.under(states, likely)
+    smoothed, P = m[..., :POSITION_DIM], P[..., :POSITION_DIM, :POSITION_DIM]
     own = torch.where(seen[..., None, None], inverse(components.position_noise), 0.0)
     precision = inverse(P)
     covariance = inverse(precision - own)

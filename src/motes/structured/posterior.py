@@ -247,7 +247,7 @@ class LongPosterior(NamedTuple):
         return torch.cat([q.log_density(noise[:, :, time]) for time, q in self.stretches()], 2)
 
     def entropy(self) -> Float[Tensor, "B N T"]:
-        """The entropy of each position in nats; 0 where the object was not seen."""
+        """The entropy of each position in nats, see `PlacePosterior.entropy`."""
         return self.nats
 
     def covariances(self) -> Float[Tensor, "B N T 2 2"]:
