@@ -1,12 +1,13 @@
 """Progress on long work: a bar with rate and time left on a terminal, plain lines elsewhere."""
 
 import contextlib
-import os
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from motes import processes
 from motes.errors import InputError
 
 
@@ -29,7 +30,7 @@ def training_bar(events: Path | None) -> Iterator[Callable[[dict[str, Any]], Non
     Args:
         events: folder that TensorBoard events are written to as well, or None.
     """
-    if int(os.environ.get("RANK", "0")) != 0:
+    if not processes.leads():
         yield lambda line: None
         return
     from rich.console import Console
@@ -44,13 +45,15 @@ def training_bar(events: Path | None) -> Iterator[Callable[[dict[str, Any]], Non
         TimeRemainingColumn(),
         TextColumn("{task.fields[terms]}"),
     )
-    writer = _event_writer(events) if events is not None else None
-    with Progress(
-        *columns,
-        console=console,
-        disable=not sys.stderr.isatty(),
-        speed_estimate_period=600,  # seconds; a slow machine reports every minute
-    ) as progress:
+    with (
+        contextlib.nullcontext() if events is None else _events(events) as write,
+        Progress(
+            *columns,
+            console=console,
+            disable=not sys.stderr.isatty(),
+            speed_estimate_period=600,  # seconds; a slow machine reports every minute
+        ) as progress,
+    ):
         tasks: dict[str, Any] = {}
 
         def report(line: dict[str, Any]) -> None:
@@ -70,14 +73,10 @@ def training_bar(events: Path | None) -> Iterator[Callable[[dict[str, Any]], Non
                 return
             if not sys.stderr.isatty():
                 console.print(f"{title} {done}/{line['of']} {text}", soft_wrap=True)
-            if writer is not None and "lessons" not in line:
-                for name, value in line.items():
-                    if isinstance(value, float):
-                        writer.add_scalar(name, value, line["step"])
+            if write is not None and "lessons" not in line:
+                write(line)
 
         yield report
-    if writer is not None:
-        writer.close()
 
 
 def describe(line: dict[str, Any]) -> str:
@@ -102,9 +101,25 @@ def describe(line: dict[str, Any]) -> str:
     )
 
 
-def _event_writer(folder: Path) -> Any:
+@contextlib.contextmanager
+def _events(folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Writes reports as TensorBoard events, in a folder that comes with the first of them.
+
+    Not before: a run begins in a new folder.
+    """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise InputError("tensorboard is not there; pip install 'motes[tensorboard]'") from None
-    return SummaryWriter(str(folder / "events"))
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def writer() -> Any:
+            return stack.enter_context(SummaryWriter(str(folder / "events")))
+
+        def write(line: dict[str, Any]) -> None:
+            for name, value in line.items():
+                if isinstance(value, float):
+                    writer().add_scalar(name, value, line["step"])
+
+        yield write
