@@ -18,6 +18,7 @@ from motes.data import Clips, World, draw_clips
 from motes.errors import InputError
 from motes.evaluate import NUM_CONTEXT, Asked, compare_physics, evaluate, gap_mask
 from motes.examples import latent_grid
+from motes.figures.stored import true_view
 from motes.learning import Lesson, way_taken
 from motes.model import Model
 from motes.pictures import Style, View
@@ -241,19 +242,6 @@ def ask_examples(model: Model, clips: Clips) -> Examples:
         [true_view(clips, i), *(view(style, answer, i) for style, answer in answers)]
         for i in range(len(frames))
     ]
-
-
-def true_view(clips: Clips, clip: int) -> View:
-    """One clip as it really was."""
-    assert clips.num_objects is not None
-    assert clips.positions is not None
-    assert clips.clean is not None
-    count, frames = int(clips.num_objects[clip]), _array(clips.frames[clip].float())
-    pixels = _array(clips.positions[clip, :count])
-    certain = np.zeros((*pixels.shape, 2), dtype=pixels.dtype)
-    path = _array(clips.clean[clip, :count])
-    seen = np.ones(len(frames), dtype=bool)
-    return View(pictures.TRUTH, frames, frames, pixels, certain, path, certain, seen)
 
 
 def view(style: Style, answer: Answer, clip: int) -> View:

@@ -4,7 +4,6 @@ What was asked, the table against baselines and limits, figures, the clips that 
 to get the same page again.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
@@ -20,7 +19,7 @@ from motes.examples import latent_grid
 from motes.figures import own
 from motes.model import Model
 from motes.report import document, figure, section, table
-from motes.standings import CONTENDERS, HEADS, TABLE, contenders, form_of
+from motes.standings import CONTENDERS, HEADS, TABLE, form_of
 
 Record = dict[str, Any]
 MEANINGS = {
@@ -34,11 +33,6 @@ MEANINGS = {
 }
 
 
-def stored_records(folder: Path) -> dict[str, Record]:
-    """The records in a folder, none if it is not there."""
-    return {path.stem: json.loads(path.read_text("utf-8")) for path in folder.glob("*.json")}
-
-
 def page(
     model: Model, clips: Clips, record: Record, stored: Mapping[str, Record], command: str
 ) -> str:
@@ -48,7 +42,7 @@ def page(
         model: That was scored.
         clips: That it was scored on.
         record: Of `motes evaluate`.
-        stored: Other records; those of the same clips stand beside it.
+        stored: Records of contenders; those of the same clips stand beside it.
         command: That makes this page.
 
     Law: it refers to nothing outside of itself (test_a_scorecard_refers_to_nothing_outside).
@@ -75,7 +69,7 @@ def _comparable(record: Record, stored: Mapping[str, Record]) -> dict[str, Recor
     clips = {count: column["clips"] for count, column in record["by_count"].items()}
     return {
         name: other
-        for name, other in contenders(stored).items()
+        for name, other in stored.items()
         if all(other[key] == record[key] for key in keys)
         and {count: column["clips"] for count, column in other["by_count"].items()} == clips
         and name != record["model"]

@@ -54,7 +54,12 @@ def test_the_command_writes_both_kinds_of_file(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"), [(["--only", "99"], "99"), (["--results", "nowhere"], "motes evaluate")]
+    ("arguments", "named"),
+    [
+        (["--only", "99"], "99"),
+        (["--results", "nowhere"], "--out nowhere/cannonballs-48.json"),
+        (["--results", "nowhere", "--only", "seeds"], "tools/watch_training.py"),
+    ],
 )
 def test_what_is_not_there_is_told_in_one_line(
     arguments: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -115,3 +120,10 @@ def test_a_record_of_a_file_has_no_examples(tmp_path: Path):
     save_arrays(tmp_path / "figures" / "x.npz", {"infer_pixels": np.zeros((1, 1, 3, 2))})
     with pytest.raises(InputError, match="seed"):
         _ = Stored(tmp_path, "x").clips
+
+
+def test_a_damaged_record_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "training.json").write_text("{")
+    words = ["--results", str(tmp_path), "--only", "seeds", "--out", str(tmp_path / "drawn")]
+    assert main(["figures", *words]) == 2
+    assert "training.json is no whole record" in capsys.readouterr().err

@@ -11,8 +11,10 @@ import numpy as np
 from motes.data import Clips, cannonballs
 from motes.errors import InputError
 from motes.pictures import FORECAST, INFERRED, INTERPOLATED, TRUTH, Style, View
-from motes.standings import contenders
+from motes.standings import CONTENDERS, contenders
 
+# What `motes evaluate` does not make.
+TOOLS = {"training": "tools/watch_training.py", "ed-lstm": "tools/train_ed_lstm.py"}
 STYLES = {"infer": INFERRED, "forecast": FORECAST, "interpolation": INTERPOLATED}
 NUM_CONTEXT = 5
 
@@ -30,22 +32,22 @@ class Stored:
         try:
             found: dict[str, Any] = json.loads(path.read_text("utf-8"))
         except FileNotFoundError:
-            raise InputError(f"no {path}; {_remedy(name)}") from None
+            raise InputError(f"no {path}; {self._remedy(name)}") from None
+        except ValueError:
+            raise InputError(f"{path} is no whole record; {self._remedy(name)}") from None
         return found
 
     @property
     def records(self) -> dict[str, dict[str, Any]]:
         """The records of all contenders that are stored."""
-        found = {}
-        for path in sorted(self.folder.glob("*.json")):
-            found[path.stem] = self.record(path.stem)
-        return contenders(found)
+        there = [name for name in CONTENDERS if (self.folder / f"{name}.json").is_file()]
+        return contenders({name: self.record(name) for name in there})
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
         """Stored arrays; pictures become probabilities again."""
         path = self.folder / "figures" / f"{name}.npz"
         if not path.is_file():
-            raise InputError(f"no {path}; {_remedy(name)}")
+            raise InputError(f"no {path}; {self._remedy(name)}")
         with np.load(path, allow_pickle=False) as file:
             return {key: _unpacked(file[key]) for key in file.files}
 
@@ -78,15 +80,7 @@ class Stored:
 
     def truth(self, clip: int) -> View:
         """One clip as it really was."""
-        assert self.clips.num_objects is not None
-        assert self.clips.positions is not None
-        assert self.clips.clean is not None
-        present = slice(int(self.clips.num_objects[clip]))
-        pixels = self.clips.positions[clip, present].numpy()
-        path = self.clips.clean[clip, present].numpy()
-        certain, frames = np.zeros((*pixels.shape, 2), np.float32), self.true_frames(clip)
-        seen = np.ones(len(frames), dtype=bool)
-        return View(TRUTH, frames, frames, pixels, certain, path, certain, seen)
+        return true_view(self.clips, clip)
 
     def told(self, question: str, clip: int) -> View:
         """One clip as an answer tells it; pictures are of the mean."""
@@ -124,15 +118,29 @@ class Stored:
                 told[:NUM_CONTEXT] = self.true_frames(clip)[:NUM_CONTEXT]
         return kinds
 
+    def _remedy(self, name: str) -> str:
+        """How to get what is not there."""
+        if name in TOOLS:
+            return f"{TOOLS[name]} of the source tree makes it"
+        return (
+            f"run first: motes evaluate {name} --out {self.folder / name}.json "
+            f"--examples {self.folder / 'figures' / name}.npz"
+        )
+
+
+def true_view(clips: Clips, clip: int) -> View:
+    """One clip as it really was."""
+    assert clips.num_objects is not None
+    assert clips.positions is not None
+    assert clips.clean is not None
+    present, frames = slice(int(clips.num_objects[clip])), clips.frames[clip].float().numpy()
+    pixels, path = (points[clip, present].numpy() for points in (clips.positions, clips.clean))
+    certain = np.zeros((*pixels.shape, 2), dtype=pixels.dtype)
+    seen = np.ones(len(frames), dtype=bool)
+    return View(TRUTH, frames, frames, pixels, certain, path, certain, seen)
+
 
 def _unpacked(values: np.ndarray) -> np.ndarray:
     if values.dtype == np.uint8:
         return values.astype(np.float32) / 255
     return values.astype(np.float32) if values.dtype == np.float16 else values
-
-
-def _remedy(name: str) -> str:
-    return (
-        f"run here first: motes evaluate {name} --out results/{name}.json "
-        f"--examples results/figures/{name}.npz"
-    )

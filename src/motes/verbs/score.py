@@ -87,10 +87,12 @@ def _write_report(
     path: Path, model: Model, clips: Clips, record: dict[str, Any], results: Path
 ) -> None:
     """Writes the page; the command in it names no place on this machine."""
-    from motes.scorecard import page, stored_records
+    from motes.figures import Stored
+    from motes.scorecard import page
 
-    command = f"motes evaluate {Path(record['model']).name} --report {path.name}"
-    write_text(path, page(model, clips, record, stored_records(results), command))
+    name = record["model"]
+    command = f"motes evaluate {Path(name).name} --report {path.name}"
+    write_text(path, page(model, clips, record, Stored(results, name).records, command))
 
 
 def figures(
