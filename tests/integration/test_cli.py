@@ -126,6 +126,16 @@ def test_frames_that_a_file_says_were_lost_are_not_taken_for_seen(
     assert table(out) == rows
 
 
+def test_a_gif_that_is_too_long_is_refused_before_the_question(
+    world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("motes.export.overlay.MAX_GIF_FRAMES", T - 1)
+    monkeypatch.setattr("motes.queries.infer", lambda *given, **options: pytest.fail("asked"))
+    asked = ["infer", str(world / "clips.npz"), f"--model={world}/run"]
+    assert cli.main([*asked, f"--overlay={world}/a.gif"]) == 2
+    assert f"more than {T - 1} frames" in capsys.readouterr().err
+
+
 def test_a_plot_of_clips_is_in_the_pixels_of_the_table_and_knows_no_seconds(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,17 +63,25 @@ def draw_trails(
         yield _drawn(picture, trails, t)
 
 
+def check_overlay(path: Path, num_frames: int = 0) -> None:
+    """Raises `InputError` unless a file of this name can show so many frames."""
+    suffix = path.suffix.lower()
+    if suffix not in (".mp4", ".gif"):
+        raise InputError(f"overlay is {path}; expected a name that ends in .mp4 or .gif")
+    if suffix == ".gif" and num_frames > MAX_GIF_FRAMES:
+        raise InputError(
+            f"overlay is {path} with more than {MAX_GIF_FRAMES} frames; write an .mp4, or take "
+            "less with --start and --end"
+        )
+
+
 def write_overlay(
     path: Path, pictures: Iterator[UInt8[np.ndarray, "height width 3"]], fps: float
 ) -> None:
     """Writes pictures as an mp4 or a GIF, by the suffix of the name."""
-    suffix = path.suffix.lower()
-    if suffix == ".mp4":
-        write_mp4(path, pictures, fps)
-    elif suffix == ".gif":
-        _write_gif(path, pictures, fps)
-    else:
-        raise InputError(f"overlay is {path}; expected a name that ends in .mp4 or .gif")
+    check_overlay(path)
+    write = write_mp4 if path.suffix.lower() == ".mp4" else _write_gif
+    write(path, pictures, fps)
 
 
 def _write_gif(
@@ -83,11 +91,7 @@ def _write_gif(
 
     stills: list[Image.Image] = []
     for picture in pictures:
-        if len(stills) == MAX_GIF_FRAMES:
-            raise InputError(
-                f"overlay is {path} with more than {MAX_GIF_FRAMES} frames; write an .mp4, or take "
-                "less with --start and --end"
-            )
+        check_overlay(path, len(stills) + 1)
         still = Image.fromarray(picture)
         still.thumbnail((MAX_GIF_SIDE, MAX_GIF_SIDE))
         # By coverage: a palette of the commonest colours would lose the thin lines. One for all

@@ -14,7 +14,7 @@ from motes.atomic import all_or_none, check_places
 from motes.checkpoint import read_config, write_text
 from motes.data import load_clips, write_gif
 from motes.errors import InputError
-from motes.export.overlay import Trails, draw_trails, write_overlay
+from motes.export.overlay import Trails, check_overlay, draw_trails, write_overlay
 from motes.export.paths import write_paths
 from motes.export.tables import in_video, write_table
 from motes.model import Model
@@ -121,8 +121,8 @@ class Files:
         """The files that were asked for; the table beside the source where no name was given."""
         named = source.resolve() if source.name in ("", "..") else source  # of a folder
         overlay, plot = options.overlay, options.plot
-        if overlay is not None and overlay.suffix.lower() not in (".mp4", ".gif"):
-            raise InputError(f"overlay is {overlay}; expected a name that ends in .mp4 or .gif")
+        if overlay is not None:
+            check_overlay(overlay)
         table = out or named.with_name(f"{named.stem}-{verb}.csv")
         check_places(table, gif, overlay, plot)
         return Files(table, gif, overlay, plot)
@@ -132,6 +132,8 @@ def answer_question(
     verb: str, ask: Callable[[Question], Answer], question: Question, files: Files, as_json: bool
 ) -> None:
     """Asks, writes the files, and says so; where one of them fails, none is left."""
+    if files.overlay is not None:
+        check_overlay(files.overlay, question.frames.shape[1])
     answer = ask(question)
     with all_or_none():
         if files.gif is not None:
