@@ -56,6 +56,10 @@ def fit_glyph(config: RunConfig) -> RunConfig:
     """The configuration with a glyph of the size of the objects in the user's clips."""
     assert config.data.path is not None
     clips = load_clips(config.data.path)
+    if clips.in_colour:
+        grey = colour.to_grey(clips.frames, colour.find_axis(clips.frames))
+        empty = grey[: colour.SAMPLED].flatten(0, 1).median(0).values  # the place without objects
+        clips = dataclasses.replace(clips, video=(grey - empty).clamp(min=0))
     ink = ink_of(clips, known_counts(clips, config.data.path))
     if ink == 0:
         raise InputError(f"{config.data.path} shows black frames alone; give clips with objects")
@@ -94,10 +98,12 @@ def to_device(clips: Clips, device: torch.device) -> TrainingData:
 
 
 def ink_of(clips: Clips, counts: Int[Tensor, " B"]) -> float:
-    """Lit pixels of one object, on average over a few hundred clips."""
-    some = clips[:256]
+    """Lit pixels of one object in a seen frame, on average over a few hundred clips."""
+    some, counts = clips[:256], counts[:256]
     pixels = some.video.unpack_all() if isinstance(some.video, PackedFrames) else some.video
-    return float(pixels.sum()) / (pixels.shape[1] * float(counts[:256].sum()))
+    if some.observed is None:
+        return float(pixels.sum()) / (pixels.shape[1] * float(counts.sum()))
+    return float(pixels[some.observed].sum()) / float((some.observed.sum(1) * counts).sum())
 
 
 def known_counts(clips: Clips, origin: str) -> Int[Tensor, " B"]:

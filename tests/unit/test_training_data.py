@@ -70,6 +70,31 @@ def test_clips_without_objects_or_without_light_are_refused(tmp_path: Path) -> N
         fit_glyph(of_file(tmp_path / "dark.npz"))
 
 
+def test_the_glyph_has_the_size_of_objects_in_colour_and_between_lost_frames(
+    tmp_path: Path, generator: torch.Generator
+) -> None:
+    clips = motes.cannonballs(20, (1, 2), 12, 24, seed=3)
+    motes.save_clips(tmp_path / "plain.npz", clips)
+    lost = torch.rand(20, 12, generator=generator) < 0.5
+    lost[:, 0] = False
+    blank = pack(clips.frames * ~lost[:, :, None, None])
+    motes.save_clips(tmp_path / "lost.npz", replace(clips, video=blank, observed=~lost))
+    lit = clips.frames[..., None].float()
+    hues = lit * torch.tensor([0.8, 0.3, 0.3]) + (1 - lit) * torch.tensor([0.3, 0.8, 0.3])
+    hues = (hues + 0.003 * torch.randn(hues.shape, generator=generator)).clamp(0, 1)
+    motes.save_clips(tmp_path / "hues.npz", replace(clips, video=hues))
+    width = {
+        name: fit_glyph(of_file(tmp_path / f"{name}.npz")).model.glyph_width
+        for name in ("plain", "lost", "hues")
+    }
+    assert width["plain"] == pytest.approx(0.9 * 2, rel=0.05)  # of a disk of 13 pixels
+    # Objects cover one another in some frames and not in others.
+    assert width["lost"] == pytest.approx(width["plain"], rel=0.02)
+    # Noise of .003 over a contrast of .7, of which a mean of .4 deviations is taken for light in
+    # 576 pixels: 1 beside 13 pixels that shine.
+    assert width["hues"] == pytest.approx(width["plain"], rel=0.1)
+
+
 def test_what_lost_frames_hold_cannot_matter_to_training(tmp_path: Path) -> None:
     clips = worlds.make("drops", 40, (1, 2), num_frames=12, size=16, seed=3)
     config = preset("structured", "smoke")
