@@ -9,6 +9,7 @@ import torch
 from motes.bounds import bound_and_weighted
 from motes.contest import Contender, Told
 from motes.data import Clips
+from motes.data.colour import in_grey
 from motes.errors import InputError
 from motes.model import Model
 from motes.queries import infer, interpolate
@@ -37,15 +38,19 @@ class Asked:
     interpolates: bool = True
 
     def ask(self, frames: Tensor, observed: Bool[Tensor, " T"], num_objects: int) -> Told:
-        """Its answer; infer and forecast are gaps at no frame and at the end."""
+        """Its answer; infer and forecast are gaps at no frame and at the end.
+
+        A model that sees colour as one grey level has no pictures that can be compared.
+        """
         answer = interpolate(self.model, frames, observed, num_objects)
+        paints = self.model.colour_axis is None
         return Told(
             pixels=answer.pixels.cpu(),
             pixel_covariances=answer.pixel_covariances.cpu(),
             path_pixels=answer.path_pixels.cpu(),
             path_pixel_covariances=answer.path_pixel_covariances.cpu(),
-            draw_frames=lambda: answer.frames.cpu(),
-            draw_mean_frames=lambda: answer.mean_frames.cpu(),
+            draw_frames=(lambda: answer.frames.cpu()) if paints else None,
+            draw_mean_frames=(lambda: answer.mean_frames.cpu()) if paints else None,
         )
 
 
@@ -121,9 +126,10 @@ def score_beliefs(
     record: dict[str, Any] = {}
     done = 0
     for count, indices in _detailed(_require_truth(clips)):
-        frames = clips[indices].frames.float().to(model.device)
-        bound, weighted = bound_and_weighted(model, frames, count)
-        right = infer(model, frames).num_objects == count
+        some = clips[indices]
+        shown = in_grey(some, model.colour_axis).frames.float().to(model.device)
+        bound, weighted = bound_and_weighted(model, shown, count)
+        right = infer(model, some.frames).num_objects == count
         values = {"bound": bound, "weighted_bound": weighted, "count_right": right.double()}
         record[str(count)] = {
             "clips": len(indices),

@@ -11,6 +11,7 @@ from motes import metrics
 from motes.bounds import bound_and_weighted
 from motes.contest import Told
 from motes.data import World, worlds
+from motes.data.colour import find_axis
 from motes.errors import InputError
 from motes.evaluate import (
     NUM_CONTEXT,
@@ -21,6 +22,7 @@ from motes.evaluate import (
     score_gaps,
 )
 from motes.model import Model, build
+from motes.presets import preset
 from motes.starts import learned_force, true_starts
 from tiny import tiny_config
 
@@ -38,13 +40,9 @@ def clips() -> motes.Clips:
     return motes.cannonballs(7, (1, 2), T, SIZE, seed=8)
 
 
-def test_scores_are_those_of_the_questions_asked_at_once(
-    model: Model, clips: motes.Clips, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # `answer.frames` averages draws, and clips in other batches get other draws.
-    monkeypatch.setattr("motes.evaluate.BATCH", 2)
+def test_scores_are_those_of_the_questions_asked_at_once(model: Model, clips: motes.Clips) -> None:
     told: list[int] = []
-    scores = evaluate(Asked(model), clips, progress=told.append)
+    scores = evaluate(Asked(model), clips, progress=told.append, batch_size=2)
     assert clips.num_objects is not None
     assert clips.positions is not None
     assert clips.clean is not None
@@ -131,6 +129,17 @@ def test_pictures_in_colour_are_scored_too() -> None:
     clips = worlds.make("colour", 2, 1, T, SIZE, seed=3)
     scores = evaluate(Grey(), clips)["by_count"]["1"]
     assert scores["forecast_loss"] == pytest.approx(math.log(2))
+
+
+def test_a_model_that_sees_colour_as_grey_is_scored_without_pictures() -> None:
+    clips = worlds.make("colour", 2, 1, T, SIZE, seed=3)
+    base = preset("structured", "smoke")
+    sizes = replace(base.data, num_objects=(1,), num_frames=T, height=SIZE, width=SIZE)
+    model = build(replace(base, data=replace(sizes, colour_axis=find_axis(clips.frames))))
+    scores = evaluate(Asked(model), clips)["by_count"]["1"]
+    assert scores["noisy_rmse"] >= 0
+    assert "forecast_loss" not in scores
+    assert score_beliefs(model, clips)["1"]["clips"] == 2
 
 
 def test_the_same_record_comes_twice(model: Model, clips: motes.Clips) -> None:
