@@ -12,6 +12,7 @@ from PIL import Image
 import motes
 from motes import cli
 from motes.data import write_gif
+from motes.verbs.question import Options
 from motes.video import open_video
 
 T, HEIGHT, WIDTH, FPS = 36, 60, 80, 20.0
@@ -115,6 +116,18 @@ def test_a_video_is_answered_in_its_own_pixels_and_seconds(gif, run, tmp_path):
     # A frame pixel is two of the video: half of one along each axis is a pixel of the video; a
     # tracker of whole pixels that has hardly learned may be one more away.
     assert np.abs(found - true_centres()).max() < 3
+
+
+def test_a_video_is_the_structured_models_unless_another_is_named(gif, tmp_path):
+    def table(*options: str) -> str:
+        out = tmp_path / "tracks.csv"
+        assert cli.main(["infer", str(gif), f"--out={out}", "--num-objects=1", *options]) == 0
+        return out.read_text()
+
+    unnamed = table()
+    assert unnamed == table("--model=cannonballs-structured")
+    assert unnamed != table("--model=cannonballs-48")
+    assert Options().model_for(tmp_path / "clips.npz") == "cannonballs-48"
 
 
 def test_clips_of_a_video_are_answered_in_its_pixels_too(gif, run, tmp_path):

@@ -39,7 +39,8 @@ def infer(
         out: CSV or Parquet file to write; default: the input's name with -infer.csv.
         gif: also write what the model sees of the first clip as an animation.
     """
-    files, model = Files.of("infer", clips, out, gif, shared), load(shared.model)
+    files = Files.of("infer", clips, out, gif, shared)
+    model = load(shared.model_for(clips))
     question = read_question(clips, model, shared)
     answer_question("infer", partial(_filled, model, shared.seed), question, files, shared.as_json)
 
@@ -65,7 +66,8 @@ def forecast(
         out: CSV or Parquet file to write; default: the input's name with -forecast.csv.
         gif: also write the predicted frames of the first clip as an animation.
     """
-    files, model = Files.of("forecast", clips, out, gif, shared), load(shared.model)
+    files = Files.of("forecast", clips, out, gif, shared)
+    model = load(shared.model_for(clips))
     question, seed = read_question(clips, model, shared), shared.seed
     if seen is not None:
         num_frames = question.frames.shape[1]
@@ -104,7 +106,8 @@ def interpolate(
         out: CSV or Parquet file to write; default: the input's name with -interpolate.csv.
         gif: also write the filled-in frames of the first clip as an animation.
     """
-    files, model = Files.of("interpolate", clips, out, gif, shared), load(shared.model)
+    files = Files.of("interpolate", clips, out, gif, shared)
+    model = load(shared.model_for(clips))
     question = read_question(clips, model, shared)
     num_frames = question.frames.shape[1]
     observed = torch.ones(question.frames.shape[:2], dtype=torch.bool)

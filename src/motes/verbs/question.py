@@ -33,8 +33,8 @@ Pictures = Callable[[], Iterator[UInt8[np.ndarray, "height width 3"]]]
 class Options:
     """What every question about clips can be told."""
 
-    model: str = "cannonballs-48"
-    """a shipped model's name or a run folder."""
+    model: str | None = None
+    """shipped model or run folder; default: cannonballs-48, of a video cannonballs-structured."""
     num_objects: int | None = None
     """objects in every clip; default: what the file says, else inferred."""
     overlay: Path | None = None
@@ -49,6 +49,12 @@ class Options:
     """of the draws behind the predicted frames."""
     as_json: Json = False
     """print one JSON line instead of a sentence."""
+
+    def model_for(self, path: Path) -> str:
+        """The model to ask about a file; a stranger's video is for a search, not for networks."""
+        if self.model is not None:
+            return self.model
+        return "cannonballs-48" if _holds_clips(path) else "cannonballs-structured"
 
 
 Shared = Annotated[Options, arg(name="")]  # each an option of the verb itself
@@ -77,7 +83,7 @@ class Question:
 
 def read_question(path: Path, model: Model, options: Options) -> Question:
     """Clips of an npz or npy file as they are, or a video as the model is used to see it."""
-    if path.suffix.lower() in (".npz", ".npy"):
+    if _holds_clips(path):
         if (options.start, options.end) != (0.0, None):
             raise InputError("start and end are for videos; clips are asked about as they are")
         clips = load_clips(path)
@@ -92,9 +98,13 @@ def read_question(path: Path, model: Model, options: Options) -> Question:
             f"of {height}x{width} as they are: scale the video to that size"
         )
     with bar("reading", video.num_frames) as progress:
-        preparation = find_preparation(options.model)
+        preparation = find_preparation(options.model_for(path))
         whole = whole_clip(path, height, width, preparation, span, progress)
     return Question(whole.frames, None, options.num_objects, whole.where, whole.pictures)
+
+
+def _holds_clips(path: Path) -> bool:
+    return path.suffix.lower() in (".npz", ".npy")
 
 
 def keep_preparation(folder: Path) -> None:
