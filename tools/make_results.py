@@ -74,15 +74,14 @@ def triple(record: Record, name: str) -> str:
     return " / ".join(SCORES[name][1].format(column[name]) for column in columns)
 
 
-def score_table(record: Record, names: Sequence[str], limit: Record | None = None) -> str:
-    """Return the scores of one record, numbers for N = 1 / 2 / 3, beside those of the limit."""
-    beside = limit if limit is not None and limit is not record else {}
+def score_table(record: Record, names: Sequence[str], beside: Mapping[str, Record]) -> str:
+    """Return the scores of one record, numbers for N = 1 / 2 / 3, beside those of others."""
+    columns = {"this model": record, **beside}
     counts = " / ".join(record["by_count"])
-    head, line = ["this model", "limit"][: 1 + bool(beside)], "|---" * (2 + bool(beside))
-    lines = [f"| N = {counts} | {' | '.join(head)} |", f"{line}|"]
+    lines = [f"| N = {counts} | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
     for name in names:
-        cells = [triple(record, name), *([triple(beside, name)] if beside else [])]
-        lines.append(f"| {SCORES[name][0]} | {' | '.join(cells)} |")
+        cells = " | ".join(triple(column, name) for column in columns.values())
+        lines.append(f"| {SCORES[name][0]} | {cells} |")
     return "\n".join(lines)
 
 
@@ -215,7 +214,7 @@ def origin(record: Record) -> str:
 
 def long_form(records: dict[str, Record]) -> str:
     """Return the tables of all contenders, then every stored record as a section."""
-    sections, limit = [], records.get("limit")
+    sections = []
     if contenders(records):
         tables = [count_table(records, count) for count in records["limit"]["by_count"]]
         sections.append("### All contenders\n\n" + "\n\n".join(tables))
@@ -232,20 +231,26 @@ def long_form(records: dict[str, Record]) -> str:
         if "by_count" in record:
             first = next(iter(record["by_count"].values()))
             names = tuple(score for score in SCORES if score in first)
-            beside = limit if name in contenders(records) else None
-            table = score_table(record, names, beside)
+            table = score_table(record, names, others(name, records, "limit"))
             sections.append(f"### {name}\n\n{table}\n\n{told_of_model(record)}\n{origin(record)}")
         elif "bench" in record and "curves" not in record:  # those are in reliability.md
             sections.append(f"### {name}\n\n{bench_table(record)}\n\n{origin(record)}")
     return "\n\n".join(sections) or "No record is stored yet."
 
 
+def others(name: str, records: dict[str, Record], *wanted: str) -> dict[str, Record]:
+    """Return those of the wanted records that are of the same clips as one, by their titles."""
+    known = contenders(records)
+    beside = [other for other in wanted if name in known and other in known and other != name]
+    return {"limit" if other == "limit" else CONTENDERS[other]: known[other] for other in beside}
+
+
 def scores_of(model: str, records: dict[str, Record], names: Sequence[str]) -> str:
-    """Return some scores of one shipped model."""
+    """Return some scores of one shipped model, beside the other family and the limit."""
     if model not in records:
         return "No record is stored yet."
-    limit = records.get("limit") if model in contenders(records) else None
-    return score_table(records[model], names, limit)
+    beside = others(model, records, "cannonballs-structured", "cannonballs-48", "limit")
+    return score_table(records[model], names, beside)
 
 
 def fill(page: str, content: str) -> str:

@@ -65,8 +65,15 @@ def limit() -> dict[str, Any]:
 
 
 def test_a_table_shows_the_limit_beside_the_scores():
-    table = make_results.score_table(record(), ("forecast_rmse",), limit())
+    table = make_results.score_table(record(), ("forecast_rmse",), {"limit": limit()})
     assert "| 0.25 / 0.25 / 0.25 | 2.19 / 2.19 / 2.19 |" in table
+
+
+def test_the_two_families_stand_beside_the_limit_in_one_table():
+    records = {"cannonballs-48": record(), "cannonballs-structured": record(), "limit": limit()}
+    table = make_results.scores_of("cannonballs-structured", records, ("forecast_rmse",))
+    assert "| this model | ours, the paper's networks, taught | limit |" in table
+    assert "| 0.25 / 0.25 / 0.25 | 0.25 / 0.25 / 0.25 | 2.19 / 2.19 / 2.19 |" in table
 
 
 @pytest.mark.parametrize(
