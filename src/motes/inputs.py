@@ -34,7 +34,7 @@ def check_frames(
     given = as_numbers("frames", frames)
     height, width = model.image_size
     hint = "; add the clip axis: frames[None]" if given.ndim == 3 else ""
-    in_colour = model.colour_axis is not None or model.channels == 3
+    in_colour = model.in_colour
     if given.ndim == 5 and given.shape[-1] == 3 and not in_colour:
         raise InputError(
             f"frames have shape {tuple(given.shape)}, in colour; this model has learned from grey "

@@ -79,6 +79,11 @@ class Model(nn.Module):
         return self.image_size if self.channels == 1 else (*self.image_size, self.channels)
 
     @property
+    def in_colour(self) -> bool:
+        """Whether it is asked about frames with a last axis of red, green and blue."""
+        return self.colour_axis is not None or self.channels == 3
+
+    @property
     def painter(self) -> PictureRenderer | None:
         """The renderer of levels of grey or colour; None where frames are black and white."""
         return self.renderer if isinstance(self.renderer, PictureRenderer) else None

@@ -8,6 +8,8 @@ import torch
 from PIL import Image
 
 import motes
+from motes import cli
+from motes.checkpoint import save_model
 from motes.config import DataConfig
 from motes.data import Clips, save_clips, worlds
 from motes.data.colour import find_axis, in_grey, to_grey
@@ -15,6 +17,8 @@ from motes.data.files import write_gif
 from motes.errors import InputError
 from motes.model import build
 from motes.presets import preset
+from motes.server import uploads, wire
+from motes.server.playground import Playground
 from motes.training_data import fit_to_data, make_dataset
 
 
@@ -64,6 +68,47 @@ def test_a_model_of_colour_clips_is_asked_with_colour(tmp_path):
         motes.infer(model, grey[:2], 1)
     with pytest.raises(InputError, match="learned from grey"):
         motes.infer(plain, clips.frames[:2], 1)
+
+
+@pytest.fixture
+def coloured(tmp_path):
+    """A clip in colour as a file and as pictures, and a model that sees one grey level of it."""
+    clip = worlds.make("colour", 1, 1, num_frames=12, size=16)
+    save_clips(tmp_path / "clip.npz", clip)
+    (tmp_path / "pictures").mkdir()
+    for t, levels in enumerate((255 * clip.frames[0]).round().byte().numpy()):
+        Image.fromarray(levels).save(tmp_path / "pictures" / f"{t}.png")
+    config = preset("structured", "smoke")
+    data = dataclasses.replace(config.data, colour_axis=find_axis(clip.frames))
+    config = dataclasses.replace(config, data=data)
+    (tmp_path / "run").mkdir()
+    save_model(tmp_path / "run", build(config), config)
+    return tmp_path, clip
+
+
+def test_a_video_in_colour_is_asked_about_as_its_clips_are(coloured):
+    folder, _ = coloured
+    told = []
+    for name in ("clip.npz", "pictures"):
+        out = folder / f"{name}.csv"
+        asked = [str(folder / name), f"--model={folder}/run", "--num-objects=1", f"--out={out}"]
+        assert cli.main(["infer", *asked]) == 0
+        told.append([line.split(",")[3:5] for line in out.read_text().splitlines()])
+    assert told[0] == told[1]
+
+
+def test_the_playground_shows_colour_as_the_model_sees_it(coloured):
+    folder, clip = coloured
+    playground = Playground.of(str(folder / "run"))
+    axis = playground.config.data.colour_axis
+    expected = to_grey(clip.frames, axis)[0]
+    picture = (folder / "clip.npz").read_bytes()
+    (sent,) = uploads.read_upload(picture, "clip.npz", playground).clips
+    video = wire.Video(**sent.model_dump(include={"num_frames", "height", "width", "frames"}))
+    # Sent as one of 255 levels.
+    torch.testing.assert_close(wire.decode_frames(video), expected, rtol=0, atol=0.51 / 255)
+    question = wire.Question(video=video, masks=[[True] * 12], num_objects=1)
+    assert len(playground.ask(question).views[0].tracks) == 1
 
 
 def test_hidden_colour_frames_cannot_matter(tmp_path):

@@ -54,6 +54,7 @@ class Playground:
                 f"{name_or_folder} is a model of pictures; the playground is of black and white: "
                 "ask it with motes infer"
             )
+        model.colour_axis = None  # clips travel in grey, as the model sees them
         name = Path(name_or_folder).name
         return cls(model, config, name, preparation, held_out_clips(config.data))
 

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from motes.data import Clips, load_clips
+from motes.data.colour import ColourAxis, in_grey
 from motes.errors import InputError
 from motes.server import wire
 from motes.server.playground import Playground, clips_from
@@ -49,7 +50,8 @@ def read_upload(content: bytes, name: str, playground: Playground) -> wire.Clips
         file.flush()
         try:
             size, preparation = playground.model.image_size, playground.preparation
-            found = limited(_read, file.name, title, size, preparation)
+            axis = playground.config.data.colour_axis
+            found = limited(_read, file.name, title, size, preparation, axis)
             return wire.Clips.model_validate_json(found)
         except InputError as error:
             raise InputError(str(error).replace(file.name, name[:80])) from None
@@ -99,7 +101,11 @@ def _report(pipe: Connection, job: Callable[..., wire.Clips], arguments: tuple[o
 
 
 def _read(
-    path: str, title: str, size: tuple[int, int], preparation: Preparation | None
+    path: str,
+    title: str,
+    size: tuple[int, int],
+    preparation: Preparation | None,
+    axis: ColourAxis | None,
 ) -> wire.Clips:
     """The first clips of a file, cut to the frames that may be asked about."""
     if path.endswith(ARRAYS):
@@ -113,7 +119,9 @@ def _read(
         num_frames = clips.video.shape[1]
     else:
         video = open_video(path)
-        clips = Clips(whole_clip(path, *size, preparation, _first_seconds(video)).frames)
+        first = _first_seconds(video)
+        whole = whole_clip(path, *size, preparation, first, in_colour=axis is not None)
+        clips = Clips(whole.frames)
         num_frames = video.num_frames or clips.video.shape[1]
     if clips.video.shape[1] < 2:
         raise InputError("the clip has 1 frame; give at least 2")
@@ -123,7 +131,7 @@ def _read(
         notes.append(f"the first {MAX_CLIPS} of {len(clips)} clips")
     if num_frames > longest:
         notes.append(f"the first {longest} of {num_frames} frames")
-    found = clips_from(_cut(clips[:MAX_CLIPS], longest), title)
+    found = clips_from(_cut(in_grey(clips[:MAX_CLIPS], axis), longest), title)
     return wire.Clips(clips=found, note=" and ".join(notes) or None)
 
 
@@ -133,7 +141,7 @@ def _first_seconds(video: Video) -> tuple[float, float]:
 
 
 def _cut(clips: Clips, num_frames: int) -> Clips:
-    """The clips up to a number of frames, in grey."""
+    """The clips up to a number of frames, colours averaged."""
     frames = clips.frames[:, :num_frames].float()
     return Clips(
         video=frames.mean(-1) if frames.ndim == 5 else frames,

@@ -92,14 +92,17 @@ def read_question(path: Path, model: Model, options: Options) -> Question:
         return Question(clips.frames, clips.observed, counts, known and known[0], None)
     span = seconds(options.start, options.end)
     video, (height, width) = open_video(path), model.image_size
-    if model.painter is not None and (video.height, video.width) != (height, width):
+    as_they_are = model.painter is not None or model.in_colour
+    if as_they_are and (video.height, video.width) != (height, width):
         raise InputError(
             f"{path} has {video.height}x{video.width} pixels; this model has learned from pictures "
             f"of {height}x{width} as they are: scale the video to that size"
         )
     with bar("reading", video.num_frames) as progress:
         preparation = find_preparation(options.model_for(path))
-        whole = whole_clip(path, height, width, preparation, span, progress)
+        whole = whole_clip(
+            path, height, width, preparation, span, progress, in_colour=model.in_colour
+        )
     return Question(whole.frames, None, options.num_objects, whole.where, whole.pictures)
 
 

@@ -83,7 +83,7 @@ class Prepared(NamedTuple):
 
     number: int  # of the picture in the video
     time: float  # seconds
-    frame: UInt8[np.ndarray, "height width"]
+    frame: UInt8[np.ndarray, "height width *channels"]
 
 
 @dataclass(frozen=True)

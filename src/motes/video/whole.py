@@ -21,7 +21,7 @@ MAX_FRAMES = 10_000
 class WholeClip:
     """One clip that is a whole video, or a span of its seconds."""
 
-    frames: Float[Tensor, "1 T height width"]
+    frames: Float[Tensor, "1 T height width *channels"]
     where: VideoMap
     video: Video
 
@@ -42,6 +42,8 @@ def whole_clip(
     preparation: Preparation | None = None,
     span: tuple[float, float] = (0.0, float("inf")),
     progress: Callable[[int], None] = lambda done: None,
+    *,
+    in_colour: bool = False,
 ) -> WholeClip:
     """The frames of a video for a model that sees height x width pixels.
 
@@ -55,10 +57,11 @@ def whole_clip(
         preparation: of the clips that the model learned from.
         span: first and last second to use.
         progress: told how many pictures were read.
+        in_colour: whether a video that is taken as it is keeps its colours.
     """
     video = open_video(path)
     if preparation is None and (video.height, video.width) == (height, width):
-        return _as_it_is(video, span)
+        return _as_it_is(video, span, in_colour)
     asked = preparation or Preparation(height, width)
     if (asked.height, asked.width) != (height, width):
         asked = replace(asked, height=height, width=width)
@@ -77,10 +80,14 @@ def to_rgb(
     return np.repeat(levels, 3, axis=2) if levels.shape[2] == 1 else levels
 
 
-def _as_it_is(video: Video, span: tuple[float, float]) -> WholeClip:
+def _as_it_is(video: Video, span: tuple[float, float], in_colour: bool) -> WholeClip:
     clip = _held(
         (
-            Prepared(number, frame.time, to_levels(grey(frame.picture)))
+            Prepared(
+                number,
+                frame.time,
+                to_rgb(frame.picture) if in_colour else to_levels(grey(frame.picture)),
+            )
             for number, frame in enumerate(video.frames())
             if span[0] <= frame.time <= span[1]
         ),
