@@ -50,7 +50,7 @@ class Subject(NamedTuple):
 def known(name_or_folder: str) -> Subject:
     """A model that is there already."""
     model, config = load_with_config(name_or_folder)
-    if model.painter is not None:
+    if not model.black_and_white:
         raise InputError(
             f"{name_or_folder} is a model of pictures; the demo is of black and white: "
             "score it with motes evaluate"

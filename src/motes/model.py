@@ -84,6 +84,11 @@ class Model(nn.Module):
         return self.colour_axis is not None or self.channels == 3
 
     @property
+    def black_and_white(self) -> bool:
+        """Whether it sees shapes on black, as the paper's clips are, and no camera's pictures."""
+        return self.painter is None and not self.in_colour
+
+    @property
     def painter(self) -> PictureRenderer | None:
         """The renderer of levels of grey or colour; None where frames are black and white."""
         return self.renderer if isinstance(self.renderer, PictureRenderer) else None

@@ -97,6 +97,13 @@ def test_a_video_in_colour_is_asked_about_as_its_clips_are(coloured):
     assert told[0] == told[1]
 
 
+def test_what_makes_its_own_clips_is_not_for_models_of_colour(coloured, capsys):
+    folder, _ = coloured
+    for verb in (["evaluate", f"{folder}/run"], ["demo", f"--model={folder}/run"]):
+        assert cli.main(verb) == 2
+        assert "is a model of pictures" in capsys.readouterr().err
+
+
 def test_the_playground_shows_colour_as_the_model_sees_it(coloured):
     folder, clip = coloured
     playground = Playground.of(str(folder / "run"))

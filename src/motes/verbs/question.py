@@ -92,8 +92,7 @@ def read_question(path: Path, model: Model, options: Options) -> Question:
         return Question(clips.frames, clips.observed, counts, known and known[0], None)
     span = seconds(options.start, options.end)
     video, (height, width) = open_video(path), model.image_size
-    as_they_are = model.painter is not None or model.in_colour
-    if as_they_are and (video.height, video.width) != (height, width):
+    if not model.black_and_white and (video.height, video.width) != (height, width):
         raise InputError(
             f"{path} has {video.height}x{video.width} pixels; this model has learned from pictures "
             f"of {height}x{width} as they are: scale the video to that size"

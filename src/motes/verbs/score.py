@@ -59,7 +59,7 @@ def evaluate(
     if loaded is None and (examples is not None or report is not None):
         raise InputError(f"{model} is a baseline; --examples and --report tell of models")
     data = DataConfig() if loaded is None else loaded[1].data
-    if clips is None and loaded is not None and loaded[0].painter is not None:
+    if clips is None and loaded is not None and not loaded[0].black_and_white:
         raise InputError(f"{model} is a model of pictures; give --clips like those it learned from")
     if clips is None and seed == data.seed:
         raise InputError(f"seed {seed} made the training clips of {model}; give another")
