@@ -114,10 +114,10 @@ def _factored(
     """
     axes, which = covariance.ndim - 2, None
     if seen is not None:
-        batch, own = seen.shape[: -1 - axes], seen.shape[-1 - axes : -1]
+        batch, own, size = seen.shape[: -1 - axes], seen.shape[-1 - axes : -1], seen.shape[-1]
         if batch and set(own) <= {1} and not seen.is_cuda:
-            masks, which = distinct(seen.reshape(*batch, -1) > 0)
-            seen = masks.to(seen).view(len(masks), *own, -1)
+            masks, which = distinct(seen.reshape(*batch, size) > 0)
+            seen = masks.to(seen).view(len(masks), *own, size)
         covariance = hide(covariance, seen)
     W = whitener(covariance)
     scale, precision = log_scale(W), W.mT @ W

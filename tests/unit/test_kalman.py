@@ -9,7 +9,7 @@ from torch.autograd import gradcheck
 from motes import kalman, stretch, unrolled
 from motes.chunked import log_likelihood_chunked
 from motes.errors import InputError
-from motes.lgssm import LGSSM, Dynamics
+from motes.lgssm import LGSSM, Dynamics, select
 from motes.sequential import smooth_sequential
 from motes.unrolled import smooth_dense
 from oracles import log_density, one_model
@@ -325,3 +325,13 @@ def test_tracks_that_share_a_mask_have_the_density_that_each_has_alone(generator
     )
     for ours, theirs in zip(*pairs, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("num_frames", [1, 5, kalman.DENSE_FRAMES + 1])
+def test_no_clips_have_no_answers(num_frames: int, generator: torch.Generator) -> None:
+    model = select(Dynamics(generator=generator).components(), torch.tensor(0))
+    positions = torch.zeros(2, 0, num_frames, 2)
+    for observed in (None, torch.ones(2, 0, num_frames, dtype=torch.bool)):
+        assert kalman.log_likelihood(model, positions, observed).shape == (2, 0)
+        assert kalman.smooth(model, positions, observed).means.shape[:3] == (2, 0, num_frames)
+        assert kalman.filter(model, positions, observed).means.shape[:3] == (2, 0, num_frames)
