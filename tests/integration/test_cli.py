@@ -395,6 +395,8 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "colour for a baseline": (["evaluate", "limit", "--clips=colour.npz"], "in colour"),
     "no such folder for scores": (["evaluate", "run", "--out=none/x.json"], "none/x.json"),
     "no such folder for times": (["bench", "kalman", "--out=none/x.json"], "none/x.json"),
+    "a device that is not timed": (["bench", "scale", "--device=cuda"], "device is cuda"),
+    "a picture without curves": (["bench", "kalman", "--picture=x.png"], "picture is x.png"),
     "neither new nor resumed": (["train", "--preset=smoke"], "--out"),
     "folder not empty": (["train", "--preset=smoke", "--out=run"], "not empty"),
     "nothing to resume": (["train", "--resume=none"], "none"),

@@ -39,6 +39,10 @@ def bench(
     """
     import torch
 
+    if device != "cpu" and what != "train":
+        raise InputError(f"device is {device}; bench {what} is of the CPU: leave it out")
+    if picture is not None and what != "scale":
+        raise InputError(f"picture is {picture}; bench {what} has no curves: leave it out")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError("device is cuda, but PyTorch sees no GPU here; use --device cpu")
     check_places(out, picture)
@@ -60,7 +64,7 @@ def bench(
     with all_or_none():
         if out is not None:
             write_json(out, record)
-        if picture is not None and what == "scale":
+        if picture is not None:
             with atomic_path(picture) as temporary:
                 draw_curves(result).savefig(temporary, format="png", dpi=120)
     tell(record, as_json, json.dumps(result, indent=2))
