@@ -20,6 +20,7 @@ import torch
 import motes
 from motes import cli
 from motes.checkpoint import read_tensors, write_tensors
+from motes.config import to_json
 from motes.errors import InputError
 from motes.presets import PRESETS
 from motes.run_folder import drop_lines_after, exclusive, stop_signals
@@ -211,6 +212,20 @@ def test_replicas_are_their_own_single_runs_and_the_best_is_chosen(tmp_path: Pat
     for name in ("config.json", "model.safetensors"):
         chosen = tmp_path / "together" / best / name
         assert (tmp_path / "together" / name).read_bytes() == chosen.read_bytes()
+
+
+def test_replicas_may_have_settings_of_their_own(tmp_path: Path) -> None:
+    """As docs/scaling.md has it: what is in their folders before a run begins is kept."""
+    smoke, out = PRESETS["smoke"], tmp_path / "sweep"
+    other = replace(smoke, batch_size=4)
+    (out / "seed-1").mkdir(parents=True)
+    (out / "config.json").write_text(to_json(smoke))
+    (out / "seed-1" / "config.json").write_text(to_json(other))
+    (out / "replicas.json").write_text('{"seed": 0, "replicas": 2}')
+    assert resume(out).finished
+    for name, config in (("seed-0", smoke), ("seed-1", other)):
+        single = train(config, tmp_path / name)
+        assert_same_tensors(out / name / "model.safetensors", single.folder / "model.safetensors")
 
 
 def test_replicas_that_were_stopped_are_resumed_together(
