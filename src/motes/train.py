@@ -73,6 +73,11 @@ def resume(
     folders = run_folders(out, writes=processes.leads())
     processes.wait()
     configs = [read_config(folder) for folder in folders]
+    if processes.world() > configs[0].batch_size:
+        raise InputError(
+            f"{processes.world()} processes share batches of {configs[0].batch_size} clips; "
+            "start no more processes than a batch has clips"
+        )
     place, report = torch.device(device), report if processes.leads() else lambda line: None
     with contextlib.ExitStack() as stack:
         for folder in folders if processes.leads() else []:

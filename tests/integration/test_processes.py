@@ -12,8 +12,10 @@ from torch import distributed, multiprocessing
 from try_processes import TOLERANCE, difference, ended, start
 
 from motes import cli, processes
-from motes.presets import STRUCTURED_PRESETS
-from motes.train import train
+from motes.errors import InputError
+from motes.presets import PRESETS, STRUCTURED_PRESETS
+from motes.run_folder import begin
+from motes.train import resume, train
 from motes.trainer import Trainer
 from motes.training_data import make_dataset
 from tiny import tiny_config
@@ -91,3 +93,12 @@ def test_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:
     assert cli.main([*smoke, str(tmp_path / "one")]) == 0
     ended(together)
     assert difference(tmp_path / "two", tmp_path / "one") < TOLERANCE
+
+
+def test_more_processes_than_clips_of_a_batch_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(tmp_path, PRESETS["smoke"], replicas=1)
+    monkeypatch.setattr(processes, "world", lambda: 9)
+    with pytest.raises(InputError, match=r"^9 processes share batches of 8 clips; start no more"):
+        resume(tmp_path)
