@@ -100,5 +100,6 @@ def test_more_processes_than_clips_of_a_batch_are_refused(
 ) -> None:
     begin(tmp_path, PRESETS["smoke"], replicas=1)
     monkeypatch.setattr(processes, "world", lambda: 9)
+    monkeypatch.setattr(processes, "wait", lambda: None)
     with pytest.raises(InputError, match=r"^9 processes share batches of 8 clips; start no more"):
         resume(tmp_path)
