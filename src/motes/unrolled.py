@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 from torch.linalg import solve_triangular
+from torch.nn.functional import pad
 
 from motes.gaussian import (
     cholesky,
@@ -180,26 +181,22 @@ def smooth_dense(
 
     Law: equals the sequential smoother (test_dense_and_sequential_smoothers_agree).
     """
-    T, D = positions.shape[-2], model.transition.shape[-1]
-    seen = (
-        None
-        if observed is None
-        else per_axis(observed, model.emission.shape[-2], model.emission.dtype)
-    )
+    T, (P, D) = positions.shape[-2], model.emission.shape[-2:]
     model = aligned(model)
     M, S = differences(model.transition, T), emissions(model.emission, T)
-    kept = None
-    if seen is not None and seen.ndim == 1 and seen.device.type == "cpu":
+    kept = seen = None
+    if observed is not None and observed.ndim == 1 and not observed.is_cuda:
         # One mask for all: delete what is hidden. On a GPU, to count it would be to wait for it.
-        kept, seen = seen.nonzero().squeeze(-1), None
+        kept = observed.repeat_interleave(P).nonzero().squeeze(-1)
         S = S.index_select(-2, kept)
+    elif observed is not None:
+        seen = per_axis(observed, P, model.emission.dtype)
     R = rows_over_kicks(S, M)
     R_kicked = kicked(model, R)
     E = R[..., :D]
     # What M^-1 makes of Cov(kicks, a) and of I in the first frame: the kicks' Cov(h, a), and A^t.
-    columns = torch.zeros(*R.shape[:-2], T * D, D + R.shape[-2], dtype=R.dtype, device=R.device)
+    columns = pad(R_kicked.mT, (D, 0, D, 0))
     columns[..., :D, :D].diagonal(dim1=-2, dim2=-1).fill_(1.0)
-    columns[..., D:, D:] = R_kicked.mT
     solved = solve_triangular(M, columns, upper=False, unitriangular=True)
     powers = solved[..., :D]
     mean, prior = free_motion(model, powers)

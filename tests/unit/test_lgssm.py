@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from motes.errors import InputError
-from motes.lgssm import Dynamics, draw_path, select, solve_covariance, square_root
+from motes.lgssm import Dynamics, draw_path, map_vector, select, solve_covariance, square_root
 from strategies import random_covariance
 
 
@@ -144,3 +144,24 @@ def test_a_singular_covariance_is_solved_for(rank: int, generator: torch.Generat
     assert found.isfinite().all()
     # Rounding of 1e-16, times condition numbers of up to 1e5 among so few random matrices.
     torch.testing.assert_close(covariance @ found, right, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("matrices", "vectors"),
+    [((), (5, 2)), ((2,), (2,)), ((2,), (5, 2)), ((3, 2), (5, 3, 2)), ((2,), (5, 3, 2)),
+     ((2,), (5, 1)), ((1, 2), (3, 1)), ((5, 2), (2,))],
+)  # fmt: skip
+def test_matrices_meet_vectors_as_a_loop_over_pairs_does(
+    matrices: tuple[int, ...], vectors: tuple[int, ...]
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randint(-9, 9, (*matrices, 4, 3), generator=generator).double()
+    vector = torch.randint(-9, 9, (*vectors, 3), generator=generator).double()
+    lead = torch.broadcast_shapes(matrices, vectors)
+    pairs = zip(
+        matrix.expand(*lead, 4, 3).reshape(-1, 4, 3),
+        vector.expand(*lead, 3).reshape(-1, 3),
+        strict=True,
+    )
+    expected = torch.stack([(M * v).sum(-1) for M, v in pairs]).view(*lead, 4)
+    torch.testing.assert_close(map_vector(matrix, vector), expected, rtol=0, atol=0)
