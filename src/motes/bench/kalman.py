@@ -19,7 +19,7 @@ NUM_CLIPS = 60
 NUM_COMPONENTS = 2
 NUM_HIDDEN = 20
 THREADS = 2
-REPEATS = 30  # rounds for the short questions; the long one gets a third of them
+REPEATS = 100  # rounds for the short questions; the long one gets a third of them
 BLOCK_MILLISECONDS = 20.0
 # dynamax adds 1e-9 to its matrices, and a hidden frame is one of variance 1e8 to both peers.
 TOLERANCE = 1e-6
