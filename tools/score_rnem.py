@@ -71,6 +71,7 @@ def main() -> None:
     with np.load(given.npz) as archive:
         videos = {name: torch.from_numpy(archive[name].astype(np.uint8)) for name in archive.files}
     if given.write_clips is not None:
+        given.write_clips.mkdir(parents=True, exist_ok=True)
         write_clips(videos, given.write_clips, cover)
         return
     if given.learn_covered is not None:
