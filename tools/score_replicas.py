@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from score_seeds import GPU_BATCH
+from seed_tables import SPREAD, mean_loss
 
 from motes.baselines.limit import Limit
 from motes.checkpoint import load_with_config, read_config, write_json
@@ -29,9 +31,7 @@ from motes.teaching import taught_by
 from motes.train import resume, train
 
 TEST_SEED = 3_000_000
-GPU_BATCH = 300  # clips; a GPU waits for every launch, whatever it holds
-TABLE = {"tracked": "{:.3f}", "noisy_rmse": "{:.2f}", "forecast_rmse": "{:.2f}",
-         "interpolation_rmse": "{:.2f}"}  # fmt: skip
+TABLE = ("tracked", "noisy_rmse", "forecast_rmse", "interpolation_rmse")
 Record = dict[str, Any]
 
 
@@ -112,10 +112,10 @@ def row(name: str, run: Record) -> str:
     """Return a seed as a row of a table."""
     columns = run["by_count"].values()
     cells = [f"{run['held_out_bound']:.0f}", f"{run['pixel_map_residual_px']:.2f}"]
-    for score_name, form in TABLE.items():
-        cells.append(" / ".join(form.format(column[score_name]) for column in columns))
-    total = sum(column["clips"] * column["forecast_loss"] for column in columns)
-    cells.append(f"{total / sum(column['clips'] for column in columns):.4f}")
+    for name_of_score in TABLE:
+        _, form = SPREAD[name_of_score]
+        cells.append(" / ".join(form.format(column[name_of_score]) for column in columns))
+    cells.append(f"{mean_loss(run):.4f}")
     return f"| {name.removeprefix('seed-')} | {' | '.join(cells)} |"
 
 

@@ -15,8 +15,11 @@ A run folder describes itself:
 A model to use is `config.json` and `model.safetensors` alone. Every file is replaced atomically.
 """
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -159,19 +162,32 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     Raises:
         InputError: missing, truncated, foreign or hostile file.
     """
+    metadata = read_metadata(path)
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, metadata
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata alone, see `read_tensors`."""
+    with _opened(path) as file:
+        metadata: dict[str, str] = file.metadata() or {}
+    if metadata.get("format") != "motes":
+        raise InputError(f"{path} was not written by motes")
+    return metadata
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A safetensors file; what is wrong with it is told in a line."""
     try:
-        with safe_open(path, framework="pt") as opened:
-            metadata = opened.metadata() or {}
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}
+        with safe_open(path, framework="pt") as file:
+            yield file
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise InputError(
             f"{path} is not a whole safetensors file ({error}); copy or train it again"
         ) from None
-    if metadata.get("format") != "motes":
-        raise InputError(f"{path} was not written by motes")
-    return tensors, metadata
 
 
 def write_text(path: Path, text: str) -> None:

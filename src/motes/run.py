@@ -17,7 +17,7 @@ from motes.alignment import align
 from motes.atomic import atomic_path
 from motes.batches import TrainingData
 from motes.beginnings import Trial, first_weights
-from motes.checkpoint import read_tensors, save_model, write_json, write_tensors
+from motes.checkpoint import read_metadata, read_tensors, save_model, write_json, write_tensors
 from motes.config import RunConfig
 from motes.errors import InputError
 from motes.latent_map import draw, find_latent_map
@@ -25,7 +25,6 @@ from motes.model import Model
 from motes.objective import bound_terms
 from motes.run_folder import drop_lines_after, environment
 from motes.schedule import at_step
-from motes.shapes import Tensor
 from motes.trainer import Trainer, require_finite
 from motes.training_data import Dataset
 
@@ -85,7 +84,8 @@ class Run:
         Args:
             rolled_back: how often training went back; None: as often as before the checkpoint.
         """
-        tensors, step, before = read_state(self.checkpoint)
+        step, before = read_place(self.checkpoint)
+        tensors, _ = read_tensors(self.checkpoint)
         self.rolled_back = before if rolled_back is None else rolled_back
         self.last_saved = step
         schedule = self.config.schedule.slower(SLOWER**self.rolled_back)
@@ -240,19 +240,19 @@ class Run:
         self.report(place | line)
 
 
-def read_state(checkpoint: Path) -> tuple[dict[str, Tensor], int, int]:
-    """The tensors of a checkpoint, its step, and how often training had gone back before."""
-    tensors, metadata = read_tensors(checkpoint)
+def read_place(checkpoint: Path) -> tuple[int, int]:
+    """The step of a checkpoint, and how often training had gone back before."""
+    metadata = read_metadata(checkpoint)
     step, rolled_back = metadata.get("step", ""), metadata.get("rolled_back", "0")
     if not (step.isdecimal() and rolled_back.isdecimal()):
         raise InputError(f"{checkpoint} is no training state; delete it to start anew")
-    return tensors, int(step), int(rolled_back)
+    return int(step), int(rolled_back)
 
 
 def saved_step(folder: Path) -> int:
     """The step from which the run in a folder goes on; 0 where nothing was saved."""
     checkpoint = folder / CHECKPOINT
-    return read_state(checkpoint)[1] if checkpoint.is_file() else 0
+    return read_place(checkpoint)[0] if checkpoint.is_file() else 0
 
 
 @torch.no_grad()
