@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import motes
-from motes.presets import PRESETS
-from motes.train import train
+from motes.training.presets import PRESETS
+from motes.training.train import train
 
 
 def show(line: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import sys
 import torch
 
 import motes
-from motes import metrics
+from motes.evaluation import metrics
 
 
 def main(name: str) -> None:

@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from motes.lgssm import Dynamics
-from motes.structured.glyph import BACKGROUND_UNIT, CELLS, GlyphRenderer
+from motes.kalman.lgssm import Dynamics
+from motes.models.sprites.renderer import BACKGROUND_UNIT, CELLS, GlyphRenderer
 
 DISK = (torch.arange(-3, 4)[:, None].square() + torch.arange(-3, 4).square() <= 4).float()
 

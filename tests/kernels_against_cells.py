@@ -5,7 +5,8 @@ from itertools import product
 import torch
 
 from motes.data.clips import pack
-from motes.networks import cells, kernels
+from motes.training.gpu import kernels
+from motes.training.gpu import reference_ops as cells
 
 generator = torch.Generator().manual_seed(0)
 # Both are float32: sums of some hundred numbers in two orders.

@@ -1,6 +1,6 @@
 """Independent answers: the joint Gaussian of all states and positions, by naive loops in numpy.
 
-Nothing here may import `motes.kalman`, `motes.sequential`, `motes.unrolled` or `motes.chunked`.
+Nothing here may import `motes.kalman`, `motes.kalman.sequential`, `motes.kalman.dense` or `motes.kalman.chunked`.
 """
 
 import math
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from scipy.stats import norm
 
-from motes.lgssm import LGSSM
+from motes.kalman.lgssm import LGSSM
 
 
 class Joint(NamedTuple):

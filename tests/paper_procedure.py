@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from motes.model import Model
-from motes.networks.inference import Encoding
+from motes.models.model import Model
+from motes.models.paper.inference import Encoding
 from oracles import log_density, one_model, posterior
 from tiny import MAX_OBJECTS
 

@@ -6,14 +6,14 @@ import math
 import numpy as np
 import torch
 
-from motes.structured.glyph import CELLS
-from motes.structured.picture import (
+from motes.models.layers.renderer import (
     BACKGROUND_UNIT,
     COLOUR_UNIT,
     FINER,
     SCALE_UNIT,
     PictureRenderer,
 )
+from motes.models.sprites.renderer import CELLS
 
 
 def odd_pictures(

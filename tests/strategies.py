@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
-from motes.lgssm import LGSSM
+from motes.kalman.lgssm import LGSSM
 
 Shape = tuple[int, ...]
 

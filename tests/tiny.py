@@ -10,8 +10,8 @@ from motes.config import (
     RunConfig,
     ScheduleConfig,
 )
-from motes.model import Model, build
-from motes.presets import STRUCTURED_PRESETS
+from motes.models.model import Model, build
+from motes.training.presets import STRUCTURED_PRESETS
 
 HEIGHT, WIDTH, MAX_OBJECTS = 6, 8, 3
 

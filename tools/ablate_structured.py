@@ -20,8 +20,8 @@ from unittest import mock
 
 from score_seeds import STARTS, Record, configuration, kept, learn, score, score_new
 
-from motes.checkpoint import write_json
-from motes.structured.glyph import by_phase
+from motes.models.checkpoint import write_json
+from motes.models.sprites.renderer import by_phase
 
 SIZE, FRAMES = 48, 30
 
@@ -36,24 +36,28 @@ class Change(NamedTuple):
 
 # What is taken away: what is changed for that, while it learns and while it is asked.
 PARTS: dict[str, tuple[Change, ...]] = {
-    "one start": (Change("motes.beginnings", "STARTS", ((1.0, 1.0),)),),
-    "no mixture seeding": (Change("motes.trainer", "seed_mixture", lambda *arguments: None),),
-    "no exploring": (Change("motes.trainer", "EXPLORE", 0.0),),
-    "exploring to the end": (Change("motes.trainer", "EXPLORED", 1.0),),
-    "dynamics not settled": (Change("motes.trainer", "settle_dynamics", lambda *arguments: None),),
+    "one start": (Change("motes.training.initialization", "STARTS", ((1.0, 1.0),)),),
+    "no mixture seeding": (Change("motes.training.step", "seed_mixture", lambda *arguments: None),),
+    "no exploring": (Change("motes.training.step", "EXPLORE", 0.0),),
+    "exploring to the end": (Change("motes.training.step", "EXPLORED", 1.0),),
+    "dynamics not settled": (
+        Change("motes.training.step", "settle_dynamics", lambda *arguments: None),
+    ),
     "one cell a pixel": (
-        Change("motes.structured.glyph", "CELLS", 1),
-        Change("motes.structured.glyph", "by_phase", partial(by_phase, phases=1)),
-        Change("motes.structured.expected", "CELLS", 1),
+        Change("motes.models.sprites.renderer", "CELLS", 1),
+        Change("motes.models.sprites.renderer", "by_phase", partial(by_phase, phases=1)),
+        Change("motes.models.sprites.marginal_frames", "CELLS", 1),
     ),
-    "one look at first": (Change("motes.structured.search", "LOOKS", 1),),
+    "one look at first": (Change("motes.models.sprites.forward_pass", "LOOKS", 1),),
     "no search of whole frames": (
-        Change("motes.structured.search", "recover", lambda glyph, frame, found, lost: found),
+        Change(
+            "motes.models.sprites.forward_pass", "recover", lambda glyph, frame, found, lost: found
+        ),
     ),
-    "edges are sightings": (Change("motes.structured.places", "SHARE", 0.0),),
-    "no second look": (Change("motes.structured.tracker", "REVISITS", 0),),
-    "no exchange": (Change("motes.structured.tracker", "EXCHANGES", 0),),
-    "no later hypotheses": (Change("motes.encoding", "HYPOTHESES", 1),),
+    "edges are sightings": (Change("motes.models.sprites.likelihood_maps", "SHARE", 0.0),),
+    "no second look": (Change("motes.models.sprites.tracker", "REVISITS", 0),),
+    "no exchange": (Change("motes.models.sprites.tracker", "EXCHANGES", 0),),
+    "no later hypotheses": (Change("motes.models.paper.gap_filling", "HYPOTHESES", 1),),
 }
 
 

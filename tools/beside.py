@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from motes.standings import CONTENDERS, HEADS, contenders
+from motes.evaluation.labels import CONTENDERS, HEADS, contenders
 
 Record = dict[str, Any]
 Rows = Mapping[str, Record]

@@ -16,20 +16,20 @@ from typing import Any
 
 import torch
 
-from motes import objective
-from motes.checkpoint import load_with_config, write_json
 from motes.config import RunConfig
+from motes.core.axes import Tensor
 from motes.data import cannonballs
-from motes.metrics import best_order, reorder
-from motes.model import build
-from motes.networks import stacked
-from motes.presets import PRESETS
+from motes.evaluation.metrics import best_order, reorder
+from motes.models import elbo as objective
+from motes.models.checkpoint import load_with_config, write_json
+from motes.models.model import build
 from motes.queries import forecast, infer
-from motes.replicas import Groups, Replicas, stack_parameters
-from motes.run_folder import environment, fast_arithmetic
-from motes.shapes import Tensor
-from motes.trainer import Trainer
-from motes.training_data import make_dataset
+from motes.training.dataset import make_dataset
+from motes.training.gpu import networks as stacked
+from motes.training.gpu.replicas import Groups, Replicas, stack_parameters
+from motes.training.presets import PRESETS
+from motes.training.run_folder import environment, fast_arithmetic
+from motes.training.step import Trainer
 
 # Of the largest relative difference (Frobenius norms). Forward products read float16, which loses
 # up to 2^-11 of a factor, gradients bfloat16, up to 2^-9; both at random, through some 30 products.

@@ -27,9 +27,9 @@ from forked import CRASHED, Ended, run_forked
 from fuzz_files import FILES, warm_up
 from fuzz_questions import QUESTIONS, client
 
-from motes.checkpoint import write_json
-from motes.errors import InputError
-from motes.run_folder import environment
+from motes.core.errors import InputError
+from motes.models.checkpoint import write_json
+from motes.training.run_folder import environment
 
 ENTRANCES = {**FILES, **QUESTIONS}  # with their shares of all cases
 SECONDS = 20  # of processor time

@@ -25,12 +25,12 @@ import torch
 from safetensors.torch import save
 
 import motes
-from motes.checkpoint import load, save_model
 from motes.config import RunConfig, from_json, to_json
 from motes.data import cannonballs, load_clips, save_clips
 from motes.data.colour import ColourAxis
-from motes.model import Model, build
-from motes.presets import PRESETS, STRUCTURED_PRESETS
+from motes.models.checkpoint import load, save_model
+from motes.models.model import Model, build
+from motes.training.presets import PRESETS, STRUCTURED_PRESETS
 from motes.video import read_frames
 
 
@@ -230,7 +230,7 @@ def pictures(chance: Random, folder: Path) -> object:
 @cache
 def video_bytes() -> bytes:
     """A small whole mp4."""
-    from motes.video.container import write_mp4
+    from motes.video.ffmpeg import write_mp4
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "whole.mp4"

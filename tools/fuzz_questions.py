@@ -26,8 +26,8 @@ from fuzz_files import (
 
 import motes
 from motes import cli
-from motes.checkpoint import save_model
 from motes.data import cannonballs
+from motes.models.checkpoint import save_model
 
 
 def odd_input(chance: Random, plain: Callable[[], Any]) -> Any:
@@ -129,7 +129,7 @@ def client(family: str = "structured") -> Any:
 
 def http(chance: Random, folder: Path) -> int:
     """Requests to the playground, each of which must be answered with 200 or a clear 4xx."""
-    from motes.server.wire import encode_frames
+    from motes.server.schemas import encode_frames
 
     pixels = encode_frames(torch.zeros(4, 16, 16))
     shown = {"num_frames": 4, "height": 16, "width": 16, "frames": pixels}

@@ -11,7 +11,7 @@ import numpy as np
 from scipy import ndimage
 from scipy.optimize import linear_sum_assignment
 
-from motes.shapes import Float
+from motes.core.axes import Float
 from motes.video import Plan
 
 GRAVITY = np.array([0.0, 2.9])  # video pixels a frame squared, fitted to free flights by eye

@@ -17,8 +17,8 @@ from matplotlib.axes import Axes
 
 import motes
 from motes.data import worlds
-from motes.model import Model
-from motes.structured.picture import PictureRenderer
+from motes.models.layers.renderer import PictureRenderer
+from motes.models.model import Model
 
 PAGE = Path(__file__).parent.parent / "docs" / "images" / "kinds.png"
 SEED, CLIP, OBJECTS = 3, 3, 3

@@ -15,7 +15,7 @@ from beside import paired_table, reference_table
 from seed_tables import ablation_table, large_table, spread_table, start_table
 from world_tables import worlds_page
 
-from motes.standings import CONTENDERS, HEADS, TABLE, contenders
+from motes.evaluation.labels import CONTENDERS, HEADS, TABLE, contenders
 
 ROOT = Path(__file__).parent.parent
 OPEN, CLOSE = "<!-- results: made by tools/make_results.py -->", "<!-- end of results -->"

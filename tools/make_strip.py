@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import motes
-from motes import pictures
-from motes.demo import ask_examples
 from motes.figures import FIGURES, Stored
+from motes.output import plots as pictures
+from motes.output.demo import ask_examples
 
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "docs" / "images"

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from motes.checkpoint import write_json
-from motes.run_folder import environment
+from motes.models.checkpoint import write_json
+from motes.training.run_folder import environment
 
 
 def close(record: dict[str, Any], out: Path | None) -> None:

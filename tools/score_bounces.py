@@ -16,12 +16,11 @@ import torch
 from score_worlds import say, store
 
 import motes
-from motes.baselines.oracle import Law
+from motes.core.axes import Bool, Float, Tensor
 from motes.data import Clips, worlds
-from motes.metrics import radius_of
-from motes.run_folder import environment
-from motes.shapes import Bool, Float, Tensor
-from motes.world_scores import (
+from motes.evaluation.baselines.oracle import Law
+from motes.evaluation.metrics import radius_of
+from motes.evaluation.world_scores import (
     TASKS,
     Ask,
     ask_law,
@@ -31,6 +30,7 @@ from motes.world_scores import (
     squares,
     unseen_clips,
 )
+from motes.training.run_folder import environment
 
 TASK = TASKS["bounce"]
 LEARNED = {"linear law": "bounce", "Newton's law": "bounce, newton"}  # folders of score_worlds.py

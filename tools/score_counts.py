@@ -23,13 +23,13 @@ from typing import Any
 import torch
 
 import motes
-from motes.checkpoint import write_json
+from motes.core.axes import Float, Tensor
 from motes.data import Clips, cannonballs, save_clips
-from motes.presets import preset
-from motes.run_folder import environment
-from motes.shapes import Float, Tensor
-from motes.train import train
-from motes.world_scores import COUNTED, TEST_SEED, believed_counts, count_scores
+from motes.evaluation.world_scores import COUNTED, TEST_SEED, believed_counts, count_scores
+from motes.models.checkpoint import write_json
+from motes.training.presets import preset
+from motes.training.run_folder import environment
+from motes.training.train import train
 
 ROOT = Path(__file__).parent.parent
 RECORD, PICTURE = ROOT / "results" / "counts.json", ROOT / "docs" / "images" / "counts.png"
@@ -109,7 +109,7 @@ def merge(folder: Path) -> dict[str, Record]:
 
 def draw(record: dict[str, Record]) -> bytes:
     """Return the reliability diagrams: how often a count was true that was so probable."""
-    from motes.pictures import axes_grid, png
+    from motes.output.plots import axes_grid, png
 
     least = 3e-4  # what is said or happens less often is drawn there
     figure, axes = axes_grid(len(record), len(SEEN), cell=2.2, room=(0.4, 0.5))

@@ -19,8 +19,8 @@ from records import close
 from scipy.optimize import linear_sum_assignment
 
 import motes
-from motes.checkpoint import load_with_config
-from motes.shapes import Float, Int
+from motes.core.axes import Float, Int
+from motes.models.checkpoint import load_with_config
 from motes.video import VideoMap, load_video_map, open_video, plan
 
 NUM_OBJECTS = 3

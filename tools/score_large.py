@@ -18,15 +18,15 @@ from unittest import mock
 
 import torch
 
-from motes.baselines.limit import Limit
-from motes.checkpoint import load_with_config, write_json
-from motes.contest import Contender
+from motes.core.axes import Float64, Tensor
 from motes.data import Clips, World, cannonballs
-from motes.evaluate import BATCH, NUM_CONTEXT, Asked
-from motes.run_folder import environment
-from motes.scoring import Truth, tallies
-from motes.shapes import Float64, Tensor
-from motes.tally import Tally, joined
+from motes.evaluation.baselines.bayes_limit import Limit
+from motes.evaluation.bootstrap import Tally, joined
+from motes.evaluation.evaluate import BATCH, NUM_CONTEXT, Asked
+from motes.evaluation.predictor import Contender
+from motes.evaluation.scores import Truth, tallies
+from motes.models.checkpoint import load_with_config, write_json
+from motes.training.run_folder import environment
 
 FIRST_SEED = 5_000_000
 PART = 600  # clips of a seed
@@ -146,7 +146,7 @@ def main() -> None:
         write_json(path, {**told, "environment": place, "found": found})
     if given.limit:
         limit = Limit.of(World(given.frames, (given.size, given.size)))
-        with mock.patch("motes.baselines.limit.NUM_DRAWS", DRAWS):
+        with mock.patch("motes.evaluation.baselines.bayes_limit.NUM_DRAWS", DRAWS):
             found = ask(limit, given.size, given.frames, given.clips)
         told = {"size": given.size, "num_frames": given.frames, "seed": None, "draws": DRAWS}
         path = given.runs / f"{given.size}x{given.frames}-limit.json"

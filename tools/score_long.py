@@ -17,15 +17,15 @@ import torch
 from score_worlds import learn, say, store
 
 import motes
-from motes import metrics
-from motes.answer import Answer
-from motes.baselines.oracle import Law, Tracks, log_evidence
 from motes.bench.scale import peak_memory
+from motes.core.axes import Float, Tensor
 from motes.data import Clips, worlds
-from motes.model import Model
-from motes.run_folder import environment
-from motes.shapes import Float, Tensor
-from motes.world_scores import TASKS, TEST_SEED, ask_law, inside
+from motes.evaluation import metrics
+from motes.evaluation.baselines.oracle import Law, Tracks, log_evidence
+from motes.evaluation.world_scores import TASKS, TEST_SEED, ask_law, inside
+from motes.models.model import Model
+from motes.queries.answer import Answer
+from motes.training.run_folder import environment
 
 LENGTHS = (300, 3000)
 

@@ -19,16 +19,16 @@ import torch
 from score_seeds import GPU_BATCH
 from seed_tables import SPREAD, mean_loss
 
-from motes.baselines.limit import Limit
-from motes.checkpoint import load_with_config, read_config, write_json
 from motes.config import DataConfig, RunConfig
 from motes.data import Clips, World, cannonballs
-from motes.evaluate import BATCH, Asked, evaluate
-from motes.latent_map import find_latent_map
-from motes.presets import PRESETS
-from motes.run_folder import environment
-from motes.teaching import taught_by
-from motes.train import resume, train
+from motes.evaluation.baselines.bayes_limit import Limit
+from motes.evaluation.evaluate import BATCH, Asked, evaluate
+from motes.models.checkpoint import load_with_config, read_config, write_json
+from motes.models.latent_map import find_latent_map
+from motes.training.distillation import taught_by
+from motes.training.presets import PRESETS
+from motes.training.run_folder import environment
+from motes.training.train import resume, train
 
 TEST_SEED = 3_000_000
 TABLE = ("tracked", "noisy_rmse", "forecast_rmse", "interpolation_rmse")

@@ -24,12 +24,12 @@ from scipy import ndimage
 from scipy.optimize import linear_sum_assignment
 
 import motes
-from motes.checkpoint import load_with_config
+from motes.core.axes import Bool, Float, UInt8
 from motes.data import Clips
-from motes.presets import preset
-from motes.shapes import Bool, Float, UInt8
-from motes.train import train
-from motes.training_data import fit_glyph
+from motes.models.checkpoint import load_with_config
+from motes.training.dataset import fit_glyph
+from motes.training.presets import preset
+from motes.training.train import train
 from motes.video.blobs import blob_inks, usual_count
 
 SMALLER = 2  # frames are averaged over squares of so many pixels a side

@@ -23,19 +23,19 @@ from unittest import mock
 import torch
 from seed_tables import SPREAD
 
-from motes import model as models
-from motes.baselines.limit import Limit
-from motes.checkpoint import load_with_config, write_json
 from motes.config import DataConfig, RunConfig
 from motes.data import Clips, World, cannonballs
-from motes.evaluate import BATCH, Asked, compare_physics, evaluate
-from motes.lgssm import POSITION_DIM
-from motes.model import Model
-from motes.presets import preset
-from motes.run_folder import environment
-from motes.starts import true_force
-from motes.structured.glyph import GlyphRenderer
-from motes.train import resume, train
+from motes.evaluation.baselines.bayes_limit import Limit
+from motes.evaluation.evaluate import BATCH, Asked, compare_physics, evaluate
+from motes.evaluation.physics import true_force
+from motes.kalman.lgssm import POSITION_DIM
+from motes.models import model as models
+from motes.models.checkpoint import load_with_config, write_json
+from motes.models.model import Model
+from motes.models.sprites.renderer import GlyphRenderer
+from motes.training.presets import preset
+from motes.training.run_folder import environment
+from motes.training.train import resume, train
 
 TEST_SEED = 2_000_000
 GPU_BATCH = 300  # clips; a GPU waits for every launch, whatever it holds
@@ -100,7 +100,7 @@ def nudged(nudge: Callable[[Model], None]) -> Iterator[None]:
         nudge(model)
         return model
 
-    with mock.patch("motes.trainer.build", build):
+    with mock.patch("motes.training.step.build", build):
         yield
 
 

@@ -17,8 +17,8 @@ import torch
 from records import close
 
 import motes
-from motes.checkpoint import load_with_config
-from motes.shapes import Bool, Float
+from motes.core.axes import Bool, Float
+from motes.models.checkpoint import load_with_config
 from motes.video import load_video_map
 
 FLOOR = 0.35  # metres: lower is a hand, a bounce or a rest

@@ -24,16 +24,12 @@ from typing import Any
 import torch
 
 import motes
-from motes import metrics
-from motes.baselines.blobs import choose_settings, follow_blobs
-from motes.baselines.oracle import Law
-from motes.checkpoint import write_json
+from motes.core.axes import Float, Tensor
 from motes.data import Clips, save_clips, worlds
-from motes.presets import preset
-from motes.run_folder import environment
-from motes.shapes import Float, Tensor
-from motes.train import train
-from motes.world_scores import (
+from motes.evaluation import metrics
+from motes.evaluation.baselines.oracle import Law
+from motes.evaluation.baselines.trackpy import choose_settings, follow_blobs
+from motes.evaluation.world_scores import (
     TASKS,
     Task,
     ask_law,
@@ -42,6 +38,10 @@ from motes.world_scores import (
     score_world,
     unseen_clips,
 )
+from motes.models.checkpoint import write_json
+from motes.training.presets import preset
+from motes.training.run_folder import environment
+from motes.training.train import train
 
 TRAINING_SEED = 1
 

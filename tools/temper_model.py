@@ -6,9 +6,9 @@ Usage: python tools/temper_model.py FOLDER [--reference cannonballs-structured] 
 import argparse
 from pathlib import Path
 
-from motes.checkpoint import load_with_config, save_model
 from motes.data import cannonballs
-from motes.tempering import temper
+from motes.evaluation.calibration import temper
+from motes.models.checkpoint import load_with_config, save_model
 
 
 def main() -> None:

@@ -24,11 +24,11 @@ import numpy as np
 import torch
 
 import motes
-from motes.baselines.ed_lstm import EDLSTM, Layers, Recurrent, loss
-from motes.evaluate import evaluate
-from motes.examples import save_arrays
-from motes.metrics import frame_losses
-from motes.run_folder import environment
+from motes.evaluation.baselines.ed_lstm import EDLSTM, Layers, Recurrent, loss
+from motes.evaluation.evaluate import evaluate
+from motes.evaluation.metrics import frame_losses
+from motes.output.examples import save_arrays
+from motes.training.run_folder import environment
 
 # encoder and decoder, size of the state, frames after which its own are fed in training
 VARIANTS: dict[str, tuple[Layers, int, int | None]] = {

@@ -25,17 +25,18 @@ import safetensors.torch
 import torch
 from forked import Ended, run_forked
 
-from motes import checkpoint, cli
-from motes.atomic import leftovers
-from motes.beginnings import STARTS, STEPS
-from motes.checkpoint import load, read_tensors
-from motes.run_folder import environment, exclusive
-from motes.trainer import Trainer
+from motes import cli
+from motes.core.files import leftovers
+from motes.models import checkpoint
+from motes.models.checkpoint import load, read_tensors
+from motes.training.initialization import STARTS, STEPS
+from motes.training.run_folder import environment, exclusive
+from motes.training.step import Trainer
 
 FAMILIES = {"paper": 40, "structured": 16}  # iterations; checkpoints every 10 and every 4 of them
 CLONE_NEWNS, NO_RIGHTS, CODES_DIFFER = 0x20000, 77, 3
 READ_ONLY, REMOUNT, BIND, WHOLE_TREE, PRIVATE = 0x1, 0x20, 0x1000, 0x4000, 0x40000
-# Moments of a write at which a process is killed: [Law of motes.atomic.atomic_path] must hold.
+# Moments of a write at which a process is killed: [Law of motes.core.files.atomic_path] must hold.
 WRITE_MOMENTS = ("file half written", "before the sync", "before the rename", "after the rename")
 Work = Callable[[], int]
 

@@ -15,9 +15,9 @@ import torch
 from mpmath import log, mp, mpf, pi
 
 from motes import kalman
-from motes.checkpoint import write_json
-from motes.lgssm import LGSSM
-from motes.run_folder import environment
+from motes.kalman.lgssm import LGSSM
+from motes.models.checkpoint import write_json
+from motes.training.run_folder import environment
 
 DIGITS = 60
 

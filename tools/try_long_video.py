@@ -20,7 +20,7 @@ import av
 import numpy as np
 from records import close
 
-from motes.shapes import UInt8
+from motes.core.axes import UInt8
 
 HEIGHT, WIDTH, FPS = 120, 160, 30
 RADIUS = 5

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from motes.checkpoint import read_tensors, write_json
-from motes.run_folder import environment
+from motes.models.checkpoint import read_tensors, write_json
+from motes.training.run_folder import environment
 
 ITERATIONS = 40
 PATIENCE = 300.0  # seconds, for a busy machine

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 import motes
-from motes import metrics
-from motes.presets import PRESETS
-from motes.run_folder import environment
-from motes.train import train
+from motes.evaluation import metrics
+from motes.training.presets import PRESETS
+from motes.training.run_folder import environment
+from motes.training.train import train
 
 TEST_SEED, NUM_TEST = 1_000_000, 90
 NUM_SHOWN = 12  # clips of two balls whose inferred positions are kept

@@ -1,12 +1,12 @@
 """Learn from videos alone which objects move and by which law; then ask about them."""
 
 from motes import kalman
-from motes.answer import Answer
-from motes.checkpoint import load
+from motes.core.errors import InputError
 from motes.data import Clips, cannonballs, load_clips, save_clips
-from motes.errors import InputError
-from motes.model import Model
+from motes.models.checkpoint import load
+from motes.models.model import Model
 from motes.queries import forecast, infer, interpolate, sample
+from motes.queries.answer import Answer
 
 __all__ = [
     "Answer",

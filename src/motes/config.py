@@ -1,7 +1,7 @@
 """What a run is: frozen, validated dataclasses and their JSON form.
 
 Configuration stops at the door: `model.build` and `train` read it, the modules below take plain
-arguments. Every schedule is a tuple of knots (step, value), see `motes.schedule`.
+arguments. Every schedule is a tuple of knots (step, value), see `motes.training.schedule`.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from motes.errors import InputError
+from motes.core.errors import InputError
 
 Knots = tuple[tuple[int, float], ...]
 
@@ -138,7 +138,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """How training changes over the steps; knots are (step, value), see `motes.schedule`."""
+    """How training changes over the steps; knots are (step, value), see `motes.training.schedule`."""
 
     iterations: int = 200_000
     frozen_dynamics: int = 10_000  # the dynamics keep their initial values until this step
@@ -146,7 +146,9 @@ class ScheduleConfig:
     kl_weight: Knots = ((0, 1.0),)
     blur: Knots = ((0, 0.0),)  # standard deviation in pixels
     dynamics_rate: float = 1.0  # learning rate of the dynamics, as a multiple of that of the rest
-    taught: int = 0  # steps on a teacher's lessons before the bound, see `motes.teaching`
+    taught: int = (
+        0  # steps on a teacher's lessons before the bound, see `motes.training.distillation`
+    )
     steps_per_look: int = 1  # structured family: steps between two looks at the frames
     frozen_visibility: int = newer(0)  # structured family: nothing hides objects until this step
     seed_mixture: tuple[int, ...] = ()  # structured family: steps at which starts are clustered

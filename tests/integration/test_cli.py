@@ -15,8 +15,8 @@ from PIL import Image
 
 import motes
 from motes import cli
-from motes.answer import COLUMNS
 from motes.data import Clips, worlds, write_gif
+from motes.queries.answer import COLUMNS
 from motes.video import read_frames
 
 T, SIZE, NUM_CLIPS = 12, 16, 6
@@ -129,7 +129,7 @@ def test_frames_that_a_file_says_were_lost_are_not_taken_for_seen(
 def test_a_gif_that_is_too_long_is_refused_before_the_question(
     world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("motes.export.overlay.MAX_GIF_FRAMES", T - 1)
+    monkeypatch.setattr("motes.output.overlay.MAX_GIF_FRAMES", T - 1)
     monkeypatch.setattr("motes.queries.infer", lambda *given, **options: pytest.fail("asked"))
     asked = ["infer", str(world / "clips.npz"), f"--model={world}/run"]
     assert cli.main([*asked, f"--overlay={world}/a.gif"]) == 2
@@ -140,7 +140,7 @@ def test_a_plot_of_clips_is_in_the_pixels_of_the_table_and_knows_no_seconds(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr("motes.verbs.question.write_paths", lambda *given: drawn.append(given))
+    monkeypatch.setattr("motes.cli.io.write_paths", lambda *given: drawn.append(given))
     asked = ["infer", str(world / "clips.npz"), f"--model={world}/run", f"--out={tmp_path}/a.csv"]
     assert cli.main([*asked, f"--plot={tmp_path}/a.png"]) == 0
     _, trails, picture, title = drawn[0]
@@ -485,7 +485,7 @@ def test_training_that_breaks_ends_with_one_line_and_exit_code_one(
     def broken(*arguments: Any, **options: Any) -> None:
         raise FloatingPointError("training stopped: entropy is not finite at step 3")
 
-    monkeypatch.setattr("motes.train.train", broken)
+    monkeypatch.setattr("motes.training.train.train", broken)
     assert cli.main(["train", "--preset=smoke", f"--out={tmp_path}/run"]) == 1
     assert capsys.readouterr().err == ("motes: training stopped: entropy is not finite at step 3\n")
 

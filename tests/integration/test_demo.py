@@ -7,16 +7,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from motes import demo, learning
-from motes.beginnings import STEPS
-from motes.checkpoint import load, load_with_config, save_model
 from motes.cli import main
-from motes.learning import learn
-from motes.mixture import draw_prior
-from motes.model import build
-from motes.presets import PRESETS, preset
-from motes.report_words import CAPTIONS, SCORES
-from motes.starts import learned_starts
+from motes.evaluation.physics import learned_starts
+from motes.kalman.mixture import draw_prior
+from motes.models.checkpoint import load, load_with_config, save_model
+from motes.models.model import build
+from motes.output import demo, learning
+from motes.output.learning import learn
+from motes.output.report_words import CAPTIONS, SCORES
+from motes.training.initialization import STEPS
+from motes.training.presets import PRESETS, preset
 
 NUM_CLIPS = 6
 

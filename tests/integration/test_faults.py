@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from motes.atomic import leftovers
-from motes.checkpoint import read_config
 from motes.config import to_json
-from motes.errors import InputError
-from motes.presets import PRESETS
-from motes.run_folder import begin, exclusive, is_new, run_folders
-from motes.train import resume, train
-from motes.trainer import Trainer
+from motes.core.errors import InputError
+from motes.core.files import leftovers
+from motes.models.checkpoint import read_config
+from motes.training.presets import PRESETS
+from motes.training.run_folder import begin, exclusive, is_new, run_folders
+from motes.training.step import Trainer
+from motes.training.train import resume, train
 
 ROOT = Path(__file__).parents[2]
 SMOKE = PRESETS["smoke"]

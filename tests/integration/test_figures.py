@@ -9,12 +9,12 @@ import torch
 
 import motes
 from motes.cli import main
+from motes.core.errors import InputError
 from motes.data import World
-from motes.errors import InputError
-from motes.evaluate import gap_mask
-from motes.examples import collect, save_arrays
+from motes.evaluation.evaluate import gap_mask
 from motes.figures import FIGURES, Stored, paper
-from motes.pictures import pdf, png
+from motes.output.examples import collect, save_arrays
+from motes.output.plots import pdf, png
 from tiny import tiny_config, tiny_model
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -32,7 +32,7 @@ def test_every_figure_is_drawn_without_a_model(
     def no_model(*arguments: object, **options: object) -> None:
         raise AssertionError("a figure asked for a model")
 
-    monkeypatch.setattr("motes.checkpoint.load_with_config", no_model)
+    monkeypatch.setattr("motes.models.checkpoint.load_with_config", no_model)
     figure = FIGURES[name](stored)
     assert sum(len(axis.get_children()) for axis in figure.axes) > 10
     assert len(png(figure)) > 3_000

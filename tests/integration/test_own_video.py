@@ -11,8 +11,8 @@ from PIL import Image
 
 import motes
 from motes import cli
+from motes.cli.io import Options
 from motes.data import write_gif
-from motes.verbs.question import Options
 from motes.video import open_video
 
 T, HEIGHT, WIDTH, FPS = 36, 60, 80, 20.0

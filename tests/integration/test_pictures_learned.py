@@ -6,19 +6,19 @@ import pytest
 import torch
 
 import motes
-from motes import beginnings
-from motes.beginnings import begun_with, first_weights
+from motes.cli import queries as ask
+from motes.cli.io import Options
 from motes.config import DataConfig
+from motes.core.errors import InputError
 from motes.data import load_clips, save_clips, worlds, write_gif
-from motes.errors import InputError
-from motes.evaluate import Asked, evaluate
-from motes.presets import preset
+from motes.evaluation.evaluate import Asked, evaluate
+from motes.models.layers.renderer import BACKGROUND_UNIT, PictureRenderer
 from motes.server import playground
-from motes.structured.picture import BACKGROUND_UNIT, PictureRenderer
-from motes.train import train
-from motes.training_data import fit_to_data, make_dataset
-from motes.verbs import ask
-from motes.verbs.question import Options
+from motes.training import initialization as beginnings
+from motes.training.dataset import fit_to_data, make_dataset
+from motes.training.initialization import begun_with, first_weights
+from motes.training.presets import preset
+from motes.training.train import train
 
 SIZE = 24
 

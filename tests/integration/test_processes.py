@@ -11,13 +11,14 @@ import torch
 from torch import distributed, multiprocessing
 from try_processes import TOLERANCE, difference, ended, start
 
-from motes import cli, processes
-from motes.errors import InputError
-from motes.presets import PRESETS, STRUCTURED_PRESETS
-from motes.run_folder import begin
-from motes.train import resume, train
-from motes.trainer import Trainer
-from motes.training_data import make_dataset
+from motes import cli
+from motes.core.errors import InputError
+from motes.training import distributed as processes
+from motes.training.dataset import make_dataset
+from motes.training.presets import PRESETS, STRUCTURED_PRESETS
+from motes.training.run_folder import begin
+from motes.training.step import Trainer
+from motes.training.train import resume, train
 from tiny import tiny_config
 
 CPU = torch.device("cpu")

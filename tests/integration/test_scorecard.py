@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from motes.checkpoint import save_model
 from motes.cli import main
 from motes.data import cannonballs, save_clips, worlds
-from motes.model import build
-from motes.pictures import TRUTH, View
-from motes.presets import PRESETS, STRUCTURED_PRESETS
-from motes.scorecard import _comparable, _trouble
+from motes.models.checkpoint import save_model
+from motes.models.model import build
+from motes.output.evaluation_report import _comparable, _trouble
+from motes.output.plots import TRUTH, View
+from motes.training.presets import PRESETS, STRUCTURED_PRESETS
 
 SMOKE = PRESETS["smoke"]
 

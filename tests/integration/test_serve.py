@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from motes import cli
-from motes.checkpoint import save_model
-from motes.model import build
-from motes.presets import STRUCTURED_PRESETS
-from motes.server.connection import HEAD_SECONDS
+from motes.models.checkpoint import save_model
+from motes.models.model import build
+from motes.server.timeouts import HEAD_SECONDS
+from motes.training.presets import STRUCTURED_PRESETS
 from serving import Server, serving
 
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")

@@ -19,12 +19,12 @@ import torch
 
 import motes
 from motes import cli
-from motes.checkpoint import read_tensors, write_tensors
 from motes.config import to_json
-from motes.errors import InputError
-from motes.presets import PRESETS
-from motes.run_folder import drop_lines_after, exclusive, stop_signals
-from motes.train import resume, train
+from motes.core.errors import InputError
+from motes.models.checkpoint import read_tensors, write_tensors
+from motes.training.presets import PRESETS
+from motes.training.run_folder import drop_lines_after, exclusive, stop_signals
+from motes.training.train import resume, train
 
 ITERATIONS = 150
 PATIENCE = 120  # seconds that a busy machine may take to start a process
@@ -161,7 +161,7 @@ def test_a_run_folder_describes_itself(uninterrupted: Path) -> None:
         *("config.json", "environment.json", "log.jsonl", "model.safetensors"),
         *("checkpoint.safetensors", "latent_map.png", ".lock"),
     }
-    model, config = motes.checkpoint.load_with_config(uninterrupted)
+    model, config = motes.models.checkpoint.load_with_config(uninterrupted)
     assert config == SMOKE
     assert model.image_size == (16, 16)
     environment = json.loads((uninterrupted / "environment.json").read_text())
@@ -244,7 +244,9 @@ def test_replicas_that_were_stopped_are_resumed_together(
             if source or path.name == "config.json":
                 (folder / path.name).write_bytes(path.read_bytes())
     with monkeypatch.context() as patch:
-        patch.setattr("motes.train.run_all", lambda runs, stopping: [run.finish() for run in runs])
+        patch.setattr(
+            "motes.training.train.run_all", lambda runs, stopping: [run.finish() for run in runs]
+        )
         stopped = resume(out)
     assert stopped.folder == out
     assert not stopped.finished

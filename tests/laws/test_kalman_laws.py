@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motes import kalman
-from motes.chunked import log_likelihood_chunked
-from motes.sequential import smooth_sequential
-from motes.unrolled import log_likelihood_dense, smooth_dense
+from motes.kalman.chunked import log_likelihood_chunked
+from motes.kalman.dense import log_likelihood_dense, smooth_dense
+from motes.kalman.sequential import smooth_sequential
 from oracles import diagonal_blocks, gains, log_density, one_model, posterior
 from strategies import Problem, problems
 
@@ -106,7 +106,7 @@ def test_a_long_video_is_smoothed_as_a_short_one_is(problem: Problem, frames_at_
     for given_variances in (None, positions.square()):
         question = (model, positions, observed, given_variances)
         whole = smooth_sequential(*question)
-        with patch("motes.sequential.AT_ONCE", frames_at_once):
+        with patch("motes.kalman.sequential.AT_ONCE", frames_at_once):
             pieces = smooth_sequential(*question)
         assert_same(pieces.means, whole.means)
         assert_same(pieces.covariances, whole.covariances)
@@ -120,7 +120,7 @@ def test_a_long_video_is_weighed_as_a_short_one_is(
     model, positions, observed, _ = problem
     for mask in (None, observed):
         whole = log_likelihood_chunked(model, positions, mask, num_frames)
-        with patch("motes.chunked.AT_ONCE", stretches_at_once):
+        with patch("motes.kalman.chunked.AT_ONCE", stretches_at_once):
             assert_same(log_likelihood_chunked(model, positions, mask, num_frames), whole)
 
 

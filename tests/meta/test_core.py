@@ -16,7 +16,7 @@ BLOCKED = """
 import sys
 for name in {extras}:
     sys.modules[name] = None
-import motes, motes.train, motes.evaluate
+import motes, motes.training.train, motes.evaluation.evaluate
 print(motes.cannonballs(1, 1, num_frames=3, size=8).frames.shape)
 """
 

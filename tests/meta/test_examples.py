@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import motes
-from motes.checkpoint import save_model
 from motes.config import ModelConfig, RunConfig
-from motes.model import build
-from motes.presets import PRESETS
+from motes.models.checkpoint import save_model
+from motes.models.model import build
+from motes.training.presets import PRESETS
 
 FOLDER = Path(__file__).parents[2] / "examples"
 # Each with its arguments and with words that must stand in what it prints.

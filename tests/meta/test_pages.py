@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tools import make_cli_docs, make_results
 
-from motes.report_words import LIMITS
+from motes.output.report_words import LIMITS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from motes import kalman
-from motes.lgssm import LGSSM, Dynamics, draw_path
-from motes.mixture import draw_prior
+from motes.kalman.lgssm import LGSSM, Dynamics, draw_path
+from motes.kalman.mixture import draw_prior
 from oracles import assert_draws_follow, joint, one_model, posterior
 from strategies import random_model
 

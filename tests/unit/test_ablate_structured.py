@@ -9,7 +9,7 @@ import score_seeds
 from tools import ablate_structured, seed_tables
 from tools.ablate_structured import PARTS, without
 
-from motes.presets import preset
+from motes.training.presets import preset
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -29,9 +29,9 @@ def small(monkeypatch):
     monkeypatch.setattr(score_seeds, "preset", lambda family, name: preset(family, "smoke"))
     monkeypatch.setattr(ablate_structured, "SIZE", 16)
     monkeypatch.setattr(ablate_structured, "FRAMES", 11)
-    monkeypatch.setattr("motes.beginnings.STEPS", 4)
-    monkeypatch.setattr("motes.structured.seeding.RESTARTS", 1)
-    monkeypatch.setattr("motes.structured.seeding.ITERATIONS", 2)
+    monkeypatch.setattr("motes.training.initialization.STEPS", 4)
+    monkeypatch.setattr("motes.training.mixture_em.RESTARTS", 1)
+    monkeypatch.setattr("motes.training.mixture_em.ITERATIONS", 2)
 
 
 def test_runs_without_a_part_become_rows_below_the_whole(tmp_path, monkeypatch, small):

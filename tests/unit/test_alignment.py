@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from motes.alignment import NUM_PATHS, align, drawn_centroids, find_pixel_map
-from motes.mixture import draw_prior
-from motes.model import Model, build
+from motes.kalman.mixture import draw_prior
+from motes.models.model import Model, build
+from motes.models.pixel_map import NUM_PATHS, align, drawn_centroids, find_pixel_map
 from tiny import tiny_config
 
 SIZE = (64, 80)

@@ -9,15 +9,15 @@ import torch
 
 import motes
 from motes import kalman
-from motes.baselines import BASELINES, baseline
-from motes.baselines.classical import KalmanTracker, StraightLine
-from motes.baselines.disks import disk_mask, explain_frames, ordered
-from motes.baselines.limit import Limit, Starts
-from motes.baselines.linking import associate
-from motes.baselines.truth import true_physics
+from motes.core.errors import InputError
 from motes.data import World, draw_clips
-from motes.data.cannonballs import draw_disks
-from motes.errors import InputError
+from motes.data.worlds.cannonballs import draw_disks
+from motes.evaluation.baselines import BASELINES, baseline
+from motes.evaluation.baselines.association import associate
+from motes.evaluation.baselines.bayes_limit import Limit, Starts
+from motes.evaluation.baselines.disks import disk_mask, explain_frames, ordered
+from motes.evaluation.baselines.kalman_tracker import KalmanTracker, StraightLine
+from motes.evaluation.baselines.true_physics import true_physics
 
 T = 12
 WORLD = World(num_frames=T, size=32)

@@ -5,16 +5,22 @@ import dataclasses
 import pytest
 import torch
 
-from motes import beginnings
-from motes.beginnings import STARTS, begun_with, best_start, check_beginning, first_weights
-from motes.checkpoint import load, save_model
 from motes.config import ScheduleConfig
-from motes.errors import InputError
-from motes.model import build
-from motes.presets import preset
-from motes.train import train
-from motes.trainer import Trainer
-from motes.training_data import make_dataset
+from motes.core.errors import InputError
+from motes.models.checkpoint import load, save_model
+from motes.models.model import build
+from motes.training import initialization as beginnings
+from motes.training.dataset import make_dataset
+from motes.training.initialization import (
+    STARTS,
+    begun_with,
+    best_start,
+    check_beginning,
+    first_weights,
+)
+from motes.training.presets import preset
+from motes.training.step import Trainer
+from motes.training.train import train
 
 CPU = torch.device("cpu")
 

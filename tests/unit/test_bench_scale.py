@@ -20,7 +20,7 @@ from motes.bench.scale import (
     num_points,
     peak_memory,
 )
-from motes.encoding import bytes_of_a_clip
+from motes.models.paper.gap_filling import bytes_of_a_clip
 from motes.queries import TO_SMOOTH
 
 RECORD = Path(__file__).parents[2] / "results" / "scale.json"

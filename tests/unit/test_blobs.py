@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from motes import metrics
-from motes.baselines import blobs
-from motes.baselines.blobs import Settings, choose_settings, follow_blobs
-from motes.baselines.disks import disk_mask
 from motes.data import worlds
+from motes.evaluation import metrics
+from motes.evaluation.baselines import trackpy as blobs
+from motes.evaluation.baselines.disks import disk_mask
+from motes.evaluation.baselines.trackpy import Settings, choose_settings, follow_blobs
 
 pytest.importorskip("trackpy")
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motes.core.errors import InputError
 from motes.data import Clips, PackedFrames, cannonballs, pack, video_of
-from motes.errors import InputError
 
 shapes = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 9), st.integers(1, 9))
 

@@ -9,17 +9,18 @@ from PIL import Image
 
 import motes
 from motes import cli
-from motes.checkpoint import save_model
 from motes.config import DataConfig
+from motes.core.errors import InputError
 from motes.data import Clips, save_clips, worlds
 from motes.data.colour import find_axis, in_grey, to_grey
-from motes.data.files import write_gif
-from motes.errors import InputError
-from motes.model import build
-from motes.presets import preset
-from motes.server import uploads, wire
+from motes.data.gif import write_gif
+from motes.models.checkpoint import save_model
+from motes.models.model import build
+from motes.server import schemas as wire
+from motes.server import uploads
 from motes.server.playground import Playground
-from motes.training_data import fit_to_data, make_dataset
+from motes.training.dataset import fit_to_data, make_dataset
+from motes.training.presets import preset
 
 
 def hues(generator):

@@ -11,8 +11,8 @@ from motes.config import (
     from_json,
     to_json,
 )
-from motes.errors import InputError
-from motes.presets import PRESETS, STRUCTURED_PRESETS, preset
+from motes.core.errors import InputError
+from motes.training.presets import PRESETS, STRUCTURED_PRESETS, preset
 
 
 def changed(place: str, value: Any) -> str:

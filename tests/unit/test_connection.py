@@ -10,8 +10,8 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from motes.server import connection
-from motes.server.connection import Connection
+from motes.server import timeouts as connection
+from motes.server.timeouts import Connection
 
 HEAD, EXCHANGE = 0.4, 1.2
 PATIENCE = 10.0  # what a busy machine may add

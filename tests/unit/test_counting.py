@@ -7,14 +7,14 @@ import torch
 
 import motes
 from glyphs import disk_renderer, frame_with
-from motes import counting
-from motes.counting import count_log_evidence
+from motes.core.axes import Tensor
 from motes.data import cannonballs
-from motes.lgssm import Dynamics
-from motes.mixture import draw_prior
-from motes.model import Model
-from motes.shapes import Tensor
-from motes.structured.tracker import Tracker
+from motes.kalman.lgssm import Dynamics
+from motes.kalman.mixture import draw_prior
+from motes.models.model import Model
+from motes.models.sprites.tracker import Tracker
+from motes.queries import counting
+from motes.queries.counting import count_log_evidence
 
 SIZE, MOST = 16, 2
 SPREAD = 2.0  # pixels, so that one object is in the pixel of another every twentieth time

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from motes import cli, doctor
-from motes.doctor import Finding
+from motes import cli
+from motes.cli import doctor
+from motes.cli.doctor import Finding
 
 
 def states(findings: list[Finding]) -> dict[str, str]:

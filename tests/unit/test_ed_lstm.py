@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from motes.baselines.ed_lstm import EDLSTM, Layers, Recurrent, loss
-from motes.errors import InputError
+from motes.core.errors import InputError
+from motes.evaluation.baselines.ed_lstm import EDLSTM, Layers, Recurrent, loss
 
 KINDS: tuple[Layers, ...] = ("one", "two", "convolutional")
 

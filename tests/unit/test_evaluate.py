@@ -7,13 +7,11 @@ import pytest
 import torch
 
 import motes
-from motes import metrics
-from motes.bounds import bound_and_weighted
-from motes.contest import Told
+from motes.core.errors import InputError
 from motes.data import World, worlds
 from motes.data.colour import find_axis
-from motes.errors import InputError
-from motes.evaluate import (
+from motes.evaluation import metrics
+from motes.evaluation.evaluate import (
     NUM_CONTEXT,
     Asked,
     compare_physics,
@@ -21,9 +19,11 @@ from motes.evaluate import (
     score_beliefs,
     score_gaps,
 )
-from motes.model import Model, build
-from motes.presets import preset
-from motes.starts import learned_force, true_starts
+from motes.evaluation.iwae import bound_and_weighted
+from motes.evaluation.physics import learned_force, true_starts
+from motes.evaluation.predictor import Told
+from motes.models.model import Model, build
+from motes.training.presets import preset
 from tiny import tiny_config
 
 T, SIZE = 12, 16
@@ -206,7 +206,7 @@ def test_more_draws_tighten_the_bound(
     model: Model, clips: motes.Clips, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frames = clips.frames[:2].float()
-    monkeypatch.setattr("motes.bounds.NUM_DRAWS", 1)
+    monkeypatch.setattr("motes.evaluation.iwae.NUM_DRAWS", 1)
     with torch.no_grad():
         model.inference.scale_floor = 0.01
     bound, one = bound_and_weighted(model, frames, 1)
@@ -215,7 +215,7 @@ def test_more_draws_tighten_the_bound(
     # float32 sums near 2,000 nats, each known to a few times 2,000 / 2^23 = 2.4e-4.
     extra = 0.5 * (noise[:, :1].square() - 1).sum((1, 2, 3)).double()
     torch.testing.assert_close(one - bound, extra, rtol=0, atol=2e-3)
-    monkeypatch.setattr("motes.bounds.NUM_DRAWS", 200)
+    monkeypatch.setattr("motes.evaluation.iwae.NUM_DRAWS", 200)
     mean, many = bound_and_weighted(model, frames, 1)
     assert (many > mean).all()
 

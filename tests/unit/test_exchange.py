@@ -5,11 +5,17 @@ import itertools
 import pytest
 import torch
 
-from motes import mixture
-from motes.lgssm import Dynamics
-from motes.structured.exchange import APART, best_exchanges, gains_in_frame, gains_onwards, overlap
-from motes.structured.places import Place
-from motes.structured.search import Sightings
+from motes.kalman import mixture
+from motes.kalman.lgssm import Dynamics
+from motes.models.sprites.forward_pass import Sightings
+from motes.models.sprites.likelihood_maps import Place
+from motes.models.sprites.track_swaps import (
+    APART,
+    best_exchanges,
+    gains_in_frame,
+    gains_onwards,
+    overlap,
+)
 
 
 def dynamics_of(state_noise: float = 1e-3) -> Dynamics:
@@ -46,7 +52,7 @@ def test_what_two_tracks_gain_is_the_evidence_of_the_exchanged_ones(
     monkeypatch: pytest.MonkeyPatch,
     generator: torch.Generator,
 ) -> None:
-    monkeypatch.setattr("motes.structured.exchange.AT_ONCE", frames_at_once)
+    monkeypatch.setattr("motes.models.sprites.track_swaps.AT_ONCE", frames_at_once)
     B, N, T = 2, 3, 6
     dynamics = dynamics_of(state_noise)
     positions = torch.randn(B, N, T, 2, generator=generator, dtype=torch.float64)

@@ -8,11 +8,11 @@ import torch
 from scipy import stats
 
 from glyphs import odd_renderer
-from motes.structured.expected import expected_frames
-from motes.structured.glyph import CELLS, GlyphRenderer
-from motes.structured.places import Place
-from motes.structured.posterior import PlacePosterior
-from motes.structured.windows import window_offsets
+from motes.models.sprites.grid_posterior import PlacePosterior
+from motes.models.sprites.likelihood_maps import Place
+from motes.models.sprites.marginal_frames import expected_frames
+from motes.models.sprites.patches import window_offsets
+from motes.models.sprites.renderer import CELLS, GlyphRenderer
 
 HEIGHT, WIDTH, UNIT, WINDOW = 12, 14, 3.0, 1
 K = 2
@@ -175,6 +175,6 @@ def test_pieces_of_work_do_not_change_the_frames(monkeypatch: pytest.MonkeyPatch
     present = torch.tensor([[True, True], [True, False], [False, True]])
     weights, predicted = nowhere(2)
     whole = expected_frames(renderer, q, present, weights.expand(3, 2, K), predicted)
-    monkeypatch.setattr("motes.structured.expected.CHUNK", 2)
+    monkeypatch.setattr("motes.models.sprites.marginal_frames.CHUNK", 2)
     pieces = expected_frames(renderer, q, present, weights.expand(3, 2, K), predicted)
     torch.testing.assert_close(pieces, whole)

@@ -5,12 +5,12 @@ import pytest
 import torch
 from tests.tiny import tiny_model
 
-from motes.answer import COLUMNS
-from motes.errors import InputError
-from motes.export.overlay import MAX_GIF_FRAMES, Trails, draw_trails, write_overlay
-from motes.export.paths import write_paths
-from motes.export.tables import in_video, table
+from motes.core.errors import InputError
+from motes.output.overlay import MAX_GIF_FRAMES, Trails, draw_trails, write_overlay
+from motes.output.path_plot import write_paths
+from motes.output.tables import in_video, table
 from motes.queries import sample
+from motes.queries.answer import COLUMNS
 from motes.video import VideoMap
 
 T = 6
@@ -79,7 +79,7 @@ def test_an_object_draws_its_last_frames_behind_it(monkeypatch):
     # It goes from 10 to 50 in five steps of eight pixels; its ellipse has a radius of 13.
     assert lit(T - 1, 20)
     assert not lit(0, 25)
-    monkeypatch.setattr("motes.export.overlay.TAIL", 2)
+    monkeypatch.setattr("motes.output.overlay.TAIL", 2)
     assert lit(T - 1, 36)
     assert not lit(T - 1, 20)
 

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from glyphs import odd_renderer
-from motes.structured.glyph import (
+from motes.models.sprites.likelihood_maps import Glyph
+from motes.models.sprites.renderer import (
     BACKGROUND_UNIT,
     CELLS,
     LEAST_BACKGROUND,
     LEAST_COVER,
     GlyphRenderer,
 )
-from motes.structured.places import Glyph
 
 HEIGHT, WIDTH, REACH, PIXELS_PER_UNIT = 6, 7, 2, 3.0
 # Float64 sums of a dozen products of order one; a wrong cell is an error of order 1e-2.
@@ -100,7 +100,7 @@ def test_the_likelihood_of_sparse_frames_is_that_of_the_logits() -> None:
 def test_without_a_cover_a_pixel_is_dark_only_if_every_object_leaves_it_dark(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("motes.structured.glyph.LEAST_COVER", 0.0)
+    monkeypatch.setattr("motes.models.sprites.renderer.LEAST_COVER", 0.0)
     renderer, generator = glyph_renderer(1)
     with torch.no_grad():
         renderer.visibility_logit.fill_(50.0)

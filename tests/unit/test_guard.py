@@ -9,10 +9,10 @@ import pytest
 from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
-from motes.server import guard
-from motes.server import worker as worker_module
-from motes.server.guard import Guard, host_name, is_address
-from motes.server.worker import BusyError, Worker
+from motes.server import queue as worker_module
+from motes.server import security as guard
+from motes.server.queue import BusyError, Worker
+from motes.server.security import Guard, host_name, is_address
 
 LIMIT = 100
 

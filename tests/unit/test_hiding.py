@@ -10,15 +10,15 @@ import torch
 
 import motes
 from glyphs import disk_renderer, frame_with, odd_renderer, straight
-from motes.alignment import align
-from motes.model import Model, build
-from motes.presets import preset
-from motes.structured.glyph import CELLS, LEAST_COVER, GlyphRenderer
-from motes.structured.hiding import SPOTS, Supposed, even_draws, suppose
-from motes.structured.places import Glyph, Place
-from motes.structured.posterior import PlacePosterior
-from motes.structured.search import Sightings, revisit, scene_of
-from motes.structured.tracker import Tracker, _bound, begun_later
+from motes.models.model import Model, build
+from motes.models.pixel_map import align
+from motes.models.sprites.forward_pass import Sightings, revisit, scene_of
+from motes.models.sprites.grid_posterior import PlacePosterior
+from motes.models.sprites.likelihood_maps import Glyph, Place
+from motes.models.sprites.occlusion import SPOTS, Supposed, even_draws, suppose
+from motes.models.sprites.renderer import CELLS, LEAST_COVER, GlyphRenderer
+from motes.models.sprites.tracker import Tracker, _bound, begun_later
+from motes.training.presets import preset
 
 HEIGHT, WIDTH, REACH = 9, 11, 2
 SIZE, FRAMES = 24, 12
@@ -248,7 +248,7 @@ def test_twice_as_many_searches_are_made_where_something_may_hide_objects(
         asked.append(hypotheses)
         return begun_later(observed, hypotheses)
 
-    monkeypatch.setattr("motes.structured.tracker.begun_later", noted)
+    monkeypatch.setattr("motes.models.sprites.tracker.begun_later", noted)
     for renderer.may_hide in (True, False):
         Tracker(7).search(scene_of(frames, torch.tensor([2]), straight(), renderer), 3)
     assert asked == [6, 3]

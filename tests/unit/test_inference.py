@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motes.bench import naive
-from motes.errors import InputError
-from motes.networks import paper_init
-from motes.networks.inference import Encoding, InferenceNetwork
-from motes.networks.recurrence import recur
+from motes.core.errors import InputError
+from motes.models.paper import paper_init
+from motes.models.paper.inference import Encoding, InferenceNetwork
+from motes.models.paper.recurrence import recur
 
 # In float64 a state is reached through at most T + N < 16 cells, each a sum of fewer than 100
 # products of order one, and a weight's gradient is a sum over fewer than 100 cells: rounding stays
@@ -84,7 +84,7 @@ def test_recurrence_can_be_differentiated_twice_from_one_forward(generator):
 
 @pytest.mark.parametrize("frames_at_once", [1, 4, 6])
 def test_forward_equals_steps(frames_at_once: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("motes.networks.inference.AT_ONCE", frames_at_once)
+    monkeypatch.setattr("motes.models.paper.inference.AT_ONCE", frames_at_once)
     network, generator = network_of((3, 2), 3, 5, seed=1)
     frames, num_objects = clips_of(4, 6, (3, 2), 3, generator)
     states, means, scales = network.initial_states(num_objects), [], []

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import motes
-from motes.errors import InputError
-from motes.inputs import check_counts, check_frames, check_observed
-from motes.model import Model
+from motes.core.errors import InputError
+from motes.models.model import Model
+from motes.queries.validation import check_counts, check_frames, check_observed
 from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_frames, tiny_model, tiny_structured_model
 
 B, T = 2, 4

@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from motes import kalman, stretch, unrolled
-from motes.chunked import log_likelihood_chunked
-from motes.errors import InputError
-from motes.lgssm import LGSSM, Dynamics, select
-from motes.sequential import smooth_sequential
-from motes.unrolled import smooth_dense
+from motes import kalman
+from motes.core.errors import InputError
+from motes.kalman import blocks as stretch
+from motes.kalman import dense as unrolled
+from motes.kalman.chunked import log_likelihood_chunked
+from motes.kalman.dense import smooth_dense
+from motes.kalman.lgssm import LGSSM, Dynamics, select
+from motes.kalman.sequential import smooth_sequential
 from oracles import log_density, one_model
 from strategies import random_model
 

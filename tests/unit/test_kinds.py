@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn.functional import avg_pool2d, interpolate
 
-from motes.errors import InputError
-from motes.structured.glyph import CELLS
-from motes.structured.kinds import Cuttings, aligned, seed_kinds
-from motes.structured.picture import Looks, PictureRenderer
+from motes.core.errors import InputError
+from motes.models.layers.renderer import Looks, PictureRenderer
+from motes.models.sprites.renderer import CELLS
+from motes.training.sprite_init import Cuttings, aligned, seed_kinds
 from photos import hollow_pictures
 
 

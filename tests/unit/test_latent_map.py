@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from motes.latent_map import FLAT, NUM_LINES, TURNED, draw, find_latent_map
-from motes.model import Model
+from motes.models.latent_map import FLAT, NUM_LINES, TURNED, draw, find_latent_map
+from motes.models.model import Model
 from tiny import tiny_model
 
 SIZE = 24

@@ -2,8 +2,15 @@ import numpy as np
 import pytest
 import torch
 
-from motes.errors import InputError
-from motes.lgssm import Dynamics, draw_path, map_vector, select, solve_covariance, square_root
+from motes.core.errors import InputError
+from motes.kalman.lgssm import (
+    Dynamics,
+    draw_path,
+    map_vector,
+    select,
+    solve_covariance,
+    square_root,
+)
 from strategies import random_covariance
 
 

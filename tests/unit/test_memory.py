@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from motes import memory
+from motes.core import memory
+from motes.core.errors import InputError
+from motes.core.memory import free_bytes, require_memory
 from motes.data import cannonballs, load_clips
-from motes.errors import InputError
-from motes.memory import free_bytes, require_memory
 
 
 def test_free_memory_is_some_but_not_endless() -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motes import metrics
+from motes.evaluation import metrics
 
 NAN = float("nan")
 

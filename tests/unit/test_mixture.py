@@ -2,8 +2,8 @@ import numpy as np
 import torch
 
 from motes import kalman
-from motes.lgssm import Dynamics
-from motes.mixture import component_log_posterior, log_prior, under
+from motes.kalman.lgssm import Dynamics
+from motes.kalman.mixture import component_log_posterior, log_prior, under
 from oracles import log_density, one_model
 
 

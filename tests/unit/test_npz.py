@@ -11,9 +11,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from motes.atomic import all_or_none, atomic_path
+from motes.core.errors import InputError
+from motes.core.files import all_or_none, atomic_path
 from motes.data import Clips, cannonballs, load_clips, save_clips
-from motes.errors import InputError
 
 
 def test_clips_come_back_from_disk_as_they_were(tmp_path):

@@ -9,11 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motes import mixture, objective
-from motes.lgssm import Dynamics
-from motes.model import Model
-from motes.networks.inference import Encoding
-from motes.objective import BoundTerms
+from motes.kalman import mixture
+from motes.kalman.lgssm import Dynamics
+from motes.models import elbo as objective
+from motes.models.elbo import BoundTerms
+from motes.models.model import Model
+from motes.models.paper.inference import Encoding
 from oracles import joint, one_model
 from tiny import (
     HEIGHT,

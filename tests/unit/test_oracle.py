@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from motes import kalman, metrics
-from motes.baselines import oracle
-from motes.baselines.oracle import Law, ask_oracle, oracle_tracks
+from motes import kalman
 from motes.data import Trap, World, worlds
-from motes.data.cannonballs import draw_clips
+from motes.data.worlds.cannonballs import draw_clips
+from motes.evaluation import metrics
+from motes.evaluation.baselines import oracle
+from motes.evaluation.baselines.oracle import Law, ask_oracle, oracle_tracks
 
 
 def evidence(law, tracks):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from motes.learning import Snapshot
-from motes.verbs.panel import (
+from motes.cli.live_view import (
     BARS,
     draws_pictures,
     half_blocks,
@@ -18,6 +17,7 @@ from motes.verbs.panel import (
     sparkline,
     where,
 )
+from motes.output.learning import Snapshot
 
 
 def snapshot(start=0, side=44):

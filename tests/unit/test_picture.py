@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from motes.structured.picture import Looks
-from motes.structured.windows import Shown
+from motes.models.layers.renderer import Looks
+from motes.models.sprites.patches import Shown
 from photos import naive_log_density, naive_mean, odd_pictures
 
 SIZE = (9, 11)

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from motes.lgssm import Dynamics
-from motes.structured import picture_search
-from motes.structured.picture import Looks, PictureRenderer
-from motes.structured.picture_places import Cast, Kinds, around, detect, look
-from motes.structured.picture_search import TOO_FAR, likelier, look_closely, revisit
-from motes.structured.picture_tracker import search_pictures
-from motes.structured.places import TOLD, Place
-from motes.structured.posterior import LongPosterior, PlacePosterior
-from motes.structured.search import Scene, Sightings, scene_of
-from motes.structured.windows import Shown, Window
+from motes.kalman.lgssm import Dynamics
+from motes.models.layers import search as picture_search
+from motes.models.layers.likelihood_maps import Cast, Kinds, around, detect, look
+from motes.models.layers.renderer import Looks, PictureRenderer
+from motes.models.layers.search import TOO_FAR, likelier, look_closely, revisit
+from motes.models.layers.tracker import search_pictures
+from motes.models.sprites.forward_pass import Scene, Sightings, scene_of
+from motes.models.sprites.grid_posterior import LongPosterior, PlacePosterior
+from motes.models.sprites.likelihood_maps import TOLD, Place
+from motes.models.sprites.patches import Shown, Window
 from photos import hollow_pictures, naive_log_density, naive_mean, odd_pictures
 
 SIZE = (9, 11)

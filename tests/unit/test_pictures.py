@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from motes import pictures
+from motes.output import plots as pictures
 
 T, SIDE = 12, 16
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from glyphs import disk_renderer, frame_with, odd_renderer
-from motes.structured.glyph import BACKGROUND_UNIT
-from motes.structured.places import (
+from motes.models.sprites.detection import detect, spot
+from motes.models.sprites.likelihood_maps import (
     Glyph,
     Place,
     View,
@@ -17,8 +17,8 @@ from motes.structured.places import (
     responsibility,
     unexplained,
 )
-from motes.structured.whole_frame import detect, spot
-from motes.structured.windows import Window, pixel_of, squares, window_offsets
+from motes.models.sprites.patches import Window, pixel_of, squares, window_offsets
+from motes.models.sprites.renderer import BACKGROUND_UNIT
 
 HEIGHT, WIDTH, REACH = 9, 11, 2
 
@@ -310,7 +310,7 @@ def test_what_the_background_lights_is_no_object() -> None:
 
 def test_cells_are_those_that_the_renderer_tells_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing is lit, scores are the log likelihood of an object in each cell."""
-    monkeypatch.setattr("motes.structured.glyph.LEAST_COVER", 0.0)
+    monkeypatch.setattr("motes.models.sprites.renderer.LEAST_COVER", 0.0)
     renderer = odd_renderer((HEIGHT, WIDTH), REACH)
     with torch.no_grad():
         renderer.visibility_logit.fill_(200.0)

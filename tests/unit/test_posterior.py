@@ -9,9 +9,9 @@ import torch
 from scipy import stats
 
 from glyphs import odd_renderer
-from motes.structured.places import Look, Place
-from motes.structured.posterior import OF_OBJECTS, REGION, LongPosterior, PlacePosterior
-from motes.structured.windows import window_offsets
+from motes.models.sprites.grid_posterior import OF_OBJECTS, REGION, LongPosterior, PlacePosterior
+from motes.models.sprites.likelihood_maps import Look, Place
+from motes.models.sprites.patches import window_offsets
 
 PHASES, WINDOW, UNIT = 4, 1, 3.0  # cells a pixel, pixels around the centre, pixels a unit
 
@@ -270,7 +270,7 @@ def test_ellipses_are_the_same_in_pieces(
     seen = torch.tensor([True, True, False, True]).expand(2, 1, 4)
     q = one._replace(log_weights=weights, seen=seen)
     whole = q.covariances()
-    monkeypatch.setattr("motes.structured.posterior.AT_ONCE", 3)
+    monkeypatch.setattr("motes.models.sprites.grid_posterior.AT_ONCE", 3)
     assert torch.equal(q.covariances(), whole)
 
 

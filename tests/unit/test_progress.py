@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from motes.verbs.progress import training_bar
+from motes.cli.progress import training_bar
 
 
 def test_a_terminal_shows_how_far_lessons_and_steps_are(

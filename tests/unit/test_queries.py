@@ -5,15 +5,15 @@ import pytest
 import torch
 
 import motes
-from motes.answer import COLUMNS, Answer
-from motes.counting import count_log_evidence
-from motes.encoding import encode
-from motes.model import Model, Posterior
-from motes.networks.inference import Encoding
-from motes.objective import terms_of
+from motes.models.elbo import terms_of
+from motes.models.model import Model, Posterior
+from motes.models.paper.gap_filling import encode
+from motes.models.paper.inference import Encoding
+from motes.models.sprites.grid_posterior import PlacePosterior
+from motes.models.sprites.renderer import GlyphRenderer
 from motes.queries import NUM_DRAWS
-from motes.structured.glyph import GlyphRenderer
-from motes.structured.posterior import PlacePosterior
+from motes.queries.answer import COLUMNS, Answer
+from motes.queries.counting import count_log_evidence
 from oracles import gains, log_density, one_model, posterior
 from paper_procedure import most_likely_path, paper_encoding
 from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_frames, tiny_model, tiny_structured_model
@@ -93,7 +93,7 @@ def test_frames_after_the_last_seen_one_are_not_looked_at(
         return encode(model, frames, *rest)
 
     monkeypatch.setattr("motes.queries.encode", counted)
-    monkeypatch.setattr("motes.counting.encode", counted)
+    monkeypatch.setattr("motes.queries.counting.encode", counted)
     far = motes.forecast(model, tiny_frames(2, 4), horizon=200)
     assert set(looked_at) == {4}
     assert far.pixels.shape[2] == far.frames.shape[1] == 204
@@ -236,7 +236,7 @@ def test_an_unknown_count_is_weighed_by_the_bound(model: Model) -> None:
 def test_the_evidence_for_a_count_is_the_bound_averaged_over_draws(
     model: Model, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("motes.counting.UNSEEN_DRAWS", 0)  # for those see test_counting.py
+    monkeypatch.setattr("motes.queries.counting.UNSEEN_DRAWS", 0)  # for those see test_counting.py
     frames, observed = tiny_frames(2, T), torch.tensor([GAP] * 2)
     evidence = count_log_evidence(model, frames, observed)
     for count in range(1, MAX_OBJECTS + 1):
@@ -477,14 +477,14 @@ def test_an_object_is_found_only_where_it_is_and_a_frame_was_seen():
 def test_a_question_that_does_not_fit_is_refused_before_it_begins(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("motes.memory.free_bytes", lambda: 10_000_000)
+    monkeypatch.setattr("motes.core.memory.free_bytes", lambda: 10_000_000)
     frames = tiny_frames(2, 4)
     small = motes.forecast(model, frames, 2, horizon=50)
     with pytest.raises(motes.InputError, match=r"2 clips of 10004 frames would take .* fewer"):
         motes.forecast(model, frames, 2, horizon=10_000)
     with pytest.raises(motes.InputError, match="imagining 100000 clips of 10000 frames"):
         motes.sample(model, 100_000, 2, 10_000)
-    monkeypatch.setattr("motes.memory.free_bytes", lambda: 1000)
+    monkeypatch.setattr("motes.core.memory.free_bytes", lambda: 1000)
     for name in ("frames", "mean_frames"):
         with pytest.raises(motes.InputError, match="drawing 2 clips of 54 frames"):
             getattr(small, name)

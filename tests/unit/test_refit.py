@@ -2,13 +2,13 @@
 
 import torch
 
-from motes.lgssm import Dynamics
-from motes.structured.glyph import CELLS
-from motes.structured.picture import FINER, Looks, PictureRenderer
-from motes.structured.picture_tracker import search_pictures
-from motes.structured.posterior import PlacePosterior
-from motes.structured.refit import Batch, Sums, drift, gather, refit, refit_kinds
-from motes.structured.search import scene_of
+from motes.kalman.lgssm import Dynamics
+from motes.models.layers.renderer import FINER, Looks, PictureRenderer
+from motes.models.layers.tracker import search_pictures
+from motes.models.sprites.forward_pass import scene_of
+from motes.models.sprites.grid_posterior import PlacePosterior
+from motes.models.sprites.renderer import CELLS
+from motes.training.sprite_refit import Batch, Sums, drift, gather, refit, refit_kinds
 from photos import hollow_pictures, naive_opacity, odd_pictures
 
 B, N, T = 30, 2, 10

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-import motes.replicas
-from motes.batches import InputBlocks, TrainingData, joined_inputs, step_inputs
+import motes.training.gpu.replicas
 from motes.config import RunConfig, ScheduleConfig
-from motes.networks.inference import Encoding
-from motes.replicas import Groups, Replicas, keep_factors
-from motes.run import Run
-from motes.train import Team, find_teams
-from motes.trainer import Trainer
-from motes.training_data import make_dataset
+from motes.models.paper.inference import Encoding
+from motes.training.dataset import make_dataset
+from motes.training.gpu.replicas import Groups, Replicas, keep_factors
+from motes.training.inputs import InputBlocks, TrainingData, joined_inputs, step_inputs
+from motes.training.run import Run
+from motes.training.step import Trainer
+from motes.training.train import Team, find_teams
 from tiny import tiny_config
 
 CPU = torch.device("cpu")
@@ -80,7 +80,7 @@ def test_replicas_take_the_steps_of_their_single_runs(taught: int, kept: bool) -
 
 
 def test_groups_take_the_steps_of_their_single_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(motes.replicas, "GROUP", 2)
+    monkeypatch.setattr(motes.training.gpu.replicas, "GROUP", 2)
     own = configs()
     data = data_for(own[0])
     singles, together = ([Trainer(config, data, CPU) for config in own] for _ in range(2))

@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from motes import report
-from motes.report_words import CAPTIONS, LIMITS, SCORES
+from motes.output import html as report
+from motes.output.report_words import CAPTIONS, LIMITS, SCORES
 
 HOSTILE = "</title><script>alert(1)</script>\"' onerror=x &amp; <img src=//host>"
 PNG, GIF = b"\x89PNG\r\n\x1a\nnot a real one ", b"GIF89a not a real one "

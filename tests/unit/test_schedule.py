@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motes.config import ScheduleConfig
-from motes.presets import PRESETS, STRUCTURED_PRESETS
-from motes.schedule import Phase, at_step, between
+from motes.training.presets import PRESETS, STRUCTURED_PRESETS
+from motes.training.schedule import Phase, at_step, between
 
 ALL_PRESETS = PRESETS | {f"structured {name}": c for name, c in STRUCTURED_PRESETS.items()}
 LR = 1e-3

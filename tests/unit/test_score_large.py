@@ -8,11 +8,11 @@ import torch
 from score_large import compared, merge, score_and_shares
 from seed_tables import large_table
 
-from motes.baselines.limit import Limit
-from motes.checkpoint import write_json
 from motes.data import World, cannonballs
-from motes.evaluate import evaluate
-from motes.tally import Tally, standard_error
+from motes.evaluation.baselines.bayes_limit import Limit
+from motes.evaluation.bootstrap import Tally, standard_error
+from motes.evaluation.evaluate import evaluate
+from motes.models.checkpoint import write_json
 
 
 def tallied(totals, counts, root):

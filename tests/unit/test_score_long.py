@@ -3,8 +3,8 @@
 import pytest
 from score_long import surplus
 
-from motes.baselines.oracle import Law, log_evidence
 from motes.data import worlds
+from motes.evaluation.baselines.oracle import Law, log_evidence
 
 
 def test_the_surplus_is_what_an_exchange_costs():

@@ -6,10 +6,10 @@ from score_seeds import STARTS, configuration, nudged
 from seed_tables import COUNTS, GOALS, missed, spread_table, start_table, told_misses
 
 from motes.data import cannonballs
-from motes.presets import preset
-from motes.starts import learned_force, true_force
-from motes.trainer import Trainer
-from motes.training_data import make_dataset
+from motes.evaluation.physics import learned_force, true_force
+from motes.training.dataset import make_dataset
+from motes.training.presets import preset
+from motes.training.step import Trainer
 
 
 def first_model(start):

@@ -8,11 +8,8 @@ import torch
 
 from glyphs import disk_renderer, frame_with, odd_renderer
 from motes import kalman
-from motes.lgssm import Dynamics
-from motes.structured.expecting import expect
-from motes.structured.glyph import GlyphRenderer
-from motes.structured.places import Glyph, Place, View, covers, look, unexplained
-from motes.structured.search import (
+from motes.kalman.lgssm import Dynamics
+from motes.models.sprites.forward_pass import (
     Scene,
     Sightings,
     follow,
@@ -20,7 +17,10 @@ from motes.structured.search import (
     revisit,
     scene_of,
 )
-from motes.structured.windows import Window, squares
+from motes.models.sprites.leave_one_out import expect
+from motes.models.sprites.likelihood_maps import Glyph, Place, View, covers, look, unexplained
+from motes.models.sprites.patches import Window, squares
+from motes.models.sprites.renderer import GlyphRenderer
 from oracles import diagonal_blocks, log_density, one_model, posterior
 
 SIZE, UNIT = 48, 3.0

@@ -3,9 +3,9 @@ import math
 
 import torch
 
-from motes.lgssm import Dynamics
-from motes.mixture import draw_prior, log_prior
-from motes.structured.seeding import (
+from motes.kalman.lgssm import Dynamics
+from motes.kalman.mixture import draw_prior, log_prior
+from motes.training.mixture_em import (
     Mixture,
     Told,
     first_states,

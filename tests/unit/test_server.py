@@ -14,14 +14,14 @@ import torch
 from starlette.testclient import TestClient
 
 import motes
-from motes.answer import Answer
 from motes.data import Clips, pack
-from motes.server import wire
+from motes.evaluation.physics import learned_force
+from motes.queries.answer import Answer
+from motes.server import schemas as wire
 from motes.server.app import PAGE, create_app
 from motes.server.playground import NUM_EXAMPLES, NUM_IMAGINED, Playground, held_out_clips
-from motes.server.wire import decode_frames, encode_frames
-from motes.server.worker import Worker
-from motes.starts import learned_force
+from motes.server.queue import Worker
+from motes.server.schemas import decode_frames, encode_frames
 from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_config, tiny_frames, tiny_structured_model
 
 T = 7

@@ -1,9 +1,9 @@
 import torch
 
-from motes.lgssm import Dynamics
-from motes.mixture import draw_prior, log_prior
-from motes.shapes import Bool, Float, Tensor
-from motes.structured.settling import settle_dynamics
+from motes.core.axes import Bool, Float, Tensor
+from motes.kalman.lgssm import Dynamics
+from motes.kalman.mixture import draw_prior, log_prior
+from motes.training.dynamics_fit import settle_dynamics
 
 NUM_TRACKS, NUM_FRAMES = 400, 12
 

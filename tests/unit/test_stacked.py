@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from motes.networks import cells, stacked
-from motes.networks.inference import InferenceNetwork
-from motes.networks.recurrence import recur
-from motes.networks.renderer import Renderer
+from motes.models.paper.inference import InferenceNetwork
+from motes.models.paper.recurrence import recur
+from motes.models.paper.renderer import Renderer
+from motes.training.gpu import networks as stacked
+from motes.training.gpu import reference_ops as cells
 
 # Float64: sums of at most some hundred products of order one, through at most eight cells.
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-10}

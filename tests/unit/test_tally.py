@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from motes.tally import Tally, curve, joined, score, standard_error, tally
+from motes.evaluation.bootstrap import Tally, curve, joined, score, standard_error, tally
 
 
 def test_a_score_is_the_mean_over_everything_known():

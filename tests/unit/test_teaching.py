@@ -9,20 +9,26 @@ import numpy as np
 import pytest
 import torch
 
-from motes import teaching
-from motes import train as training
-from motes.checkpoint import load, read_config, read_tensors, save_model
 from motes.config import ModelConfig, RunConfig, ScheduleConfig
+from motes.core.errors import InputError
 from motes.data import cannonballs, save_clips
-from motes.errors import InputError
-from motes.model import build
-from motes.networks.inference import Encoding
-from motes.run import Run
-from motes.run_folder import begin
-from motes.teaching import find_teacher, give_lessons, lesson_terms, starting_order, taught_by
-from motes.train import resume, train
-from motes.trainer import Trainer
-from motes.training_data import Dataset, make_dataset
+from motes.models.checkpoint import load, read_config, read_tensors, save_model
+from motes.models.model import build
+from motes.models.paper.inference import Encoding
+from motes.training import distillation as teaching
+from motes.training import train as training
+from motes.training.dataset import Dataset, make_dataset
+from motes.training.distillation import (
+    find_teacher,
+    give_lessons,
+    lesson_terms,
+    starting_order,
+    taught_by,
+)
+from motes.training.run import Run
+from motes.training.run_folder import begin
+from motes.training.step import Trainer
+from motes.training.train import resume, train
 from oracles import log_density, one_model
 from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_config, tiny_frames, tiny_model
 

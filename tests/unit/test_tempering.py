@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import motes
-from motes.model import Model
-from motes.networks.inference import Encoding
+from motes.evaluation.calibration import temper
+from motes.models.model import Model
+from motes.models.paper.inference import Encoding
 from motes.queries import sightings
-from motes.tempering import temper
 from tiny import tiny_frames, tiny_model
 
 
@@ -25,7 +25,7 @@ def test_a_q_that_is_too_narrow_is_widened_by_as_much(monkeypatch: pytest.Monkey
         own = narrow[int(num_objects[0])] if asked is model else 1.0
         return Encoding(means[: len(frames)], own * scales[: len(frames)])
 
-    monkeypatch.setattr("motes.tempering.encode", encode)
+    monkeypatch.setattr("motes.evaluation.calibration.encode", encode)
     counts = torch.tensor([1, 3]).repeat_interleave(num_clips)
     found = temper(model, reference, tiny_frames(2 * num_clips, num_frames), counts)
     # The 0.9 quantile q = 4.605 of M draws whose density there is f = 0.05 has a standard error of

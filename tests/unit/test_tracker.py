@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from glyphs import disk_renderer, frame_with, straight
-from motes import mixture
 from motes.bench.scale import peak_memory
 from motes.data import World, draw_clips
-from motes.lgssm import Dynamics
-from motes.model import Model
-from motes.structured.expecting import expect
-from motes.structured.glyph import GlyphRenderer
-from motes.structured.places import Glyph, Place, chosen
-from motes.structured.posterior import PlacePosterior
-from motes.structured.search import Sightings, follow, revisit, scene_of
-from motes.structured.tracker import REVISITS, Tracker
+from motes.kalman import mixture
+from motes.kalman.lgssm import Dynamics
+from motes.models.model import Model
+from motes.models.sprites.forward_pass import Sightings, follow, revisit, scene_of
+from motes.models.sprites.grid_posterior import PlacePosterior
+from motes.models.sprites.leave_one_out import expect
+from motes.models.sprites.likelihood_maps import Glyph, Place, chosen
+from motes.models.sprites.renderer import GlyphRenderer
+from motes.models.sprites.tracker import REVISITS, Tracker
 from oracles import diagonal_blocks, one_model, posterior
 
 SIZE, PIXELS_PER_UNIT, WINDOW = 48, 3.0, 7
@@ -264,7 +264,9 @@ def test_a_long_clip_is_looked_at_as_a_short_one_is(
     observed = torch.rand(2, 18, generator=generator) < 0.8
     whole = track(frames, 2, observed, hypotheses=3, max_objects=2)
     pixels_of_a_frame = 3 * 2 * 2 * SIZE**2  # in three searches of two clips of two objects
-    monkeypatch.setattr("motes.structured.search.AT_ONCE", frames_at_once * pixels_of_a_frame)
+    monkeypatch.setattr(
+        "motes.models.sprites.forward_pass.AT_ONCE", frames_at_once * pixels_of_a_frame
+    )
     pieces = track(frames, 2, observed, hypotheses=3, max_objects=2)
     assert torch.equal(pieces.seen, whole.seen)
     # The same numbers; a convolution of fewer frames may add them in another order.
@@ -280,7 +282,7 @@ def test_the_pixels_of_a_long_clip_are_not_held_all_at_once(
     parting, _ = parting_disks(10)
     there_and_back = torch.cat([parting, parting.flip(1)], 1)
     track(there_and_back, 2, max_objects=2)  # what the first call keeps is not counted
-    monkeypatch.setattr("motes.structured.search.AT_ONCE", 20 * 2 * SIZE**2)  # 20 frames
+    monkeypatch.setattr("motes.models.sprites.forward_pass.AT_ONCE", 20 * 2 * SIZE**2)  # 20 frames
     frames = there_and_back.repeat(1, 35, 1, 1)
     with peak_memory() as grown:
         track(frames, 2, max_objects=2)

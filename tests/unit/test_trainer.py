@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import distributed, multiprocessing
 
-from motes import processes
-from motes.batches import TrainingData, blur, step_inputs
 from motes.config import RunConfig, ScheduleConfig
 from motes.data import cannonballs
-from motes.objective import BoundTerms
-from motes.presets import STRUCTURED_PRESETS
-from motes.run import Run, held_out_bound
-from motes.schedule import at_step
-from motes.trainer import EXPLORE, SETTLED, VISIBILITY_PACE, Trainer
-from motes.training_data import Dataset, make_dataset
+from motes.models.elbo import BoundTerms
+from motes.training import distributed as processes
+from motes.training.dataset import Dataset, make_dataset
+from motes.training.inputs import TrainingData, blur, step_inputs
+from motes.training.presets import STRUCTURED_PRESETS
+from motes.training.run import Run, held_out_bound
+from motes.training.schedule import at_step
+from motes.training.step import EXPLORE, SETTLED, VISIBILITY_PACE, Trainer
 from tiny import tiny_config
 
 CPU = torch.device("cpu")
@@ -152,7 +152,7 @@ def test_q_explores_until_glyphs_are_known(monkeypatch: pytest.MonkeyPatch) -> N
         return track(*arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(trainer.model, "track", noted)
-    monkeypatch.setattr("motes.trainer.EXPLORED", 0.5)
+    monkeypatch.setattr("motes.training.step.EXPLORED", 0.5)
     for _ in range(5):
         trainer.advance()
     assert told == [EXPLORE, 0.0]
@@ -165,7 +165,7 @@ def test_in_the_end_the_kinds_of_start_are_fitted_to_clips_from_all_over_the_dat
     data = make_dataset(config, CPU).training
     assert len(data.num_objects) <= SETTLED * config.batch_size
     fits = []
-    monkeypatch.setattr("motes.trainer.seed_mixture", lambda *given: fits.append(given))
+    monkeypatch.setattr("motes.training.step.seed_mixture", lambda *given: fits.append(given))
     trainer = Trainer(config, data, CPU)
     while trainer.step < config.schedule.iterations:
         trainer.advance()

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 import motes
+from motes.core.errors import InputError
 from motes.data import Clips, pack, worlds
-from motes.errors import InputError
-from motes.presets import preset
-from motes.run import held_out_bound
-from motes.trainer import Trainer
-from motes.training_data import fit_glyph, fit_to_data, make_dataset
+from motes.training.dataset import fit_glyph, fit_to_data, make_dataset
+from motes.training.presets import preset
+from motes.training.run import held_out_bound
+from motes.training.step import Trainer
 from tiny import tiny_config
 
 CPU = torch.device("cpu")

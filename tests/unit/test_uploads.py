@@ -14,14 +14,15 @@ import pytest
 import torch
 
 import motes
+from motes.core.errors import InputError
 from motes.data import write_gif
-from motes.errors import InputError
-from motes.model import build
-from motes.presets import STRUCTURED_PRESETS
-from motes.server import uploads, wire
+from motes.models.model import build
+from motes.server import schemas as wire
+from motes.server import uploads
 from motes.server.playground import Playground
 from motes.server.uploads import MAX_CLIPS, limited, read_upload
-from motes.video.container import write_mp4
+from motes.training.presets import STRUCTURED_PRESETS
+from motes.video.ffmpeg import write_mp4
 
 SIZE = (12, 10)
 CONFIG = STRUCTURED_PRESETS["smoke"]

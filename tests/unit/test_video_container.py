@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from motes.errors import InputError
+from motes.core.errors import InputError
 from motes.video import open_video
-from motes.video.container import write_mp4
+from motes.video.ffmpeg import write_mp4
 
 av = pytest.importorskip("av", reason="PyAV is not there; pip install 'motes[video]'")
 

@@ -8,15 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motes.core.errors import InputError
 from motes.data import load_clips
-from motes.errors import InputError
 from motes.video import Frame, Preparation, Video, VideoMap, load_video_map, plan
 from motes.video import foreground as fg
 from motes.video.blobs import LIT, blob_inks, usual_count
 from motes.video.clip_file import ClipWriter
 from motes.video.cutting import cut_clips, windows
 from motes.video.geometry import Box, Geometry, fit_box, frame_size
-from motes.video.preparing import (
+from motes.video.prepare import (
     Prepared,
     grown,
     preparation_from_json,

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from motes.core.errors import InputError
 from motes.data import Clips, save_clips, worlds, write_gif
-from motes.errors import InputError
 from motes.video import open_video, read_frames
 from motes.video.source import grey
 

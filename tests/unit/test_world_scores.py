@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from motes import world_scores
-from motes.baselines.oracle import Tracks
 from motes.data import worlds
-from motes.world_scores import Task
+from motes.evaluation import world_scores
+from motes.evaluation.baselines.oracle import Tracks
+from motes.evaluation.world_scores import Task
 
 TASK = Task("bar", "bar", (2,), num_clips=6)
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from motes.data import Clips, Trap, World, cannonballs, load_clips, save_clips, scenes, worlds
-from motes.data.cannonballs import draw_clips
-from motes.errors import InputError
+from motes.core.errors import InputError
+from motes.data import Clips, Trap, World, cannonballs, load_clips, save_clips, worlds
+from motes.data.worlds import corruptions as scenes
+from motes.data.worlds.cannonballs import draw_clips
 
 
 def clean_states(world, clips):
@@ -244,7 +245,7 @@ def test_what_cannot_be_made_is_refused_in_one_line():
 
 
 def test_help_names_every_world():
-    from motes.verbs.make import data
+    from motes.cli.data import data
 
     told = " ".join(data.__doc__.split())
     assert "cannonballs, " + ", ".join(list(worlds.WORLDS)[1:-1]) + " or long" in told

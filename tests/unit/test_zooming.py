@@ -2,9 +2,9 @@
 
 import torch
 
-from motes.structured.places import Look, mahalanobis
-from motes.structured.windows import window_offsets
-from motes.structured.zooming import ZOOM, zoomed
+from motes.models.layers.subpixel import ZOOM, zoomed
+from motes.models.sprites.likelihood_maps import Look, mahalanobis
+from motes.models.sprites.patches import window_offsets
 
 PHASES, WINDOW = 8, 2
 

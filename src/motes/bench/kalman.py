@@ -12,8 +12,8 @@ from motes import kalman
 from motes.bench import naive, peers
 from motes.bench.peers import Answer
 from motes.bench.timing import in_turns
-from motes.lgssm import LGSSM, Dynamics, draw_path, select
-from motes.shapes import Bool, Float, Tensor
+from motes.core.axes import Bool, Float, Tensor
+from motes.kalman.lgssm import LGSSM, Dynamics, draw_path, select
 
 NUM_CLIPS = 60
 NUM_COMPONENTS = 2

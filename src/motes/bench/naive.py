@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import softplus
 
-from motes.lgssm import LGSSM
-from motes.networks.inference import Encoding, InferenceNetwork
-from motes.networks.renderer import Renderer
-from motes.shapes import Bool, Float, Int, Tensor
+from motes.core.axes import Bool, Float, Int, Tensor
+from motes.kalman.lgssm import LGSSM
+from motes.models.paper.inference import Encoding, InferenceNetwork
+from motes.models.paper.renderer import Renderer
 
 
 class InferenceWeights(NamedTuple):

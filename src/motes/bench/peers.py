@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from motes.lgssm import LGSSM
-from motes.shapes import Bool, Float, Tensor
+from motes.core.axes import Bool, Float, Tensor
+from motes.kalman.lgssm import LGSSM
 
 Answer = list[NDArray[np.float64]]
 

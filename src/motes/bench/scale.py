@@ -13,9 +13,9 @@ import torch
 
 from motes.data import cannonballs
 from motes.kalman import DENSE_FRAMES
-from motes.model import Model, build
-from motes.presets import PRESETS, STRUCTURED_PRESETS
+from motes.models.model import Model, build
 from motes.queries import forecast, infer, interpolate
+from motes.training.presets import PRESETS, STRUCTURED_PRESETS
 
 # The settings of each family's models; of the structured one also those of pictures.
 FAMILIES = {

@@ -8,15 +8,16 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from motes import mixture, objective
 from motes.bench import naive
 from motes.bench.timing import in_turns
-from motes.lgssm import Dynamics
-from motes.model import Model
-from motes.networks.inference import InferenceNetwork
-from motes.networks.recurrence import recur
-from motes.networks.renderer import Renderer
-from motes.shapes import Bool, Float, Int, Tensor
+from motes.core.axes import Bool, Float, Int, Tensor
+from motes.kalman import mixture
+from motes.kalman.lgssm import Dynamics
+from motes.models import elbo as objective
+from motes.models.model import Model
+from motes.models.paper.inference import InferenceNetwork
+from motes.models.paper.recurrence import recur
+from motes.models.paper.renderer import Renderer
 
 # Float32 sums in two orders differ by about 1e-6; a wrong term is an error of order one.
 TOLERANCE = 1e-4

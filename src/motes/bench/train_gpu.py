@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from motes.batches import StepInputs
 from motes.bench.train import Batch, Contender, Parts, Sizes, disagreement, plain_step
 from motes.config import RunConfig
-from motes.networks import stacked
-from motes.networks.inference import InferenceNetwork
-from motes.networks.renderer import Renderer
-from motes.presets import PRESETS
-from motes.replicas import Groups, Replicas, log_evidence
-from motes.run_folder import fast_arithmetic
-from motes.shapes import Tensor
-from motes.trainer import Trainer
-from motes.training_data import make_dataset
+from motes.core.axes import Tensor
+from motes.models.paper.inference import InferenceNetwork
+from motes.models.paper.renderer import Renderer
+from motes.training.dataset import make_dataset
+from motes.training.gpu import networks as stacked
+from motes.training.gpu.replicas import Groups, Replicas, log_evidence
+from motes.training.inputs import StepInputs
+from motes.training.presets import PRESETS
+from motes.training.run_folder import fast_arithmetic
+from motes.training.step import Trainer
 
 # Gradients read bfloat16: up to 2^-9 of every factor is lost, at random, and the oldest states'
 # have passed thirty products. A wrong term is an error of order one. Held to this are the value and

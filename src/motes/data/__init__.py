@@ -1,11 +1,11 @@
 """Clips: made by known physics, kept in memory and on disk, read from people's videos."""
 
-from motes.data.cannonballs import cannonballs, draw_clips
 from motes.data.clips import Clips, PackedFrames, pack, video_of
-from motes.data.files import write_gif
+from motes.data.gif import write_gif
 from motes.data.npz import load_clips, save_clips
-from motes.data.trap import Trap
-from motes.data.world import World
+from motes.data.worlds.cannonballs import cannonballs, draw_clips
+from motes.data.worlds.optical_trap import Trap
+from motes.data.worlds.physics import World
 
 __all__ = [
     "Clips",

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from motes.errors import InputError
-from motes.shapes import Bool, Float, Int, Tensor, UInt8
+from motes.core.axes import Bool, Float, Int, Tensor, UInt8
+from motes.core.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)

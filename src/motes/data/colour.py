@@ -8,8 +8,8 @@ import dataclasses
 
 import torch
 
+from motes.core.axes import Float, Tensor
 from motes.data.clips import Clips
-from motes.shapes import Float, Tensor
 
 SAMPLED = 64  # clips from which the direction is found
 TAILS = 1e-3  # share of pixels at either end that may become plain black or white

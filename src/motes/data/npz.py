@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from motes.atomic import atomic_path
+from motes.core.axes import Float, Tensor
+from motes.core.errors import InputError
+from motes.core.files import atomic_path
+from motes.core.memory import require_memory
 from motes.data.clips import KNOWN, Clips, PackedFrames, video_of
-from motes.errors import InputError
-from motes.memory import require_memory
-from motes.shapes import Float, Tensor
 
 MAX_BYTES = 4 * 2**30  # the most that one file may unfold to in memory
 COPIES = 3  # of the arrays that stand in memory while they are checked and packed

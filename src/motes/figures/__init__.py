@@ -4,8 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from motes.figures import diagrams, own, paper
+from motes.figures import diagrams, paper
 from motes.figures.stored import Stored
+from motes.output import evaluation_plots as own
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

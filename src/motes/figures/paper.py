@@ -8,8 +8,8 @@ import torch
 
 from motes.data import cannonballs
 from motes.figures.stored import Stored
-from motes.lgssm import Dynamics, draw_path, select
-from motes.pictures import (
+from motes.kalman.lgssm import Dynamics, draw_path, select
+from motes.output.plots import (
     FORECAST,
     INFERRED,
     TRUTH,

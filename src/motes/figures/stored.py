@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from motes.core.errors import InputError
 from motes.data import Clips, cannonballs
-from motes.errors import InputError
-from motes.pictures import FORECAST, INFERRED, INTERPOLATED, TRUTH, Style, View
-from motes.standings import CONTENDERS, contenders
+from motes.evaluation.labels import CONTENDERS, contenders
+from motes.output.plots import FORECAST, INFERRED, INTERPOLATED, TRUTH, Style, View
 
 # What `motes evaluate` does not make.
 TOOLS = {"training": "tools/watch_training.py", "ed-lstm": "tools/train_ed_lstm.py"}

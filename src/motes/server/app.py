@@ -9,11 +9,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from motes.errors import InputError
-from motes.server import uploads, wire
-from motes.server.guard import Guard
+from motes.core.errors import InputError
+from motes.server import schemas as wire
+from motes.server import uploads
 from motes.server.playground import Playground
-from motes.server.worker import BusyError, Worker
+from motes.server.queue import BusyError, Worker
+from motes.server.security import Guard
 
 PAGE = Path(__file__).parent / "page"
 MAX_BODY = 12 * 2**20  # of a question: base64 of MAX_PIXELS bytes, and masks

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 
 from motes import queries
-from motes.answer import Answer
-from motes.checkpoint import load_with_config
 from motes.config import DataConfig, RunConfig
+from motes.core.axes import Float, Tensor
+from motes.core.errors import InputError
 from motes.data import Clips, draw_clips, load_clips
 from motes.data.colour import in_grey
-from motes.demo import demo_world
-from motes.errors import InputError
-from motes.lgssm import draw_path, map_vector
-from motes.model import Model
-from motes.server import wire
-from motes.server.wire import decode_frames, encode_frames
-from motes.shapes import Float, Tensor
-from motes.starts import learned_force, learned_starts
+from motes.evaluation.physics import learned_force, learned_starts
+from motes.kalman.lgssm import draw_path, map_vector
+from motes.models.checkpoint import load_with_config
+from motes.models.model import Model
+from motes.output.demo import demo_world
+from motes.queries.answer import Answer
+from motes.server import schemas as wire
+from motes.server.schemas import decode_frames, encode_frames
 from motes.video import Preparation
 
 NUM_EXAMPLES = 6

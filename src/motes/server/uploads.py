@@ -11,13 +11,13 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from motes.core.errors import InputError
 from motes.data import Clips, load_clips
 from motes.data.colour import ColourAxis, in_grey
-from motes.errors import InputError
-from motes.server import wire
+from motes.server import schemas as wire
 from motes.server.playground import Playground, clips_from
 from motes.video import Preparation, Video, open_video, whole_clip
-from motes.video.container import DEMUXERS
+from motes.video.ffmpeg import DEMUXERS
 from motes.video.reading import ARRAYS, PAGES
 
 MAX_BYTES = 16 * 2**20

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from motes.core.axes import UInt
+from motes.core.errors import InputError
 from motes.data import load_clips
-from motes.errors import InputError
-from motes.shapes import UInt
 from motes.video.source import Frame, Video, require_size
 
 

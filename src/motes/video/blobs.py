@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 
-from motes.shapes import Float, UInt8
+from motes.core.axes import Float, UInt8
 
 LIT = 64  # of 255; a quarter of a pixel is covered
 SPECK = 0.25  # of the usual ink: smaller blobs are not counted

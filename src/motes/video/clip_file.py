@@ -10,12 +10,12 @@ from typing import IO, Self
 
 import numpy as np
 
-from motes.atomic import atomic_path
+from motes.core.axes import Float, Int, UInt8
+from motes.core.errors import InputError
+from motes.core.files import atomic_path
 from motes.data.npz import MAX_BYTES, load_arrays
-from motes.errors import InputError
-from motes.shapes import Float, Int, UInt8
 from motes.video.geometry import Geometry, VideoMap
-from motes.video.preparing import (
+from motes.video.prepare import (
     Preparation,
     Prepared,
     preparation_from_json,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from motes.errors import InputError
-from motes.shapes import UInt8
+from motes.core.axes import UInt8
+from motes.core.errors import InputError
 from motes.video.blobs import blob_inks, usual_count
 from motes.video.clip_file import ClipWriter
-from motes.video.preparing import Plan, Prepared
+from motes.video.prepare import Plan, Prepared
 
 SHEET_CLIPS, SHEET_FRAMES = 8, 10  # rows and columns of a contact sheet
 

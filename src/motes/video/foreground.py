@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from motes.errors import InputError
-from motes.shapes import Bool, Float, Int, UInt
+from motes.core.axes import Bool, Float, Int, UInt
+from motes.core.errors import InputError
 
 BackgroundKind = Literal["median", "black", "white"]
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from motes.errors import InputError
-from motes.shapes import Bool, Float, Int, Tensor, UInt8
+from motes.core.axes import Bool, Float, Int, Tensor, UInt8
+from motes.core.errors import InputError
 
 
 class Box(NamedTuple):

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from motes.core.axes import Float, Tensor, UInt8
+from motes.core.errors import InputError
 from motes.data import load_clips
-from motes.errors import InputError
-from motes.shapes import Float, Tensor, UInt8
 from motes.video.arrays import open_array
-from motes.video.container import DEMUXERS, open_container
+from motes.video.ffmpeg import DEMUXERS, open_container
+from motes.video.images import open_folder, open_pages
 from motes.video.source import Video, grey
-from motes.video.stills import open_folder, open_pages
 
 MAX_PIXELS = 2**31  # of all frames of a clip that is held in memory
 PAGES = (".gif", ".tif", ".tiff")

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from motes.errors import InputError
-from motes.shapes import Float, UInt, UInt8
+from motes.core.axes import Float, UInt, UInt8
+from motes.core.errors import InputError
 
 MAX_SIDE = 8192  # pixels; wider pictures are refused before they are decoded
 

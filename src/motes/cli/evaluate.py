@@ -1,0 +1,196 @@
+"""`motes evaluate | figures`."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tyro.conf import Positional
+
+from motes.cli.options import Json, tell
+from motes.cli.progress import bar
+from motes.config import DataConfig, RunConfig
+from motes.core.errors import InputError
+from motes.core.files import atomic_path, check_places
+from motes.data import Clips, World, cannonballs, draw_clips, load_clips
+from motes.models.checkpoint import load_with_config, write_json, write_text
+from motes.models.model import Model
+from motes.training.dataset import known_counts
+from motes.training.run_folder import environment
+
+NUM_TRAINING = 600  # training clips that a baseline may see
+NUM_ALIGNING = 90  # training clips that the affine map is fitted on
+
+
+def evaluate(
+    model: Positional[str] = "cannonballs-48",
+    clips: Path | None = None,
+    num_clips: int = 600,
+    seed: int = 1_000_000,
+    out: Path | None = None,
+    examples: Path | None = None,
+    report: Path | None = None,
+    results: Path = Path("results"),
+    as_json: Json = False,
+) -> None:
+    """Scores a model or a baseline on clips whose truth is known: tracks, forecasts, error bars.
+
+    Example: motes evaluate cannonballs-48 --out results/cannonballs-48.json
+
+    Example: motes evaluate limit --out results/limit.json
+
+    Example: motes evaluate cannonballs-48 --report report.html
+
+    Args:
+        model: a shipped model's name, a run folder, or a baseline: limit, kalman, trackpy,
+            disks-trackpy, known-gravity, constant-velocity, constant-image.
+        clips: npz file with truth; default: fresh cannonballs of the model's size.
+        num_clips: how many fresh clips.
+        seed: of the fresh clips; training uses other seeds.
+        out: JSON file to write.
+        examples: npz file to write, with what `motes figures` shows of a model.
+        report: HTML file to write for a person: table, figures, the clips that went wrong.
+        results: folder of stored records that stand beside the model in the report.
+        as_json: print one JSON line instead of a table.
+    """
+    from motes.evaluation.baselines import BASELINES
+
+    check_places(out, report)
+    loaded = None if model in BASELINES else load_with_config(model)
+    if loaded is None and (examples is not None or report is not None):
+        raise InputError(f"{model} is a baseline; --examples and --report tell of models")
+    data = DataConfig() if loaded is None else loaded[1].data
+    if clips is None and loaded is not None and not loaded[0].black_and_white:
+        raise InputError(f"{model} is a model of pictures; give --clips like those it learned from")
+    if clips is None and seed == data.seed:
+        raise InputError(f"seed {seed} made the training clips of {model}; give another")
+    given = load_clips(clips) if clips is not None else _fresh(data, num_clips, seed)
+    record: dict[str, Any] = {
+        "model": model,
+        "test_seed": None if clips is not None else seed,
+        "frame_size": list(given.video.shape[2:4]),
+        "num_frames": given.video.shape[1],
+        "environment": environment(torch.device("cpu")),
+        **(_score_baseline(model, given) if loaded is None else _score_model(*loaded, given)),
+    }
+    if out is not None:
+        write_json(out, record)
+    if loaded is not None and examples is not None:
+        from motes.output.examples import collect, save_arrays
+
+        save_arrays(examples, collect(loaded[0], given))
+    if loaded is not None and report is not None:
+        _write_report(report, loaded[0], given, record, results)
+    tell(record, as_json, score_table(record))
+
+
+def _write_report(
+    path: Path, model: Model, clips: Clips, record: dict[str, Any], results: Path
+) -> None:
+    """Writes the page; the command in it names no place on this machine."""
+    from motes.figures import Stored
+    from motes.output.evaluation_report import page
+
+    name = record["model"]
+    command = f"motes evaluate {Path(name).name} --report {path.name}"
+    write_text(path, page(model, clips, record, Stored(results, name).records, command))
+
+
+def figures(
+    out: Path = Path("figures"),
+    results: Path = Path("results"),
+    model: str = "cannonballs-48",
+    only: tuple[str, ...] = (),
+    as_json: Json = False,
+) -> None:
+    """Draws every figure of the paper, and our own, from stored results: no model is loaded.
+
+    Example: motes figures --out figures
+
+    Example: motes figures --only 3 6 horizon
+
+    Args:
+        out: folder for PNG and PDF files; made if it is not there.
+        results: folder of stored records and of their `figures`.
+        model: whose examples are shown.
+        only: numbers of the paper's figures (10 to 13: its appendix) or horizon, reliability,
+            latent-map, seeds; default: all.
+        as_json: print one JSON line instead of a sentence.
+    """
+    from motes.figures import FIGURES, Stored
+    from motes.output.plots import pdf, png
+
+    wanted = only or tuple(FIGURES)
+    for name in wanted:
+        if name not in FIGURES:
+            raise InputError(f"no figure {name!r}; there are {', '.join(FIGURES)}")
+    stored = Stored(results, model)
+    out.mkdir(parents=True, exist_ok=True)
+    with bar("figures", len(wanted)) as progress:
+        for done, name in enumerate(wanted):
+            figure = FIGURES[name](stored)
+            title = f"figure-{int(name):02d}" if name.isdigit() else name
+            for suffix, content in (("png", png(figure)), ("pdf", pdf(figure))):
+                with atomic_path(out / f"{title}.{suffix}") as temporary:
+                    temporary.write_bytes(content)
+            progress(done + 1)
+    record = {"verb": "figures", "figures": list(wanted), "out": str(out)}
+    tell(record, as_json, f"drew {len(wanted)} figures as PNG and PDF: {out}")
+
+
+def _score_model(model: Model, config: RunConfig, clips: Clips) -> dict[str, Any]:
+    """Everything that can be said about a model."""
+    from motes.evaluation.evaluate import Asked, compare_physics, score_beliefs, score_gaps
+    from motes.evaluation.evaluate import evaluate as score
+
+    data, contender, some = config.data, Asked(model), min(len(clips), NUM_ALIGNING)
+    training = None if data.path is not None else _fresh(data, NUM_ALIGNING, data.seed)
+    with bar("three questions", len(clips)) as progress:
+        record = score(contender, clips, training, progress)
+    with bar("other gaps", some) as progress:
+        record["gaps"] = score_gaps(contender, clips, progress)
+    with bar("bounds and counts", some) as progress:
+        record["beliefs"] = score_beliefs(model, clips, progress)
+    return {"training_seed": config.seed, **record, **compare_physics(model, clips)}
+
+
+def _score_baseline(name: str, clips: Clips) -> dict[str, Any]:
+    """Everything that can be said about a baseline; it knows the paper's world alone."""
+    from motes.evaluation.baselines import baseline
+    from motes.evaluation.evaluate import evaluate as score
+    from motes.evaluation.evaluate import score_gaps
+
+    if clips.in_colour:
+        raise InputError(f"{name} looks at black and white clips; these are in colour")
+    _, num_frames, height, width = clips.video.shape
+    world, usual = World(num_frames, (height, width)), DataConfig()
+    counts = sorted({*usual.num_objects, *known_counts(clips, "the file of clips").tolist()})
+    contender = baseline(name, world, draw_clips(world, NUM_TRAINING, counts, usual.seed))
+    with bar("three questions", len(clips)) as progress:
+        record = score(contender, clips, progress=progress)
+    with bar("other gaps", min(len(clips), NUM_ALIGNING)) as progress:
+        record["gaps"] = score_gaps(contender, clips, progress)
+    return record
+
+
+def _fresh(data: DataConfig, num_clips: int, seed: int) -> Clips:
+    """Cannonballs as a run saw them, of another seed or of its own."""
+    size = (data.height, data.width)
+    counts = sorted(set(data.num_objects))  # a run may see some numbers more often than others
+    return cannonballs(num_clips, counts, data.num_frames, size, seed)
+
+
+def score_table(record: dict[str, Any]) -> str:
+    """The scores as lines of text: for each number of objects a column with standard errors."""
+    columns, errors = record["by_count"], record["standard_errors"]
+    lines = [f"{'objects':28s}" + "".join(f"{count:>19s}" for count in columns)]
+    for name in next(iter(columns.values())):
+        cells = "".join(
+            f"{column[name]:10.4g}"
+            + (f" ± {errors[n][name]:<6.2g}" if name in errors[n] else " " * 9)
+            for n, column in columns.items()
+        )
+        lines.append(f"{name:28s}{cells}")
+    if "force_px_per_frame2" in record:
+        force = ", ".join(f"{value:.4f}" for value in record["force_px_per_frame2"])
+        lines.append(f"recovered force {force} px/frame^2 (x right, y down)")
+    return "\n".join(lines)

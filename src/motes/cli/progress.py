@@ -1,0 +1,125 @@
+"""Progress on long work: a bar with rate and time left on a terminal, plain lines elsewhere."""
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from motes.core.errors import InputError
+from motes.training import distributed as processes
+
+
+@contextlib.contextmanager
+def bar(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error if it is a terminal; the caller tells how much is done."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console, hidden = Console(stderr=True), not sys.stderr.isatty()
+    with Progress(console=console, transient=True, disable=hidden) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda done: progress.update(task, completed=done)
+
+
+@contextlib.contextmanager
+def training_bar(events: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Shows the reports of training: lessons, terms of the bound, iterations a second, time left.
+
+    Args:
+        events: folder that TensorBoard events are written to as well, or None.
+    """
+    if not processes.leads():
+        yield lambda line: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.fields[folder]}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[terms]}"),
+    )
+    with (
+        contextlib.nullcontext() if events is None else _events(events) as write,
+        Progress(
+            *columns,
+            console=console,
+            disable=not sys.stderr.isatty(),
+            speed_estimate_period=600,  # seconds; a slow machine reports every minute
+        ) as progress,
+    ):
+        tasks: dict[str, Any] = {}
+
+        def report(line: dict[str, Any]) -> None:
+            title = f"lessons for {line['folder']}" if "lessons" in line else line["folder"]
+            if title not in tasks:
+                tasks[title] = progress.add_task(
+                    "", total=line["of"], folder=title, rate="", terms=""
+                )
+            task, text, done = tasks[title], describe(line), line.get("lessons", line.get("step"))
+            if "lessons" in line:
+                progress.update(task, completed=done, rate=text, refresh=True)
+            if "bound" in line:
+                rate = f"{line['iterations_per_second']:.1f} it/s"
+                progress.update(task, completed=done, terms=text, rate=rate, refresh=True)
+            if "start" in line:
+                progress.update(task, terms=text, refresh=True)
+                return
+            if not sys.stderr.isatty():
+                console.print(f"{title} {done}/{line['of']} {text}", soft_wrap=True)
+            if write is not None and "lessons" not in line:
+                write(line)
+
+        yield report
+
+
+def describe(line: dict[str, Any]) -> str:
+    """One report of training in words."""
+    if "rolled_back" in line:
+        return f"{line['why']}: went back to step {line['step']}, with half the learning rates"
+    if "lessons" in line:
+        return f"{line['clips_per_second']:.1f} clips/s"
+    if "start" in line:
+        return f"rough start {line['start']}: bound {line['start_bound']:.1f}"
+    if "held_out_bound" in line:
+        return (
+            f"held-out bound {line['held_out_bound']:.1f}, "
+            f"pixel map residual {line['pixel_map_residual']:.2f} px, "
+            f"{100 * line['folded']:.0f} % folded (latent_map.png), saved"
+        )
+    return (
+        f"bound {line['bound']:.1f} = picture {line['reconstruction']:.1f} "
+        f"+ entropy {line['entropy']:.1f} + motion {line['log_prior']:.1f} | "
+        f"KL x {line['kl_weight']:.2g}, blur {line['blur']:.2g} px, "
+        f"{line['iterations_per_second']:.1f} it/s"
+    )
+
+
+@contextlib.contextmanager
+def _events(folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Writes reports as TensorBoard events, in a folder that comes with the first of them.
+
+    Not before: a run begins in a new folder.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InputError("tensorboard is not there; pip install 'motes[tensorboard]'") from None
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def writer() -> Any:
+            return stack.enter_context(SummaryWriter(str(folder / "events")))
+
+        def write(line: dict[str, Any]) -> None:
+            for name, value in line.items():
+                if isinstance(value, float):
+                    writer().add_scalar(name, value, line["step"])
+
+        yield write

@@ -1,0 +1,93 @@
+"""`motes serve`: the playground in a browser."""
+
+import os
+import socket
+import sys
+import webbrowser
+from typing import TYPE_CHECKING
+
+from motes.cli.options import Json, tell
+from motes.core.errors import InputError
+from motes.video import find_preparation
+
+if TYPE_CHECKING:
+    import uvicorn
+
+MAX_CONNECTIONS = 400  # below the 1024 files that a process may usually open
+
+
+def serve(
+    model: str = "cannonballs-structured",
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    browser: bool = True,
+    as_json: Json = False,
+) -> None:
+    """Opens a page to play with a model: hide frames, throw balls, see what it thinks.
+
+    Example: motes serve --model runs/small --port 8000
+
+    Args:
+        model: a shipped model's name or a run folder.
+        host: address to listen on; the default can be reached from this machine alone.
+        port: to listen on; 0 takes any free one.
+        browser: open the page, where there is a screen.
+        as_json: print one JSON line with the address instead of a sentence.
+    """
+    try:
+        from motes.server.app import create_app
+        from motes.server.playground import Playground
+    except ModuleNotFoundError as error:
+        if error.name not in ("fastapi", "pydantic", "starlette", "uvicorn"):
+            raise
+        raise InputError("motes serve needs a web server; pip install 'motes[serve]'") from None
+    if not 0 <= port <= 65535:
+        raise InputError(f"port is {port}; give 0 to 65535")
+    app = create_app(Playground.of(model, find_preparation(model)), host)
+    with _listen(host, port) as listener:
+        shown = f"[{host}]" if ":" in host else host
+        url = f"http://{shown}:{listener.getsockname()[1]}/"
+        record = {"verb": "serve", "model": model, "url": url}
+        tell(record, as_json, f"playground of {model}: {url}  (Ctrl-C stops it)")
+        sys.stdout.flush()
+        if browser and not as_json and _has_screen():
+            webbrowser.open(url)
+        _server(app).run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens, or one clear line."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
+    except OSError as error:
+        raise InputError(
+            f"cannot listen on {host} port {port} ({error.strerror or error}); "
+            "give another --port, or 0 for any free one"
+        ) from None
+
+
+def _has_screen() -> bool:
+    """Whether a browser could show itself; without a screen a text browser might take over."""
+    screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    return bool(screen) or sys.platform == "darwin"
+
+
+def _server(app: object) -> "uvicorn.Server":
+    import uvicorn
+
+    from motes.server.timeouts import Connection
+
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=2,
+    )
+    return uvicorn.Server(config)

@@ -1,0 +1,1 @@
+"""Errors, axes, files and memory: what every other package may use."""

@@ -1,0 +1,204 @@
+"""The paper's clips: cannonballs shot from two sides, drawn as white disks on black frames.
+
+Every quantity has a random stream of its own, filled clip by clip, so the first ten of a hundred
+clips are the ten clips of the same seed, and changing one law leaves the other draws as they were.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from motes.core.axes import Float, Int, UInt8
+from motes.core.errors import InputError
+from motes.core.memory import require_memory
+from motes.data.clips import Clips, PackedFrames, bytes_per_frame
+from motes.data.worlds.optical_trap import Trap
+from motes.data.worlds.physics import Array, World, require_whole
+
+# Streams are numbered by their place: append new ones, or every seed means other clips.
+_QUANTITIES = ("count", "side", "angle", "speed", "x", "y", "state_noise", "position_noise")
+_BLOCK_PIXELS = 2**24  # drawn at a time before they are packed: bounds memory, and fits caches
+
+Streams = dict[str, np.random.Generator]
+
+
+def cannonballs(
+    num_clips: int = 100,
+    num_objects: int | Sequence[int] = (1, 2, 3),
+    num_frames: int = 30,
+    size: int | tuple[int, int] = 48,
+    seed: int = 0,
+    **physics: Any,
+) -> Clips:
+    """Return clips of cannonballs with their true positions; the same seed gives the same clips.
+
+    Args:
+        num_clips: how many clips.
+        num_objects: balls in a clip; of several numbers each clip takes one, all equally likely.
+        num_frames: frames in a clip.
+        size: of a frame in pixels, one number or (height, width).
+        seed: a whole number >= 0.
+        **physics: other attributes of `World`: radius, sampling_period, gravity, force,
+            state_noise, position_noise, angles, speeds, left, heights, drag, floor, bounce.
+    """
+    return draw_clips(World(num_frames, size, **physics), num_clips, num_objects, seed)
+
+
+def draw_clips(
+    world: World | Trap, num_clips: int, num_objects: int | Sequence[int], seed: int
+) -> Clips:
+    """Return clips of a world, drawn and packed block by block.
+
+    Law: fewer clips of one seed are the first of more
+    (test_fewer_clips_are_the_first_of_more).
+    """
+    counts = tuple(num_objects) if isinstance(num_objects, Sequence) else (num_objects,)
+    require_whole("num_clips", num_clips, least=1)
+    require_whole("seed", seed, least=0)
+    if not counts:
+        raise InputError("got num_objects=(); expected at least one number; give (1, 2, 3)")
+    for count in counts:
+        require_whole("num_objects", count, least=1)
+
+    frame_bytes = bytes_per_frame(world.height, world.width)
+    point_bytes = 2 * 2 * 4 * max(counts)  # positions and clean, (x, y), float32
+    needed = num_clips * world.num_frames * (frame_bytes + point_bytes)
+    require_memory(needed, f"{num_clips} clips of {world.num_frames} frames")
+    streams = _streams(seed)
+    shape = (num_clips, max(counts), world.num_frames, 2)
+    present_counts = np.empty(num_clips, dtype=np.int64)
+    positions, clean = np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.float32)
+    bits = np.empty((num_clips, world.num_frames, frame_bytes), dtype=np.uint8)
+    block = max(1, _BLOCK_PIXELS // (world.num_frames * world.height * world.width))
+    for first in range(0, num_clips, block):
+        here = slice(first, min(first + block, num_clips))
+        length = here.stop - here.start
+        present_counts[here] = np.array(counts)[
+            (len(counts) * streams["count"].random(length)).astype(np.int64)
+        ]
+        clean[here], positions[here] = _draw_paths(world, streams, length, max(counts))
+        absent = np.arange(max(counts)) >= present_counts[here, None]
+        clean[here][absent] = positions[here][absent] = np.nan
+        frames = draw_disks(positions[here], world.height, world.width, world.radius)
+        bits[here] = np.packbits(frames.reshape(length, world.num_frames, -1), axis=-1)
+    return Clips(
+        video=PackedFrames(torch.from_numpy(bits), world.height, world.width),
+        num_objects=torch.from_numpy(present_counts),
+        positions=torch.from_numpy(positions),
+        clean=torch.from_numpy(clean),
+    )
+
+
+def draw_disks(
+    positions: Float[np.ndarray, "B N T 2"], height: int, width: int, radius: int
+) -> UInt8[np.ndarray, "B T {height} {width}"]:
+    """Return frames that are 1 within `radius` of any ball's nearest pixel, else 0.
+
+    Args:
+        positions: pixels (x, y), at least `radius` away from the border; NaN draws nothing.
+        height: of a frame.
+        width: of a frame.
+        radius: of the disks; 2 makes a disk of 13 pixels.
+
+    Law: a frame of several balls is the union of their own frames
+    (test_frames_of_several_balls_are_the_union_of_single_ones).
+    """
+    num_clips, _, num_frames, _ = positions.shape
+    frames = np.zeros((num_clips, num_frames, height, width), dtype=np.uint8)
+    clip, ball, time = np.nonzero(~np.isnan(positions[..., 0]))
+    x, y = np.rint(positions[clip, ball, time]).astype(np.int64).T
+    centres = ((clip * num_frames + time) * height + y) * width + x
+    frames.reshape(-1)[centres[:, None] + _disk_offsets(width, radius)] = 1
+    return frames
+
+
+def _disk_offsets(width: int, radius: int) -> Int[np.ndarray, " pixels"]:
+    """Steps from the centre of a disk to its pixels, in frames whose rows are joined up."""
+    y, x = np.mgrid[-radius : radius + 1, -radius : radius + 1]
+    inside = x**2 + y**2 <= radius**2
+    offsets: Array = (y * width + x)[inside]
+    return offsets
+
+
+def _streams(seed: int) -> Streams:
+    """Return one independent stream for each quantity; PCG64 by name, for defaults may change."""
+    children = np.random.SeedSequence(seed).spawn(len(_QUANTITIES))
+    return {
+        quantity: np.random.Generator(np.random.PCG64(child))
+        for quantity, child in zip(_QUANTITIES, children, strict=True)
+    }
+
+
+def _draw_paths(
+    world: World | Trap, streams: Streams, num_clips: int, num_balls: int
+) -> tuple[Float[np.ndarray, "B N T 2"], Float[np.ndarray, "B N T 2"]]:
+    """Return the clean paths of fresh objects in pixels, and the noisy positions around them."""
+    if isinstance(world, World):
+        first = _shoot(world, streams, num_clips, num_balls)
+    else:
+        first = _settle(world, streams, num_clips, num_balls)
+    states = _fly(world, first, streams["state_noise"])
+    path = states[..., :2]
+    noise = _noise(streams["position_noise"], path.shape, world.position_covariance)
+    room = np.array((world.width, world.height)) - 1 - world.radius
+    # Few positions lie beyond the border; held there, each ball stays whole within the frame.
+    positions = np.clip(world.to_pixels(path + noise), world.radius, room)
+    return world.to_pixels(path), positions
+
+
+def _shoot(
+    world: World, streams: Streams, num_clips: int, num_balls: int
+) -> Float[np.ndarray, "B N 4"]:
+    """Return first states: a side, a start on that side, and a velocity towards the other."""
+
+    def uniform(quantity: str) -> Float[np.ndarray, "B N"]:
+        return streams[quantity].random((num_clips, num_balls))
+
+    def between(interval: tuple[float, float], share: Float[np.ndarray, "B N"]) -> Array:
+        return interval[0] + (interval[1] - interval[0]) * share
+
+    from_right = uniform("side") < 0.5
+    along = uniform("x")
+    x = np.where(from_right, between(world.right, along), between(world.left, along))
+    y = between(world.heights, uniform("y"))
+    angle = np.radians(between(world.angles, uniform("angle")))
+    speed = between(world.speeds, uniform("speed"))
+    vx = np.where(from_right, -1.0, 1.0) * speed * np.cos(angle)
+    return np.stack((x, y, vx, speed * np.sin(angle)), axis=-1)
+
+
+def _settle(
+    trap: Trap, streams: Streams, num_clips: int, num_beads: int
+) -> Float[np.ndarray, "B N 4"]:
+    """Return first states from the stationary law of a trap."""
+    return _noise(streams["x"], (num_clips, num_beads, 4), trap.start_covariance)
+
+
+def _fly(
+    world: World | Trap, first: Float[np.ndarray, "B N 4"], stream: np.random.Generator
+) -> Float[np.ndarray, "B N T 4"]:
+    """Return the states of all frames: h_t = A h_{t-1} + u + noise."""
+    *leading, _ = first.shape
+    noise = _noise(stream, (*leading, world.num_frames - 1, 4), world.state_covariance)
+    states = np.empty((*leading, world.num_frames, 4))
+    states[..., 0, :] = first
+    change = world.transition - np.eye(4)
+    for t in range(1, world.num_frames):
+        previous = states[..., t - 1, :]
+        moved = previous + world.step_force + noise[..., t - 1, :] + previous @ change.T
+        states[..., t, :] = world.reflect(moved)
+    return states
+
+
+def _noise(
+    stream: np.random.Generator, shape: tuple[int, ...], covariance: Float[np.ndarray, "D D"]
+) -> Float[np.ndarray, "... D"]:
+    """Return Gaussian noise; the symmetric root serves singular covariances as well."""
+    if not covariance.any():
+        return np.zeros(shape)
+    eigenvalues, vectors = np.linalg.eigh(covariance)
+    root = (vectors * np.sqrt(eigenvalues.clip(0))) @ vectors.T
+    noise: Array = stream.standard_normal(shape).reshape(-1, shape[-1]) @ root
+    return noise.reshape(shape)

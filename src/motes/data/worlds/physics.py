@@ -1,0 +1,274 @@
+"""The world of the paper's cannonballs: how balls are shot, how they fly, where a camera sees them.
+
+World coordinates are (x to the right, y up); pixel coordinates are those of `motes.core.axes`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, floor, isfinite
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from motes.core.axes import Float
+from motes.core.errors import InputError
+
+# How far noise may carry a ball beyond the noise-free world before it is held at the border, in
+# standard deviations. The paper rescales by the positions that happened to be drawn; with 1.6 our
+# fixed map has the scale of such a set: gravity 0.0523 pixels a frame squared, noise 0.80 by 0.75.
+# [Choice 10]
+BORDER_SDS = 1.6
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """The physics of cannonballs and the camera that looks at them; the paper's by default.
+
+    A ball's state h = (x, y, vx, vy) obeys h_t = A h_{t-1} + u + noise with
+    A = [I, delta I; 0, (1 - drag) I]; it is drawn at a_t = (x, y) + noise. One affine map takes
+    the world to pixels. It follows from the arguments alone, not from the clips, so that physics
+    is the same in every clip.
+
+    Paper: section "Dataset".
+    Law: the noise-free world touches the box on each side and never leaves it, and gravity has the
+    stated size in pixels (test_no_shot_leaves_the_box_and_some_touch_it,
+    test_gravity_and_noise_have_the_stated_size_in_pixels).
+
+    Attributes:
+        num_frames: T, frames in a clip.
+        size: of a frame in pixels, one number or (height, width).
+        radius: R, of the disks in pixels.
+        sampling_period: delta, the time from one frame to the next.
+        gravity: g, pulling down; not used where `force` is given.
+        force: u, added to the state in every frame; None means -g (0, delta^2 / 2, 0, delta).
+        state_noise: Sigma_H, a number s for s I, or a 4x4 matrix.
+        position_noise: Sigma_A, a number s for s I, or a 2x2 matrix.
+        angles: interval of shooting angles in degrees above the horizontal.
+        speeds: interval of speeds at the first frame.
+        left: interval of x at the first frame for balls shot from the left; the others: `right`.
+        heights: interval of y at the first frame.
+        drag: share of its velocity that a ball loses from one frame to the next.
+        floor: height at which balls bounce; None where they fall on.
+        bounce: share of its upright speed that a ball keeps at the floor.
+    """
+
+    num_frames: int = 30
+    size: int | tuple[int, int] = 48
+    radius: int = 2
+    sampling_period: float = 0.015
+    gravity: float = 9.81
+    force: tuple[float, float, float, float] | None = None
+    state_noise: float | Array = 0.0
+    position_noise: float | Array = 0.001
+    angles: tuple[float, float] = (40.0, 60.0)
+    speeds: tuple[float, float] = (2.0, 3.0)
+    left: tuple[float, float] = (-0.5, -0.1)
+    heights: tuple[float, float] = (-0.5, 0.5)
+    drag: float = 0.0
+    floor: float | None = None
+    bounce: float = 0.8
+
+    def __post_init__(self) -> None:
+        """Refuse a world that cannot be drawn, naming the argument at fault."""
+        require_whole("num_frames", self.num_frames, least=1)
+        require_whole("radius", self.radius, least=0)
+        _require_numbers("size", self._sides(), length=2)
+        for side in self._sides():
+            require_whole("size", side, least=2 * self.radius + 2)
+        _require_numbers("sampling_period", (self.sampling_period,), length=1)
+        _require_numbers("gravity", (self.gravity,), length=1)
+        _require_numbers("force", self.step_force, length=4)
+        for name in ("angles", "speeds", "left", "heights"):
+            pair = getattr(self, name)
+            _require_numbers(name, pair, length=2)
+            if pair[0] > pair[1]:
+                raise InputError(f"got {name}={pair}; expected (least, most); swap them")
+        if self.sampling_period <= 0 or self.speeds[0] < 0:
+            raise InputError(
+                f"got sampling_period={self.sampling_period}, speeds={self.speeds}; expected a "
+                "period above 0 and no speed below 0; shoot backwards by an angle above 90"
+            )
+        _require_numbers("drag, bounce", (self.drag, self.bounce), length=2)
+        if not (0 <= self.drag < 1 and 0 <= self.bounce <= 1):
+            raise InputError(
+                f"got drag={self.drag}, bounce={self.bounce}; expected 0 <= drag < 1 and "
+                "0 <= bounce <= 1; no ball gains speed by itself"
+            )
+        if self.floor is not None and not self.floor <= self.heights[0]:
+            raise InputError(
+                f"got floor={self.floor} and heights={self.heights}; expected the floor below all "
+                "starts; lower it"
+            )
+        low, high = self.box
+        if not (high > low).all():
+            raise InputError(
+                f"got a world from {tuple(low)} to {tuple(high)}; expected it to be wide and high; "
+                "widen left, heights or position_noise, or use more frames"
+            )
+
+    @property
+    def height(self) -> int:
+        """Rows of a frame."""
+        return self._sides()[0]
+
+    @property
+    def width(self) -> int:
+        """Columns of a frame."""
+        return self._sides()[1]
+
+    @property
+    def step_force(self) -> tuple[float, ...]:
+        """The force u, in the order of the state (x, y, vx, vy)."""
+        delta, g = self.sampling_period, self.gravity
+        return (0.0, -g * delta**2 / 2, 0.0, -g * delta) if self.force is None else self.force
+
+    @cached_property
+    def state_covariance(self) -> Float[np.ndarray, "4 4"]:
+        """Sigma_H, as a matrix."""
+        return _covariance("state_noise", self.state_noise, 4)
+
+    @cached_property
+    def position_covariance(self) -> Float[np.ndarray, "2 2"]:
+        """Sigma_A, as a matrix."""
+        return _covariance("position_noise", self.position_noise, 2)
+
+    @cached_property
+    def transition(self) -> Float[np.ndarray, "4 4"]:
+        """A, as a matrix."""
+        kept: Array = np.diag((1.0, 1.0, 1 - self.drag, 1 - self.drag))
+        return kept + self.sampling_period * np.eye(4, k=2)
+
+    def reflect(self, states: Float[np.ndarray, "... 4"]) -> Float[np.ndarray, "... 4"]:
+        """Return states with those that fell through the floor bounced back above it."""
+        if self.floor is None:
+            return states
+        below = states[..., 1] < self.floor
+        height = np.where(below, -self.bounce, 1.0) * (states[..., 1] - self.floor) + self.floor
+        vy = np.where(below, -self.bounce, 1.0) * states[..., 3]
+        return np.stack((states[..., 0], height, states[..., 2], vy), axis=-1)
+
+    @property
+    def right(self) -> tuple[float, float]:
+        """Interval of x at the first frame for balls shot from the right.
+
+        It is `left` moved by 0.9 of the largest x that a ball from the left reaches in T frames.
+        """
+        _, fastest = self._velocities()
+        last = self.num_frames - 1
+        furthest = self.left[1] + self._reach()[last] * fastest[0] + self._drift()[last, 0]
+        return self.left[0] + 0.9 * furthest, self.left[1] + 0.9 * furthest
+
+    @cached_property
+    def box(self) -> Float[np.ndarray, "2 2"]:
+        """Lowest and highest (x, y) of the world: every noise-free shot, then a border for noise.
+
+        A start and a velocity are free of each other along one axis, so their extremes add up.
+        """
+        slowest, fastest = self._velocities()
+        time = self._reach()
+        from_left = (self.left[0] + time * slowest[0], self.left[1] + time * fastest[0])
+        from_right = (self.right[0] - time * fastest[0], self.right[1] - time * slowest[0])
+        upward = fastest[1] if self.floor is None else abs(np.array((slowest, fastest))[:, 1]).max()
+        low_y, high_y = self.heights[0] + time * slowest[1], self.heights[1] + time * upward
+        low = np.stack((np.minimum(from_left[0], from_right[0]), low_y), axis=-1)
+        high = np.stack((np.maximum(from_left[1], from_right[1]), high_y), axis=-1)
+        drift, border = self._drift(), BORDER_SDS * self._spread()
+        if self.floor is not None:  # no ball gets below it, nor higher than one shot upwards
+            low[:, 1] = np.maximum(low[:, 1], self.floor - drift[:, 1])
+        return np.stack(((low + drift - border).min(axis=0), (high + drift + border).max(axis=0)))
+
+    @cached_property
+    def pixels_per_unit(self) -> Float[np.ndarray, "2"]:
+        """Pixels (x, y) for one unit of the world; y is negative, for pixels count downwards."""
+        room = np.array((self.width, self.height)) - 1 - 2 * self.radius
+        scale: Array = np.array((1, -1)) * room / (self.box[1] - self.box[0])
+        return scale
+
+    @property
+    def pixel_force(self) -> Float[np.ndarray, "2"]:
+        """True acceleration (x, y) in pixels a frame squared, of a ball that drag does not slow.
+
+        It is the second difference of a clean path.
+        """
+        force: Array = self.pixels_per_unit * self.sampling_period * self.step_force[2:]
+        return force
+
+    def to_pixels(self, points: Float[np.ndarray, "... 2"]) -> Float[np.ndarray, "... 2"]:
+        """Return points of the world in pixels; the box becomes the room that whole disks have."""
+        low, high = self.box
+        corner = np.array((low[0], high[1]))  # of the world, seen at the top left
+        pixels: Array = self.radius + self.pixels_per_unit * (points - corner)
+        return pixels
+
+    def _sides(self) -> Sequence[int]:
+        return self.size if isinstance(self.size, Sequence) else (self.size, self.size)
+
+    def _velocities(self) -> Float[np.ndarray, "2 2"]:
+        """Lowest and highest (vx, vy) at the first frame of a ball shot from the left."""
+        first, last = self.angles
+        # Within the interval, cosine and sine turn only at multiples of a right angle.
+        turns = [90.0 * k for k in range(ceil(first / 90), floor(last / 90) + 1)]
+        angles = np.radians([first, *turns, last])
+        shots = np.multiply.outer(self.speeds, np.stack((np.cos(angles), np.sin(angles)), axis=-1))
+        return np.stack((shots.min(axis=(0, 1)), shots.max(axis=(0, 1))))
+
+    def _reach(self) -> Float[np.ndarray, " T"]:
+        """Way that a first velocity of 1 carries a ball from the first frame to each frame."""
+        kept = (1 - self.drag) ** np.arange(self.num_frames - 1)
+        reach: Array = self.sampling_period * np.concatenate(((0.0,), np.cumsum(kept)))
+        return reach
+
+    def _drift(self) -> Float[np.ndarray, "T 2"]:
+        """Way that the force alone moves a ball from the first frame to each frame."""
+        push = np.array(self.step_force)
+        # A push on the velocity acts for as long as a first velocity that came so much later.
+        late = np.concatenate(((0.0,), np.cumsum(self._reach())[:-1]))
+        drift: Array = np.arange(self.num_frames)[:, None] * push[:2] + late[:, None] * push[2:]
+        return drift
+
+    def _spread(self) -> Float[np.ndarray, "T 2"]:
+        """Standard deviations of the drawn position in each frame, given the first state."""
+        transition, covariance = self.transition, np.zeros((4, 4))
+        variances = []
+        for _ in range(self.num_frames):
+            variances.append(covariance.diagonal()[:2] + self.position_covariance.diagonal())
+            covariance = transition @ covariance @ transition.T + self.state_covariance
+        return np.sqrt(variances)
+
+
+def require_whole(name: str, value: object, least: int) -> None:
+    """Raise unless `value` is a whole number of at least `least`."""
+    if not isinstance(value, Integral) or int(value) < least:
+        raise InputError(f"got {name}={value!r}; expected a whole number >= {least}; change {name}")
+
+
+def _require_numbers(name: str, values: object, length: int) -> None:
+    if not (
+        isinstance(values, Sequence)
+        and len(values) == length
+        and all(isinstance(value, Real) and isfinite(value) for value in values)
+    ):
+        raise InputError(f"got {name}={values}; expected {length} finite number(s); change {name}")
+
+
+def _covariance(
+    name: str, value: float | Array, dimension: int
+) -> Float[np.ndarray, "dimension dimension"]:
+    """Return s I for a number s, and a matrix as it is, once it can be a covariance."""
+    given = np.asarray(value, dtype=np.float64)
+    matrix = given * np.eye(dimension) if given.ndim == 0 else given
+    proper = matrix.shape == (dimension, dimension) and np.isfinite(matrix).all()
+    # Rounding may leave an eigenvalue of a proper covariance a little below zero.
+    if proper and np.allclose(matrix, matrix.T):
+        eigenvalues = np.linalg.eigvalsh(matrix)
+        if eigenvalues[0] >= -1e-12 * abs(eigenvalues[-1]):
+            return matrix
+    raise InputError(
+        f"got {name}={given.tolist()}; expected a number >= 0 or a {dimension}x{dimension} "
+        f"covariance; change {name}"
+    )

@@ -1,0 +1,44 @@
+"""The best picture that looks at nothing."""
+
+from dataclasses import dataclass
+
+import torch
+
+from motes.core.axes import Bool, Float, Tensor
+from motes.core.errors import InputError
+from motes.data import Clips
+from motes.evaluation.predictor import Told
+
+
+@dataclass(frozen=True, eq=False)
+class ConstantImage:
+    """For each number of objects, how often a pixel is white in the training clips."""
+
+    images: dict[int, Float[Tensor, "height width"]]
+    interpolates: bool = True
+
+    @classmethod
+    def of(cls, training: Clips) -> "ConstantImage":
+        """The images of training clips."""
+        assert training.num_objects is not None
+        counts = sorted(set(training.num_objects.tolist()))
+        return cls(
+            {
+                count: training[(training.num_objects == count).nonzero()[:, 0]]
+                .frames.float()
+                .mean((0, 1))
+                for count in counts
+            }
+        )
+
+    def ask(
+        self,
+        frames: Float[Tensor, "B T height width"],
+        observed: Bool[Tensor, " T"],
+        num_objects: int,
+    ) -> Told:
+        """The same picture whatever was seen."""
+        if num_objects not in self.images:
+            raise InputError(f"no training clip has {num_objects} objects; train on some")
+        image = self.images[num_objects]
+        return Told(draw_frames=lambda: torch.where(observed[:, None, None], frames, image))

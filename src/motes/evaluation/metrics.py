@@ -1,0 +1,207 @@
+"""Scores against the truth, in pixels; pure functions. Truth is used here and nowhere else.
+
+Objects have no names, so estimates are first put in the order of the truth: one permutation for
+the whole clip, so that an identity that swaps half-way costs.
+"""
+
+import math
+from itertools import permutations
+
+import numpy as np
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from motes.core.axes import Bool, Float, Int, Tensor
+from motes.core.errors import InputError
+
+TRACKED_WITHIN = 4.0  # pixels
+GATE = 2.0  # pixels, for identity: the radius of a ball
+MOST_PERMUTED = 5  # objects; beyond, all permutations are too many
+
+
+def best_order(
+    estimate: Float[Tensor, "B N T 2"], truth: Float[Tensor, "B N T 2"]
+) -> Int[Tensor, "B N"]:
+    """For each clip the permutation of the estimate that is closest to the truth.
+
+    Closest in summed squared distance; entries where either is NaN (absent objects) count nothing.
+
+    Law: undoes any permutation (test_best_order_undoes_any_permutation).
+    """
+    # costs[b, i, j]: of estimate i in the place of truth j; float32 would drown in the penalty
+    costs = (estimate[:, :, None] - truth[:, None]).square().sum(-1).nansum(-1).double()
+    # An absent estimate may be matched only with an absent object.
+    absent = estimate.isnan().all(-1).all(-1)[:, :, None] != truth.isnan().all(-1).all(-1)[:, None]
+    return cheapest_order(costs + 1e12 * absent)
+
+
+def cheapest_order(costs: Float[Tensor, "B N N"]) -> Int[Tensor, "B N"]:
+    """For each clip the permutation i(j) with the least sum over j of costs[i(j), j].
+
+    Law: many objects are matched as few are (test_many_objects_are_matched_as_few_are).
+    """
+    size = costs.shape[1]
+    if size > MOST_PERMUTED:
+        try:
+            from scipy.optimize import linear_sum_assignment
+        except ImportError:
+            raise InputError(
+                f"scores of {size} objects in a clip need scipy; pip install 'motes[rivals]'"
+            ) from None
+        matched = [linear_sum_assignment(cost.T)[1] for cost in costs.cpu().numpy()]
+        return torch.tensor(np.stack(matched), device=costs.device)
+    orders = torch.tensor(list(permutations(range(size))), device=costs.device)
+    slots = torch.arange(size, device=costs.device)
+    return orders[costs[:, orders, slots].sum(-1).argmin(1)]
+
+
+def reorder(values: Tensor, order: Int[Tensor, "B N"]) -> Tensor:
+    """Values [B, N, ...] with the objects of each clip in the given order."""
+    return values[torch.arange(len(order), device=order.device)[:, None], order]
+
+
+def rmse(
+    estimate: Float[Tensor, "B N T 2"],
+    truth: Float[Tensor, "B N T 2"],
+    frames: Bool[Tensor, " T"] | None = None,
+) -> float:
+    """Root mean squared Euclidean distance per object and frame, over the chosen frames."""
+    squares = (estimate - truth).square().sum(-1)
+    if frames is not None:
+        squares = squares[..., frames]
+    return math.sqrt(float(squares.nanmean()))
+
+
+def tracked(
+    estimate: Float[Tensor, "B N T 2"], truth: Float[Tensor, "B N T 2"]
+) -> Bool[Tensor, " B"]:
+    """Whether every object of a clip is within 4 px of its true position in every frame."""
+    distance = (estimate - truth).norm(dim=-1)
+    near: Tensor = (distance <= TRACKED_WITHIN) | truth.isnan().any(-1)
+    return near.all(-1).all(-1)
+
+
+def within(
+    estimate: Float[Tensor, "B N T 2"], truth: Float[Tensor, "B N T 2"]
+) -> Bool[Tensor, "B N T"]:
+    """Whether an object is within the gate, two pixels, of its true position."""
+    near: Tensor = (estimate - truth).norm(dim=-1) <= GATE
+    return near
+
+
+def switches(
+    estimate: Float[Tensor, "B N T 2"], truth: Float[Tensor, "B N T 2"]
+) -> Int[Tensor, " B"]:
+    """How often, along the true paths, an object is taken over by another estimate.
+
+    In every frame each object keeps its estimate while that is within the gate; the others are
+    matched anew, as many as possible and the nearest first. The change of an object's estimate
+    against the last one that it had is a switch; a pause without any is none.
+
+    Law: swapping two tracks half-way are two switches (test_a_swap_half_way_is_two_switches).
+    """
+    distance = (truth[:, :, None] - estimate[:, None]).norm(dim=-1)  # B truth estimate T
+    clips = (_count_switches(clip) for clip in distance.nan_to_num(torch.inf).cpu().numpy())
+    return torch.tensor(list(clips), device=truth.device)
+
+
+def _count_switches(distance: Float[np.ndarray, "N N T"]) -> int:
+    """Switches in one clip, from the distances of truths and estimates."""
+    last: dict[int, int] = {}
+    total = 0
+    for gap in distance.transpose(2, 0, 1):
+        kept = {i: j for i, j in last.items() if gap[i, j] <= GATE}
+        pairs = sorted(
+            (float(gap[i, j]), i, j)
+            for i, j in zip(*np.nonzero(gap <= GATE), strict=True)
+            if i not in kept and j not in kept.values()
+        )
+        for _, i, j in pairs:
+            if i not in kept and j not in kept.values():
+                total += last.get(i, j) != j
+                kept[i] = j
+        last.update(kept)
+    return total
+
+
+def identified(
+    estimate: Float[Tensor, "B N T 2"], truth: Float[Tensor, "B N T 2"]
+) -> Int[Tensor, " B"]:
+    """How many true positions lie within the gate of their own estimate, under the best order.
+
+    With as many estimates as objects, its share of all positions is the score IDF1.
+    """
+    near = (truth[:, None] - estimate[:, :, None]).norm(dim=-1) <= GATE  # B estimate truth T
+    hits = near.sum(-1)
+    order = cheapest_order(-hits.double())
+    own: Tensor = hits.take_along_dim(order[:, None], 1)[:, 0]
+    return own.sum(-1)
+
+
+def squared_distance(
+    estimate: Float[Tensor, "*batch 2"],
+    covariances: Float[Tensor, "*batch 2 2"],
+    truth: Float[Tensor, "*batch 2"],
+) -> Float[Tensor, "*batch"]:
+    """The squared Mahalanobis distance of the truth; infinite where a covariance is singular.
+
+    Its mean over honest error bars is 2, the dimension (NEES).
+    """
+    gap = (truth - estimate).double()
+    # Solved for unit diagonals where nothing is known, so that NaN stays where it is.
+    known = covariances.isfinite().all(-1).all(-1)
+    safe = torch.where(known[..., None, None], covariances.double(), torch.eye(2).to(gap))
+    solved, singular = torch.linalg.solve_ex(safe, gap)
+    squares = (gap * solved).sum(-1)
+    # An ellipse without area, which a model that draws nothing claims, holds nothing.
+    return torch.where(known & (singular == 0), squares, torch.where(known, torch.inf, torch.nan))
+
+
+def surprise(
+    estimate: Float[Tensor, "*batch 2"],
+    covariances: Float[Tensor, "*batch 2 2"],
+    truth: Float[Tensor, "*batch 2"],
+) -> Float[Tensor, "*batch"]:
+    """The negative log density of the truth under the estimate's Gaussian, in nats (NLL)."""
+    determinant: Tensor = torch.linalg.det(covariances.double())
+    log_scale = math.log(2 * math.pi) + 0.5 * determinant.log()
+    return log_scale + 0.5 * squared_distance(estimate, covariances, truth)
+
+
+def radius_of(level: float) -> float:
+    """The squared Mahalanobis distance within which a plane Gaussian has this probability."""
+    return -2 * math.log(1 - level)
+
+
+def inside(squares: Float[Tensor, "*batch"], level: float) -> Float[Tensor, "*batch"]:
+    """1 where a squared Mahalanobis distance is within the region of this probability, else 0.
+
+    NaN where nothing is known.
+    """
+    within = (squares <= radius_of(level)).double()
+    return torch.where(squares.isnan(), torch.nan, within)
+
+
+def frame_losses(
+    probabilities: Float[Tensor, "B T height width *channels"],
+    frames: Float[Tensor, "B T height width *channels"],
+) -> Float[Tensor, "B T"]:
+    """Mean Bernoulli cross-entropy of a pixel, in nats, for each frame."""
+    p = probabilities.clamp(1e-6, 1 - 1e-6)
+    return _of_a_pixel(-(frames * p.log() + (1 - frames) * (1 - p).log()))
+
+
+def losses_in_papers_unit(
+    probabilities: Float[Tensor, "B T height width *channels"],
+    frames: Float[Tensor, "B T height width *channels"],
+) -> Float[Tensor, "B T"]:
+    """The cross-entropy with the sigmoid taken twice, which may be the unit of the paper's 0.691.
+
+    A guess: in it, black frames have log 2 = .6931.
+    """
+    losses = binary_cross_entropy_with_logits(probabilities, frames, reduction="none")
+    return _of_a_pixel(losses)
+
+
+def _of_a_pixel(losses: Float[Tensor, "B T height width *channels"]) -> Float[Tensor, "B T"]:
+    return losses.mean(tuple(range(2, losses.ndim)))

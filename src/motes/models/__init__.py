@@ -1,0 +1,1 @@
+"""The generative model, its families, the bound, and models on disk."""

@@ -1,0 +1,1 @@
+"""The layered sprite family: opaque sprites of several classes before a background."""

@@ -1,0 +1,206 @@
+"""The search for objects in pictures: where each is, of which kind, and who stands in front."""
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from motes import kalman
+from motes.core.axes import Bool, Float, Int, Tensor
+from motes.models.layers.likelihood_maps import Cast, Found, Kinds, around, detect, look
+from motes.models.layers.renderer import Looks, PictureRenderer
+from motes.models.layers.subpixel import zoomed
+from motes.models.sprites.forward_pass import LOOKS, Scene, Sightings, predict_place
+from motes.models.sprites.likelihood_maps import TOLD, Look, Place, chosen, mahalanobis
+
+TOO_FAR = 16.0  # four standard deviations, squared: a sighting in three thousand
+AT_ONCE = 2**9  # frames, for each object, that are looked at side by side: bounds memory
+
+
+def follow(
+    scene: Scene[PictureRenderer], kinds: Kinds, trusted: Bool[Tensor, "B T"]
+) -> tuple[Sightings, Int[Tensor, "B N"]]:
+    """Finds the objects in the first trusted frame and follows them forwards; places and kinds.
+
+    What every frame tells of an object's kind is added up, and the likeliest so far is believed.
+    """
+    renderer, present = scene.renderer, scene.present
+    (B, N), T = present.shape, scene.observed.shape[1]
+    components = scene.dynamics.components()
+    belief = kalman.Belief(components.initial_mean, components.initial_covariance)
+    log_weights = scene.dynamics.log_weights().expand(B, N, -1)
+    first = trusted.int().argmax(1)
+    start, kind = detect(kinds, scene.frame(first), scene.num_objects, N)
+    wide = (kinds.reach**2 / 4 * torch.eye(2, device=start.device)).expand(B, N, 2, 2)
+    tally = kinds.log_shares.expand(B, N, -1)
+    found = []
+    for t in range(T):
+        shown = scene.shown(slice(t, t + 1))
+        prediction = predict_place(components, belief, log_weights, renderer)
+        new = (first == t)[:, None].expand(B, N)
+        guess = chosen(new, Place(start, wide), prediction)
+        prior = chosen(new, Place(start, 1e6 * wide), prediction)
+        place, told = Place(*(part.clone() for part in guess)), torch.zeros_like(guess.mean[..., 0])
+        evidence = torch.zeros_like(tally)
+        for _ in range(LOOKS):
+            for n in range(N):
+                near = kinds.around(place.mean[:, n])
+                rest = around(kinds, near, Cast(place.mean, kind, present), n, None)
+                its_prior = Place(prior.mean[:, n], prior.covariance[:, n])
+                seen_n = look(kinds, shown.through(near)[:, 0], near, rest, its_prior)
+                evidence[:, n] = seen_n.evidence
+                looked = seen_n.of_kind((tally[:, n] + evidence[:, n]).argmax(-1))
+                place.mean[:, n], place.covariance[:, n] = looked.place()
+                told[:, n] = looked.told
+        seen = trusted[:, t, None] & (told > TOLD)
+        place = chosen(seen, place, guess)
+        tally = torch.where(seen[..., None], tally + evidence, tally)
+        kind = torch.where(seen, tally.argmax(-1), kind)
+        found.append(Sightings(place, seen))
+        position = renderer.from_pixels(place.mean)[:, :, None]
+        belief, log_density = kalman.update(components, *belief, position, seen[..., None])
+        log_weights = log_weights + log_density
+        belief = kalman.predict(components, *belief)
+    return Sightings.joined([sighting.one_frame() for sighting in found], 2), kind
+
+
+class Objects(NamedTuple):
+    """Objects through all frames, as they stand while one after the other is looked for."""
+
+    mean: Float[Tensor, "B N T 2"]
+    looks: Looks
+    expected: Place  # the prior, B N T
+
+
+def find(
+    scene: Scene[PictureRenderer],
+    kinds: Kinds,
+    objects: Objects,
+    n: int,
+    time: slice,
+    *,
+    known: bool,
+) -> tuple[Found, Sightings]:
+    """Looks for an object near where it stands, in a stretch of frames: [M K], all frames in a row.
+
+    A sighting that the other frames all but exclude is none: two objects that were mistaken for
+    one another would stay so, each held where the other should be found.
+
+    Args:
+        scene: frames.
+        kinds: how objects look.
+        objects: all of them, the one that is looked for among them.
+        n: which it is.
+        time: of the frames.
+        known: whether its kind is; then no other is tried, and K is 1.
+    """
+    shown = scene.shown(time)
+    frames = len(shown.clip) // len(scene.clip)
+    mean = objects.mean[:, :, time].transpose(1, 2).flatten(0, 1)
+    expected = Place(*(part[:, n, time].flatten(0, 1) for part in objects.expected))
+    everyone = objects.looks.of_frames(frames)
+    cast = Cast(mean, everyone.kind, scene.present.repeat_interleave(frames, 0))
+    near = kinds.around(mean[:, n])
+    rest = around(kinds, near, cast, n, everyone.order)
+    kind = everyone.kind[:, n] if known else None
+    found = look(kinds, shown.through(near)[:, 0], near, rest, expected, kind)
+    if known:
+        found = found._replace(look=zoomed(found.look, kinds.phases))
+    place, before = found.look.place(), Place(*(part[:, None] for part in expected))
+    away = mahalanobis((place.mean - before.mean)[..., None, :], before.covariance)[..., 0]
+    seen = shown.observed[:, None] & (found.look.told > TOLD) & (away < TOO_FAR)
+    return found, Sightings(chosen(seen, place, before), seen)
+
+
+def revisit(
+    scene: Scene[PictureRenderer], kinds: Kinds, guess: Place, looks: Looks, expected: Place
+) -> tuple[Sightings, Looks]:
+    """Looks at all frames, near a guess, with what is expected there as the prior.
+
+    One object after the other, each time as the others stand; its kind is the one that all frames
+    together speak for.
+
+    Law: the same in stretches (test_a_long_clip_of_pictures_is_searched_as_a_short_one_is).
+    """
+    (B, N), T = scene.present.shape, scene.observed.shape[1]
+    objects = Objects(guess.mean.clone(), looks._replace(kind=looks.kind.clone()), expected)
+    sightings = []
+    for n in range(N):
+        told, parts = kinds.log_shares, []
+        for time in scene.stretches(AT_ONCE // N):
+            found, seen = find(scene, kinds, objects, n, time, known=False)
+            evidence = found.evidence.unflatten(0, (B, -1))
+            told = told + torch.where(scene.observed[:, time, None], evidence, 0.0).sum(1)
+            parts.append(seen.by_clips(B))  # of each kind, not of each object
+        kind = told.argmax(-1)
+        its = Sightings.joined(parts, 2).reordered(kind[:, None, None].expand(B, 1, T))
+        objects.looks.kind[:, n], objects.mean[:, n] = kind, its.place.mean[:, 0]
+        sightings.append(its)
+    return Sightings.joined(sightings, 1), objects.looks
+
+
+def look_closely(
+    scene: Scene[PictureRenderer], kinds: Kinds, guess: Place, looks: Looks, expected: Place
+) -> Iterator[tuple[slice, Look, Bool[Tensor, "B N T"]]]:
+    """Cells around a guess and who was seen, with kinds that are known, in stretches of frames.
+
+    One object after the other, as in `revisit`.
+    """
+    B, N = scene.present.shape
+    objects = Objects(guess.mean.clone(), looks, expected)
+    for time in scene.stretches(AT_ONCE // N):
+        found, sightings = [], []
+        for n in range(N):
+            its, sighting = find(scene, kinds, objects, n, time, known=True)
+            sightings.append(sighting.by_clips(B))
+            objects.mean[:, n, time] = sightings[-1].place.mean[:, 0]
+            found.append(its.look)
+        yield time, Look.by_clips(found, B), Sightings.joined(sightings, 1).seen
+
+
+def explained(
+    scene: Scene[PictureRenderer],
+    means: Float[Tensor, "B N T 2"],
+    looks: Looks,
+    layers: tuple[int, ...] | None = None,
+) -> Float[Tensor, "B T"]:
+    """Nats by which objects explain each seen frame better than the background alone.
+
+    See `PictureRenderer.gain`.
+    """
+    renderer, parts = scene.renderer, []
+    for time in scene.stretches(AT_ONCE // means.shape[1]):
+        positions = renderer.from_pixels(means[:, :, time])
+        parts.append(renderer.gain(positions, scene.present, looks, scene.shown(time), layers))
+    return torch.where(scene.observed, torch.cat(parts, 1), 0.0)
+
+
+def arrange(scene: Scene[PictureRenderer], means: Float[Tensor, "B N T 2"], looks: Looks) -> Looks:
+    """The looks with the order that explains the frames best, two objects exchanged at a time."""
+    for pair in itertools.combinations(range(means.shape[1]), 2):
+        swapped = looks.order.clone()
+        swapped[:, pair] = looks.order[:, pair[::-1]]
+        # Away from the two nothing changes.
+        before, after = (
+            explained(scene, means, looks._replace(order=order), pair).sum(1)
+            for order in (looks.order, swapped)
+        )
+        better = (after > before)[:, None]
+        looks = looks._replace(order=torch.where(better, swapped, looks.order))
+    return looks
+
+
+def likelier(
+    scene: Scene[PictureRenderer], one: Sightings, other: Sightings, looks: Looks, expected: Place
+) -> Sightings:
+    """Of each frame the sightings that explain it better, what is expected being the prior."""
+
+    def nats(means: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B T"]:
+        away = mahalanobis((means - expected.mean)[..., None, :], expected.covariance)[..., 0]
+        unlikely = torch.where(scene.present[..., None], away, 0.0).sum(1)
+        return explained(scene, means, looks) - 0.5 * unlikely
+
+    better = (nats(other.place.mean) > nats(one.place.mean))[:, None].expand_as(one.seen)
+    place = chosen(better, other.place, one.place)
+    return Sightings(place, torch.where(better, other.seen, one.seen))

@@ -1,0 +1,284 @@
+"""What the search says of a position: a distribution over cells, which is q(a | v) as it is."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from motes.core.axes import Bool, Float, Int, Tensor
+from motes.core.memory import side_by_side
+from motes.kalman.lgssm import map_vector, square_root
+from motes.models.layers.renderer import Looks
+from motes.models.paper.inference import Encoding
+from motes.models.sprites.likelihood_maps import Look, Place, mahalanobis, moments, probabilities
+from motes.models.sprites.renderer import Stage
+
+REGION = 0.9  # the probability whose region an answer's ellipse shall hold
+FINE_CELLS = 16  # the likeliest cells, a pixel of them: if q is narrow, its region cuts them
+AT_ONCE = 1024  # positions whose ellipses are found side by side, which bounds memory
+
+# the parts of a posterior with axes of objects and of frames
+OF_OBJECTS = (
+    *("origin", "log_weights", "zoom", "seen"),
+    *("expected_means", "expected_covariances"),
+)
+
+
+class Hiding(NamedTuple):
+    """Of unseen positions in seen frames where the object does not show. Latent units."""
+
+    there: Bool[Tensor, "B N T"]  # which these are; of others the rest means nothing
+    spots: Float[Tensor, "B N T spots 2"]  # each as likely as another
+    cost: Float[Tensor, "B N T"]  # divergence from what other frames expect, in nats
+
+    def draw(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T 2"]:
+        """One of the spots, chosen by standard normal noise."""
+        number = self.spots.shape[3]
+        index = (made_uniform(noise[..., :1]) * number).long().clamp(max=number - 1)
+        return self.spots.take_along_dim(index[..., None], 3)[..., 0, :]
+
+    def taken(self, objects: Int[Tensor, " n"]) -> "Hiding":
+        """Those of some of the objects."""
+        return Hiding(*(part[:, objects] for part in self))
+
+    @staticmethod
+    def joined(parts: list["Hiding"]) -> "Hiding":
+        """Those of one stretch of frames after the other."""
+        return Hiding(*(torch.cat(part, 2) for part in zip(*parts, strict=True)))
+
+
+class PlacePosterior(NamedTuple):
+    """q(a | v): for each object and frame weights of cells, uniform within each. Latent units.
+
+    Where an object was not seen (the frame hidden, or the object behind something) q is what
+    the dynamics say, given the sightings in other frames: there q and the prior are one, so such
+    a position adds nothing to the entropy and the log prior of the bound. Where something may hide
+    objects, q is that and what the frame says by not showing it; it adds their divergence.
+    """
+
+    origin: Float[Tensor, "B N T 2"]  # the middle of the window of cells
+    log_weights: Float[Tensor, "B N T places"]
+    offsets: Float[Tensor, "places 2"]  # from the origin to the middle of each cell
+    cell: float  # its side
+    zoom: Float[Tensor, "B N T"]  # by what offsets and sides are multiplied where q is narrow
+    seen: Bool[Tensor, "B N T"]
+    expected_means: Float[Tensor, "B N T 2"]  # by the other frames
+    expected_covariances: Float[Tensor, "B N T 2 2"]
+    looks: Looks | None = None  # of pictures: a point mass on kinds and order
+    hiding: Hiding | None = None  # where something may hide objects
+
+    @staticmethod
+    def of(
+        cells: Look,
+        seen: Bool[Tensor, "B N T"],
+        expected: Place,
+        renderer: Stage,
+        hiding: Hiding | None = None,
+    ) -> "PlacePosterior":
+        """What a fine look found, and what is expected where nothing was seen."""
+        unit = renderer.pixels_per_unit
+        return PlacePosterior(
+            origin=renderer.from_pixels(cells.centre),
+            log_weights=cells.log_weights,
+            offsets=cells.offsets / unit,
+            cell=cells.cell / unit,
+            zoom=torch.ones_like(cells.told) if cells.zoom is None else cells.zoom,
+            seen=seen,
+            expected_means=renderer.from_pixels(expected.mean),
+            expected_covariances=expected.covariance / unit**2,
+            hiding=hiding,
+        )
+
+    def draw(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T 2"]:
+        """A draw as a function of standard normal noise.
+
+        The first number of the noise, made uniform, chooses the cell by its cumulative weight;
+        how far it fell beyond the cell's lower border is uniform again and places x in the cell.
+
+        Law: draws fall in cells as their weights say and cover them evenly
+        (test_draws_follow_the_weights_and_fill_their_cells).
+        """
+        index, within = self._cell(noise)
+        found = self.origin + self.zoom[..., None] * (self.offsets[index] + self.cell * within)
+        guessed = self.expected_means + map_vector(square_root(self.expected_covariances), noise)
+        if self.hiding is not None:
+            guessed = torch.where(self.hiding.there[..., None], self.hiding.draw(noise), guessed)
+        return torch.where(self.seen[..., None], found, guessed)
+
+    def log_density(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T"]:
+        """The log density of the draw that this noise makes; 0 where the object was not seen."""
+        index, _ = self._cell(noise)
+        weight = self.log_weights.gather(-1, index[..., None])[..., 0]
+        return torch.where(self.seen, weight - 2 * self._log_side(), 0.0)
+
+    def _cell(
+        self, noise: Float[Tensor, "B N T 2"]
+    ) -> tuple[Int[Tensor, "B N T"], Float[Tensor, "B N T 2"]]:
+        """The cell that a noise chooses, and where in it: -1/2 to 1/2 of its side."""
+        uniform = made_uniform(noise)
+        weights = probabilities(self.log_weights)
+        cumulative = weights.cumsum(-1)
+        target = uniform[..., :1] * cumulative[..., -1:]  # the last one is 1 up to rounding
+        index = torch.searchsorted(cumulative, target).clamp(max=weights.shape[-1] - 1)
+        beyond = 1 - (cumulative.gather(-1, index) - target) / weights.gather(-1, index)
+        return index[..., 0], torch.cat([beyond.clamp(0, 1), uniform[..., 1:]], -1) - 0.5
+
+    def entropy(self) -> Float[Tensor, "B N T"]:
+        """The entropy of each position in nats.
+
+        Where the object was not seen, less what the prior makes of it: the two belong together.
+        """
+        # A weight of zero has a log of minus infinity, and no entropy.
+        surprise = -(probabilities(self.log_weights) * self.log_weights.clamp(min=-1e4)).sum(-1)
+        cost = torch.zeros_like(surprise) if self.hiding is None else self.hiding.cost
+        return torch.where(self.seen, surprise + 2 * self._log_side(), -cost)
+
+    def _log_side(self) -> Float[Tensor, "B N T"]:
+        """The log of the side of the cells of each position."""
+        return self.zoom.log() + math.log(self.cell)
+
+    @property
+    def known(self) -> Bool[Tensor, "B N T"]:
+        """Where q says more of a position than the sightings in other frames do."""
+        return self.seen if self.hiding is None else self.seen | self.hiding.there
+
+    @property
+    def means(self) -> Float[Tensor, "B N T 2"]:
+        """The mean of each position."""
+        found = self.origin + self.zoom[..., None] * (
+            probabilities(self.log_weights) @ self.offsets
+        )
+        return torch.where(self.seen[..., None], found, self.expected_means)
+
+    def covariances(self) -> Float[Tensor, "B N T 2 2"]:
+        """For each position the covariance of the Gaussian whose 90 % ellipse holds 90 % of q.
+
+        q is no Gaussian: a camera that rounds leaves a position anywhere in its pixel. The
+        ellipse of the pixel's own covariance would hold 97 % of it. [Choice 24]
+
+        Law: the ellipse holds 90 % of the draws
+        (test_the_ellipse_of_an_answer_holds_its_share_of_the_draws).
+        """
+        rows = probabilities(self.log_weights.flatten(0, 2))
+        parts = rows.split(side_by_side(AT_ONCE, self.origin))
+        found = torch.cat([_ellipse(part, self.offsets, self.cell) for part in parts])
+        found = self.zoom[..., None, None].square() * found.view(*self.seen.shape, 2, 2)
+        return torch.where(self.seen[..., None, None], found, self.expected_covariances)
+
+    def tracks(
+        self, present: Bool[Tensor, "B N"]
+    ) -> tuple[Float[Tensor, "M T 2"], Bool[Tensor, "M T"]]:
+        """The means of all objects that are there, and in which frames they were seen."""
+        return self.means[present], self.seen[present]
+
+    def gaussian(self) -> Encoding:
+        """The nearest thing in the paper's family: independent coordinates."""
+        return Encoding(self.means, self.covariances().diagonal(dim1=-2, dim2=-1).sqrt())
+
+    def widened(self, slots: int) -> "PlacePosterior":
+        """With slots for so many objects; those after the last repeat it and mean nothing."""
+        size, device = self.seen.shape[1], self.seen.device
+        if size == slots:
+            return self
+        objects = torch.arange(slots, device=device).clamp(max=size - 1)
+        parts = {name: getattr(self, name)[:, objects] for name in OF_OBJECTS}
+        looks = None if self.looks is None else self.looks.widened(slots)
+        hiding = None if self.hiding is None else self.hiding.taken(objects)
+        return self._replace(looks=looks, hiding=hiding, **parts)
+
+    def pieces(self) -> Iterator[tuple[slice, "PlacePosterior"]]:
+        """All of it, for all frames and those after them."""
+        yield slice(None), self
+
+    @staticmethod
+    def joined(stretches: "Stretches") -> "PlacePosterior":
+        """The posterior of one stretch of frames after the other."""
+        parts = [q for _, q in stretches()]
+        joined: dict[str, Any] = {
+            name: torch.cat([getattr(part, name) for part in parts], 2) for name in OF_OBJECTS
+        }
+        hidden = [part.hiding for part in parts if part.hiding is not None]
+        return parts[0]._replace(hiding=Hiding.joined(hidden) if hidden else None, **joined)
+
+
+Stretches = Callable[[], Iterator[tuple[slice, PlacePosterior]]]
+
+
+class LongPosterior(NamedTuple):
+    """q(a | v) of a long clip: its moments, and cells that are found again when they are needed.
+
+    The cells of a clip may take more memory than its frames.
+
+    Law: says what `PlacePosterior` does
+    (test_a_posterior_in_stretches_says_what_the_whole_one_does).
+    """
+
+    stretches: Stretches  # the cells, some frames after the others
+    means: Float[Tensor, "B N T 2"]
+    spreads: Float[Tensor, "B N T 2 2"]
+    nats: Float[Tensor, "B N T"]
+    seen: Bool[Tensor, "B N T"]
+    known: Bool[Tensor, "B N T"]
+    looks: Looks | None = None
+
+    @staticmethod
+    def of(stretches: Stretches) -> "LongPosterior":
+        """The posterior whose cells come in these stretches."""
+        parts = []
+        for _, q in stretches():
+            looks = q.looks  # the same in all of them
+            parts.append((q.means, q.covariances(), q.entropy(), q.seen, q.known))
+        means, spreads, nats, *flags = (torch.cat(part, 2) for part in zip(*parts, strict=True))
+        return LongPosterior(stretches, means, spreads, nats, flags[0], flags[1], looks)
+
+    def pieces(self) -> Iterator[tuple[slice, PlacePosterior]]:
+        """A stretch after the other; the last one is for all frames after it as well."""
+        for time, q in self.stretches():
+            ends = time.stop >= self.seen.shape[2]
+            yield slice(time.start, None if ends else time.stop), q
+
+    def draw(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T 2"]:
+        """A draw as a function of standard normal noise."""
+        return torch.cat([q.draw(noise[:, :, time]) for time, q in self.stretches()], 2)
+
+    def log_density(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T"]:
+        """The log density of the draw that this noise makes; 0 where the object was not seen."""
+        return torch.cat([q.log_density(noise[:, :, time]) for time, q in self.stretches()], 2)
+
+    def entropy(self) -> Float[Tensor, "B N T"]:
+        """The entropy of each position in nats, see `PlacePosterior.entropy`."""
+        return self.nats
+
+    def covariances(self) -> Float[Tensor, "B N T 2 2"]:
+        """For each position the covariance of the Gaussian whose 90 % ellipse holds 90 % of q."""
+        return self.spreads
+
+
+def made_uniform(noise: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Standard normal noise as uniform noise from 0 to 1."""
+    return 0.5 * torch.erfc(-noise * math.sqrt(0.5))
+
+
+def _ellipse(
+    weights: Float[Tensor, "M places"], offsets: Float[Tensor, "places 2"], cell: float
+) -> Float[Tensor, "M 2 2"]:
+    """The covariance over cells, scaled so that its ellipse holds REGION of the weight."""
+    place = moments(weights, offsets, cell)
+    top = weights.topk(min(FINE_CELLS, len(offsets)))
+    within = cell * _points_of_a_cell().to(offsets)
+    points = (offsets[top.indices][..., None, :] + within).flatten(-3, -2)
+    points = torch.cat([points, offsets.expand(*weights.shape, 2)], -2)
+    rest = weights.scatter(-1, top.indices, 0.0)
+    mass = torch.cat([top.values.repeat_interleave(len(within), -1) / len(within), rest], -1)
+    distance, order = mahalanobis(points - place.mean[..., None, :], place.covariance).sort(-1)
+    inside = (mass.gather(-1, order).cumsum(-1) < REGION).sum(-1, keepdim=True)
+    border = distance.gather(-1, inside.clamp(max=mass.shape[-1] - 1))
+    return place.covariance * (border[..., None] / (-2 * math.log(1 - REGION)))
+
+
+def _points_of_a_cell() -> Float[Tensor, "points 2"]:
+    """Points spread evenly over a cell of side one: the black fields of a board of 4 x 4."""
+    row, column = ((torch.arange(16) // 4), torch.arange(16) % 4)
+    board = (torch.stack([column, row], -1) - 1.5) / 4
+    return board[(row + column) % 2 == 0]

@@ -1,0 +1,90 @@
+"""What a query answers."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from motes.core.axes import Bool, Float, Int, Tensor
+from motes.core.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas
+
+COLUMNS = (
+    "clip", "frame", "particle", "x", "y", "sd_x", "sd_y", "cov_xy", "vx", "vy", "observed",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class Answer:
+    """Where every object is in every frame, seen or not, and how sure that is.
+
+    Objects keep their index n in every field; fields of absent objects are NaN (component: -1).
+    `positions` and `pixels` tell of a_t, the position that is drawn: q's posterior where the frame
+    was seen, the predictive distribution (Sigma_A included) where it was not. `path_pixels` tells
+    of B h_t, the noise-free path given everything seen: what a person means by "the track".
+    """
+
+    positions: Float[Tensor, "B N T 2"]
+    covariances: Float[Tensor, "B N T 2 2"]
+    velocities: Float[Tensor, "B N T 2"]  # of the path, latent units a frame, [Choice 12]
+    pixels: Float[Tensor, "B N T 2"]
+    pixel_covariances: Float[Tensor, "B N T 2 2"]
+    pixel_velocities: Float[Tensor, "B N T 2"]  # of the path, pixels a frame
+    path_pixels: Float[Tensor, "B N T 2"]
+    path_pixel_covariances: Float[Tensor, "B N T 2 2"]
+    component: Int[Tensor, "B N"]  # the most likely kind of start
+    component_probabilities: Float[Tensor, "B N K"]
+    observed: Bool[Tensor, "B T"]
+    found: Bool[Tensor, "B N T"]  # whether the object itself was seen; it may hide in a seen frame
+    num_objects: Int[Tensor, " B"]
+    count_probabilities: Float[Tensor, "B Nmax"] | None  # column n is n + 1 objects
+    draw_frames: Callable[[], Float[Tensor, "B T height width *channels"]]
+    draw_mean_frames: Callable[[], Float[Tensor, "B T height width *channels"]]
+
+    def __repr__(self) -> str:
+        """What was asked, in a line: arrays of thousands of numbers tell nobody anything."""
+        clips, objects, frames, _ = self.pixels.shape
+        seen = f"{int(self.observed.sum())} of {self.observed.numel()}"
+        return f"Answer(clips={clips}, objects={objects}, frames={frames}, seen={seen})"
+
+    @cached_property
+    def frames(self) -> Float[Tensor, "B T height width *channels"]:
+        """Probability of white, or mean of a picture, over what is unknown; drawn when asked."""
+        return self.draw_frames()
+
+    @cached_property
+    def mean_frames(self) -> Float[Tensor, "B T height width *channels"]:
+        """The picture of the mean positions, which is what the paper shows; drawn when asked."""
+        return self.draw_mean_frames()
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """One row a clip, frame and present object, in the order of `COLUMNS`, in pixels."""
+        pixels, velocities = self.pixels.tolist(), self.pixel_velocities.tolist()
+        covariances, observed = self.pixel_covariances.tolist(), self.observed.tolist()
+        for clip, count in enumerate(self.num_objects.tolist()):
+            for frame in range(self.observed.shape[1]):
+                for n in range(count):
+                    (var_x, cov_xy), (_, var_y) = covariances[clip][n][frame]
+                    yield (
+                        clip, frame, n, *pixels[clip][n][frame],
+                        max(var_x, 0) ** 0.5, max(var_y, 0) ** 0.5, cov_xy,
+                        *velocities[clip][n][frame], observed[clip][frame],
+                    )  # fmt: skip
+
+    def to_dataframe(self) -> "pandas.DataFrame":
+        """The rows as a pandas DataFrame in trackpy's column names."""
+        try:
+            import pandas
+        except ImportError:
+            raise InputError("to_dataframe needs pandas; pip install 'motes[table]'") from None
+        return pandas.DataFrame(list(self.rows()), columns=list(COLUMNS))
+
+
+def blank(values: Tensor, present: Bool[Tensor, "B N"]) -> Tensor:
+    """The values [B, N, ...] with NaN for absent objects."""
+    shape = present.shape + (1,) * (values.ndim - 2)
+    return torch.where(present.reshape(shape), values, torch.nan)

@@ -1,0 +1,1 @@
+"""Training: from clips and a configuration to a run folder."""

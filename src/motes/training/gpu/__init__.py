@@ -1,0 +1,1 @@
+"""Training steps of several replicas as one computation on a GPU."""

@@ -1,0 +1,184 @@
+"""Training: a new run or the rest of one, several seeds side by side, one folder in the end."""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from motes.config import RunConfig
+from motes.core.errors import InputError
+from motes.core.files import atomic_path
+from motes.models.checkpoint import read_config, write_json
+from motes.models.model import Model
+from motes.training import distributed as processes
+from motes.training.dataset import Dataset, fit_to_data, make_dataset
+from motes.training.distillation import find_teacher, give_lessons
+from motes.training.gpu.replicas import Groups
+from motes.training.initialization import check_beginning
+from motes.training.run import Outcome, Report, Run, saved_step
+from motes.training.run_folder import (
+    begin,
+    exclusive,
+    fast_arithmetic,
+    is_new,
+    run_folders,
+    stop_signals,
+)
+
+
+def train(
+    config: RunConfig,
+    out: Path,
+    *,
+    device: str = "cpu",
+    replicas: int = 1,
+    roll_backs: int = 0,
+    report: Report = lambda line: None,
+) -> Outcome:
+    """Trains into a new folder.
+
+    With several replicas, seeds `config.seed`, `config.seed + 1`, ... train side by side into
+    `out/seed-*`, and the one with the best held-out bound is copied to `out`. No truth is used.
+    A term or gradient that is not finite ends training with a `FloatingPointError`; up to
+    `roll_backs` times it goes back to the last checkpoint instead, with half the learning rates.
+    """
+    if out.is_file():
+        raise InputError(f"{out} is a file; give a new folder")
+    if not is_new(out):
+        raise InputError(
+            f"{out} is not empty; give a new folder, or go on with: motes train --resume {out}"
+        )
+    if replicas < 1:
+        raise InputError(f"replicas is {replicas}; give 1 or more")
+    config = fitted(config)
+    processes.wait()  # until all have found the folder empty
+    if processes.leads():
+        begin(out, config, replicas)
+    processes.wait()
+    return resume(out, device=device, roll_backs=roll_backs, report=report)
+
+
+def fitted(config: RunConfig) -> RunConfig:
+    """The configuration with the sizes of its clips, as a run of it begins.
+
+    Raises:
+        InputError: its clips, its teacher or the model that it begins with cannot be used.
+    """
+    config = fit_to_data(config)
+    check_beginning(config)
+    find_teacher(config, torch.device("cpu"))
+    return config
+
+
+def resume(
+    out: Path, *, device: str = "cpu", roll_backs: int = 0, report: Report = lambda line: None
+) -> Outcome:
+    """Goes on with the run in a folder, from its last checkpoint or from the start."""
+    folders = run_folders(out, writes=processes.leads())
+    processes.wait()
+    configs = [read_config(folder) for folder in folders]
+    if processes.world() > configs[0].batch_size:
+        raise InputError(
+            f"{processes.world()} processes share batches of {configs[0].batch_size} clips; "
+            "start no more processes than a batch has clips"
+        )
+    place, report = torch.device(device), report if processes.leads() else lambda line: None
+    with contextlib.ExitStack() as stack:
+        for folder in folders if processes.leads() else []:
+            stack.enter_context(exclusive(folder))
+        taught = configs[0].schedule.taught
+        learns = taught > 0 and min(map(saved_step, folders)) < taught  # else lessons are over
+        teacher = find_teacher(configs[0], place) if learns else None
+        dataset = make_dataset(configs[0], place)
+        if teacher is not None:
+            dataset = with_lessons(dataset, teacher, out, report)
+        runs = [
+            Run(folder, config, dataset, place, report, teacher, roll_backs)
+            for folder, config in zip(folders, configs, strict=True)
+        ]
+        stopping = stack.enter_context(stop_signals())
+        stack.enter_context(fast_arithmetic())
+        outcomes = run_all(runs, lambda: processes.any_of(stopping(), place))
+    best = max(outcomes, key=lambda outcome: outcome.held_out_bound)
+    if len(folders) == 1:
+        return best
+    finished = all(outcome.finished for outcome in outcomes)
+    if finished and processes.leads():
+        for name in ("config.json", "model.safetensors"):
+            with atomic_path(out / name) as temporary:
+                shutil.copyfile(best.folder / name, temporary)
+        write_json(
+            out / "selection.json",
+            {"chosen": best.folder.name, "by": "held-out bound, KL weight 1", "bounds":
+             {outcome.folder.name: outcome.held_out_bound for outcome in outcomes}},
+        )  # fmt: skip
+    return best._replace(folder=out, finished=finished)
+
+
+def with_lessons(dataset: Dataset, teacher: Model, out: Path, report: Report) -> Dataset:
+    """The clips with a teacher's lessons; each report tells how many have theirs."""
+    total, started = len(dataset.training.num_objects), time.monotonic()
+
+    def tell(done: int) -> None:
+        rate = done / max(time.monotonic() - started, 1e-9)
+        report({"folder": str(out), "lessons": done, "of": total, "clips_per_second": rate})
+
+    return dataset._replace(training=give_lessons(teacher, dataset.training, tell))
+
+
+def run_all(runs: list[Run], stopping: Callable[[], bool]) -> list[Outcome]:
+    """Advances all runs until they end or a stop is asked for."""
+    teams = find_teams(runs)
+    while any(run.unfinished for run in runs):
+        if stopping() and all(run.between_looks for run in runs):
+            break
+        for team in teams:
+            if team.runs[0].unfinished:
+                team.advance()
+        if any(team.broken_up for team in teams):
+            teams = find_teams(runs)
+    for team in teams:
+        team.wait()
+    return [run.finish() for run in runs]
+
+
+def find_teams(runs: list[Run]) -> list["Team"]:
+    """The runs in teams as large as can be; on a CPU each run is alone."""
+    teams: dict[object, list[Run]] = {}
+    for run in runs:
+        captured = run.device.type == "cuda" and run.config.model.family == "paper"
+        together = captured and processes.world() == 1
+        teams.setdefault(run.shape if together else run.folder, []).append(run)
+    return [Team(team, isinstance(key, tuple)) for key, team in teams.items()]
+
+
+class Team:
+    """Runs that take their steps as one computation: of one shape, at the same step."""
+
+    def __init__(self, runs: list[Run], together: bool) -> None:
+        self.runs, self.trainers = runs, [run.trainer for run in runs]
+        self.groups = Groups(self.trainers) if together else None
+
+    def advance(self) -> None:
+        """Takes a step of every run."""
+        if self.groups is None:
+            self.runs[0].advance()
+            return
+        self.groups.advance()
+        if any(run.due for run in self.runs):
+            self.wait()
+            for run in self.runs:
+                run.after_step()
+
+    def wait(self) -> None:
+        """Lets all steps end before anything is read."""
+        if self.groups is not None:
+            self.groups.wait()
+
+    @property
+    def broken_up(self) -> bool:
+        """Whether a run went back to its last checkpoint, and is not with the others any more."""
+        return any(run.trainer is not t for run, t in zip(self.runs, self.trainers, strict=True))
