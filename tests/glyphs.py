@@ -5,17 +5,17 @@ import math
 import torch
 
 from motes.kalman.lgssm import Dynamics
-from motes.models.sprites.renderer import BACKGROUND_UNIT, CELLS, GlyphRenderer
+from motes.models.sprites.renderer import BACKGROUND_UNIT, CELLS, SpriteRenderer
 
 DISK = (torch.arange(-3, 4)[:, None].square() + torch.arange(-3, 4).square() <= 4).float()
 
 
 def odd_renderer(
     size: tuple[int, int], reach: int = 2, pixels_per_unit: float = 3.0, seed: int = 0
-) -> GlyphRenderer:
+) -> SpriteRenderer:
     """In float64; neither glyph nor background nor visibility has a symmetry."""
     generator = torch.Generator().manual_seed(seed)
-    renderer = GlyphRenderer(
+    renderer = SpriteRenderer(
         size, reach=reach, initial_width=1.5, pixels_per_unit=pixels_per_unit
     ).double()
     with torch.no_grad():
@@ -27,12 +27,12 @@ def odd_renderer(
     return renderer
 
 
-def disk_renderer(size: int, pixels_per_unit: float = 3.0) -> GlyphRenderer:
+def disk_renderer(size: int, pixels_per_unit: float = 3.0) -> SpriteRenderer:
     """Draws the 13 pixels within a distance of 2 of the pixel that an object is in.
 
     So does a camera that rounds: the picture is the same for all places in a pixel.
     """
-    renderer = GlyphRenderer(
+    renderer = SpriteRenderer(
         (size, size), reach=3, initial_width=3.0, pixels_per_unit=pixels_per_unit
     )
     root = torch.where(DISK > 0, 2.0, 1e-2)

@@ -4,14 +4,14 @@ import numpy as np
 import torch
 
 from motes.models.model import Model
-from motes.models.paper.inference import Encoding
+from motes.models.paper.inference import GaussianPosterior
 from oracles import log_density, one_model, posterior
 from tiny import MAX_OBJECTS
 
 
 def paper_encoding(
     model: Model, frames: torch.Tensor, before: int, after: int, count: int
-) -> Encoding:
+) -> GaussianPosterior:
     """The section "Inference using past and future observations" for one clip, step by step.
 
     v_{1:5} give the first means and the most likely component k*; images in between are drawn at
@@ -42,7 +42,7 @@ def paper_encoding(
         read(pictures[:, t])
     for t in range(T - after, T):
         read(frames[:, t])
-    return Encoding(torch.stack(means, 1)[None], torch.stack(scales, 1)[None])
+    return GaussianPosterior(torch.stack(means, 1)[None], torch.stack(scales, 1)[None])
 
 
 def most_likely_path(

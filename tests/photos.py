@@ -11,21 +11,21 @@ from motes.models.layers.renderer import (
     COLOUR_UNIT,
     FINER,
     SCALE_UNIT,
-    PictureRenderer,
+    LayeredRenderer,
 )
 from motes.models.sprites.renderer import CELLS
 
 
 def odd_pictures(
     size: tuple[int, int], channels: int = 2, num_kinds: int = 3, reach: int = 2, seed: int = 0
-) -> PictureRenderer:
+) -> LayeredRenderer:
     """In float64; neither glyphs nor background have a symmetry."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int) -> torch.Tensor:
         return torch.rand(shape, generator=generator, dtype=torch.float64)
 
-    renderer = PictureRenderer(
+    renderer = LayeredRenderer(
         size,
         channels=channels,
         num_kinds=num_kinds,
@@ -43,7 +43,7 @@ def odd_pictures(
 
 
 def naive_opacity(
-    renderer: PictureRenderer,
+    renderer: LayeredRenderer,
     kind: int,
     centre: np.ndarray,
     x: int,
@@ -70,7 +70,7 @@ def naive_opacity(
 
 
 def naive_mean(
-    renderer: PictureRenderer,
+    renderer: LayeredRenderer,
     centres: np.ndarray,
     kinds: list[int],
     order: list[int],
@@ -89,20 +89,20 @@ def naive_mean(
     return picture
 
 
-def naive_log_density(renderer: PictureRenderer, frame: np.ndarray, mean: np.ndarray) -> float:
+def naive_log_density(renderer: LayeredRenderer, frame: np.ndarray, mean: np.ndarray) -> float:
     """The Gaussian log density of a frame around a picture."""
     scale = renderer.scale().detach().numpy()
     away = (frame - mean) / scale
     return float((-0.5 * away**2 - np.log(scale) - 0.5 * math.log(2 * math.pi)).sum())
 
 
-def hollow_pictures(size: int, shift: float = 0.0, warp: float = 0.0) -> PictureRenderer:
+def hollow_pictures(size: int, shift: float = 0.0, warp: float = 0.0) -> LayeredRenderer:
     """A bright disk and a darker ring, with soft edges, before grey waves; noise of 0.03.
 
     Objects are painted beside their places, by `shift` pixels and by up to `warp` more, which
     depends on where in a pixel they are.
     """
-    renderer = PictureRenderer(
+    renderer = LayeredRenderer(
         (size, size), channels=1, num_kinds=2, reach=4, initial_width=2.0, pixels_per_unit=3.0
     )
     axis = renderer.cell_offsets()

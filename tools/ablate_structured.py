@@ -41,7 +41,7 @@ PARTS: dict[str, tuple[Change, ...]] = {
     "no exploring": (Change("motes.training.step", "EXPLORE", 0.0),),
     "exploring to the end": (Change("motes.training.step", "EXPLORED", 1.0),),
     "dynamics not settled": (
-        Change("motes.training.step", "settle_dynamics", lambda *arguments: None),
+        Change("motes.training.step", "fit_dynamics", lambda *arguments: None),
     ),
     "one cell a pixel": (
         Change("motes.models.sprites.renderer", "CELLS", 1),

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 
 import motes
 from motes.data import worlds
-from motes.models.layers.renderer import PictureRenderer
+from motes.models.layers.renderer import LayeredRenderer
 from motes.models.model import Model
 
 PAGE = Path(__file__).parent.parent / "docs" / "images" / "kinds.png"
@@ -38,7 +38,7 @@ def show(axes: Axes, picture: np.ndarray, title: str) -> None:
 def draw_row(row: list[Axes], model: Model, world: str) -> None:
     """Background and kinds of a model, then frames of a clip that it has not seen, with tracks."""
     renderer = model.renderer
-    assert isinstance(renderer, PictureRenderer)
+    assert isinstance(renderer, LayeredRenderer)
     shares = renderer.kind_logits.softmax(-1)
     show(row[0], renderer.background().clamp(0, 1).numpy(), "background")
     row[0].set_ylabel(world, fontsize=7)

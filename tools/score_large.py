@@ -21,9 +21,9 @@ import torch
 from motes.core.axes import Float64, Tensor
 from motes.data import Clips, World, cannonballs
 from motes.evaluation.baselines.bayes_limit import Limit
-from motes.evaluation.bootstrap import Tally, joined
+from motes.evaluation.bootstrap import ClipStatistics, joined
 from motes.evaluation.evaluate import BATCH, NUM_CONTEXT, Asked
-from motes.evaluation.predictor import Contender
+from motes.evaluation.predictor import Predictor
 from motes.evaluation.scores import Truth, tallies
 from motes.models.checkpoint import load_with_config, write_json
 from motes.training.run_folder import environment
@@ -34,10 +34,10 @@ COUNTS = (1, 2, 3)
 DRAWS = 3200  # of the limit, whose own 400 leave it a little worse than it could be
 SCORES = ("forecast_rmse", "forecast_coverage90")
 Record = dict[str, Any]
-Tallies = dict[str, Tally]
+StatisticsByScore = dict[str, ClipStatistics]
 
 
-def forecast_tallies(contender: Contender, clips: Clips, count: int) -> Tallies:
+def forecast_tallies(contender: Predictor, clips: Clips, count: int) -> StatisticsByScore:
     """Return the scores of forecasts of clips with one number of objects, clip by clip."""
     assert clips.num_objects is not None
     assert clips.positions is not None
@@ -54,7 +54,7 @@ def forecast_tallies(contender: Contender, clips: Clips, count: int) -> Tallies:
     return {name: joined([part[name] for part in parts]) for name in SCORES}
 
 
-def ask(contender: Contender, size: int, frames: int, num_clips: int) -> Record:
+def ask(contender: Predictor, size: int, frames: int, num_clips: int) -> Record:
     """Return sums and numbers of what was scored, for each clip of each number of objects."""
     parts = []
     for seed in range(FIRST_SEED, FIRST_SEED + num_clips // PART):

@@ -25,7 +25,7 @@ from motes.evaluation.baselines.bayes_limit import Limit
 from motes.evaluation.evaluate import BATCH, Asked, evaluate
 from motes.models.checkpoint import load_with_config, read_config, write_json
 from motes.models.latent_map import find_latent_map
-from motes.training.distillation import taught_by
+from motes.training.distillation import with_teacher
 from motes.training.presets import PRESETS
 from motes.training.run_folder import environment
 from motes.training.train import resume, train
@@ -42,7 +42,7 @@ def configuration(given: argparse.Namespace) -> RunConfig:
         config.data, height=given.size, width=given.size, num_frames=given.frames
     )
     config = dataclasses.replace(config, data=size)
-    return config if given.teacher is None else taught_by(config, given.teacher)
+    return config if given.teacher is None else with_teacher(config, given.teacher)
 
 
 def learn(config: RunConfig, folder: Path, replicas: int, device: str) -> None:

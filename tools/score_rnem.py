@@ -27,7 +27,7 @@ import motes
 from motes.core.axes import Bool, Float, UInt8
 from motes.data import Clips
 from motes.models.checkpoint import load_with_config
-from motes.training.dataset import fit_glyph
+from motes.training.dataset import fit_sprite_size
 from motes.training.presets import preset
 from motes.training.train import train
 from motes.video.blobs import blob_inks, usual_count
@@ -145,7 +145,7 @@ def learn_covered(videos: dict[str, Video], out: Path, seed: int, cover: Cover) 
     write_clips(videos, out / "clips", cover)
     usual = preset("structured", "covered")
     data = dataclasses.replace(usual.data, path=str(out / "clips" / "covered.npz"))
-    config = fit_glyph(dataclasses.replace(usual, data=data, seed=seed))
+    config = fit_sprite_size(dataclasses.replace(usual, data=data, seed=seed))
     print(
         train(config, out / "run", report=lambda line: print(line.get("step"), line.get("bound")))
     )

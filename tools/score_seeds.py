@@ -32,7 +32,7 @@ from motes.kalman.lgssm import POSITION_DIM
 from motes.models import model as models
 from motes.models.checkpoint import load_with_config, write_json
 from motes.models.model import Model
-from motes.models.sprites.renderer import GlyphRenderer
+from motes.models.sprites.renderer import SpriteRenderer
 from motes.training.presets import preset
 from motes.training.run_folder import environment
 from motes.training.train import resume, train
@@ -53,7 +53,7 @@ def _ink(factor: float) -> Callable[[Model], None]:
     """Return what makes the first glyph deeper or fainter."""
 
     def nudge(model: Model) -> None:
-        assert isinstance(model.renderer, GlyphRenderer)
+        assert isinstance(model.renderer, SpriteRenderer)
         model.renderer.root_depth.data *= factor**0.5
 
     return nudge
@@ -64,7 +64,7 @@ def _gravity(factor: float) -> Callable[[Model], None]:
 
     def nudge(model: Model) -> None:
         clips = cannonballs(60, (1,), 30, model.image_size, seed=0)
-        assert isinstance(model.renderer, GlyphRenderer)
+        assert isinstance(model.renderer, SpriteRenderer)
         a_frame = model.dynamics.log_delta.exp() * model.renderer.pixels_per_unit
         model.dynamics.force.data[POSITION_DIM:] = factor * true_force(clips) / a_frame.detach()
 
@@ -166,7 +166,7 @@ def unseen(data: DataConfig, num_clips: int) -> Clips:
 def learned_scales(model: Model) -> dict[str, float]:
     """Return the pixels that an object lights, and how far it strays from its path, in pixels."""
     renderer, noise = model.renderer, model.dynamics.components().position_noise
-    assert isinstance(renderer, GlyphRenderer)
+    assert isinstance(renderer, SpriteRenderer)
     lit = -torch.expm1(-renderer.kernels().mean((0, 1)))
     strays = noise.diagonal().mean().sqrt() * renderer.pixels_per_unit
     return {"lit_pixels": float(lit.sum()), "noise_px": float(strays)}

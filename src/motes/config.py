@@ -170,7 +170,7 @@ class ScheduleConfig:
     def stretched(self, iterations: int) -> "ScheduleConfig":
         """The same schedule over another number of iterations.
 
-        Looks stay as long, and starts are clustered at the same steps: after as many looks.
+        Appearance stay as long, and starts are clustered at the same steps: after as many looks.
         """
         factor = iterations / self.iterations
 

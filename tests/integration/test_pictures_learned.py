@@ -12,11 +12,11 @@ from motes.config import DataConfig
 from motes.core.errors import InputError
 from motes.data import load_clips, save_clips, worlds, write_gif
 from motes.evaluation.evaluate import Asked, evaluate
-from motes.models.layers.renderer import BACKGROUND_UNIT, PictureRenderer
+from motes.models.layers.renderer import BACKGROUND_UNIT, LayeredRenderer
 from motes.server import playground
 from motes.training import initialization as beginnings
 from motes.training.dataset import fit_to_data, make_dataset
-from motes.training.initialization import begun_with, first_weights
+from motes.training.initialization import first_weights, with_initial_model
 from motes.training.presets import preset
 from motes.training.train import train
 
@@ -56,7 +56,7 @@ def learned(run):
 
 def test_objects_are_found_where_they_were_drawn_after_a_few_steps(learned):
     model, clips = learned
-    assert isinstance(model.renderer, PictureRenderer)
+    assert isinstance(model.renderer, LayeredRenderer)
     answer = motes.infer(model, clips.frames, 2)
     gap = torch.cdist(
         answer.pixels.transpose(1, 2).flatten(0, 1), clips.positions.transpose(1, 2).flatten(0, 1)
@@ -164,7 +164,7 @@ def test_a_run_that_begins_with_another_sees_its_own_background_and_the_same_kin
     save_clips(tmp_path / "clips.npz", clips)
     config = preset("structured", "pictures")
     config = dataclasses.replace(config, data=DataConfig(path=str(tmp_path / "clips.npz")))
-    config = fit_to_data(begun_with(config, str(folder)))
+    config = fit_to_data(with_initial_model(config, str(folder)))
     data = make_dataset(config, torch.device("cpu")).training
     weights = first_weights(config, data, torch.device("cpu"))
     old = motes.load(folder).renderer

@@ -13,7 +13,7 @@ from try_processes import TOLERANCE, difference, ended, start
 
 from motes import cli
 from motes.core.errors import InputError
-from motes.training import distributed as processes
+from motes.training import distributed
 from motes.training.dataset import make_dataset
 from motes.training.presets import PRESETS, STRUCTURED_PRESETS
 from motes.training.run_folder import begin
@@ -70,7 +70,7 @@ def work(rank: int, folder: str) -> None:
     if rank == 0:
         time.sleep(0.5)  # still busy with what came last
         Path(folder, "done").touch()
-    processes.leave(store)
+    distributed.leave(store)
     assert Path(folder, "done").exists(), "left while another process was busy"
 
 

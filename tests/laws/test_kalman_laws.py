@@ -176,7 +176,7 @@ def test_one_mask_for_each_clip_is_one_clip_at_a_time(problem: Problem) -> None:
 def test_one_step_at_a_time_is_the_filter(problem: Problem) -> None:
     model, positions, observed, lead = problem
     expected = kalman.filter(model, positions, observed)
-    belief = kalman.Belief(model.initial_mean, model.initial_covariance)
+    belief = kalman.StateEstimate(model.initial_mean, model.initial_covariance)
     total = torch.zeros((), dtype=torch.float64)
     for t, position in enumerate(positions.unbind(-2)):
         belief, log_density = kalman.update(model, *belief, position, observed[..., t])
@@ -207,7 +207,7 @@ def test_nothing_seen_leaves_the_prior(problem: Problem) -> None:
     nothing = torch.zeros_like(observed)
     assert (kalman.log_likelihood(model, positions, nothing) == 0).all()
     smooth, past = (f(model, positions, nothing) for f in (kalman.smooth, kalman.filter))
-    belief = kalman.Belief(model.initial_mean, model.initial_covariance)
+    belief = kalman.StateEstimate(model.initial_mean, model.initial_covariance)
     for t in range(positions.shape[-2]):
         for means, covariances in (smooth, past[:2]):
             assert_same(means[..., t, :], belief.mean.expand_as(means[..., t, :]))

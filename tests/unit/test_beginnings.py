@@ -13,10 +13,10 @@ from motes.training import initialization as beginnings
 from motes.training.dataset import make_dataset
 from motes.training.initialization import (
     STARTS,
-    begun_with,
     best_start,
-    check_beginning,
+    check_initial_model,
     first_weights,
+    with_initial_model,
 )
 from motes.training.presets import preset
 from motes.training.step import Trainer
@@ -104,7 +104,7 @@ def in_frames_of(config, height, width):
 
 def test_a_run_begins_with_what_fits_of_another_model(other):
     own = in_frames_of(with_scales(1.0, 1.0), 20, 24)
-    config = begun_with(
+    config = with_initial_model(
         dataclasses.replace(own, model=dataclasses.replace(own.model, law="linear", window=4)),
         other,
     )
@@ -119,7 +119,7 @@ def test_a_run_begins_with_what_fits_of_another_model(other):
 
 
 def test_training_goes_on_from_the_other_model(other, tmp_path):
-    config = begun_with(with_scales(1.0, 1.0), other)
+    config = with_initial_model(with_scales(1.0, 1.0), other)
     schedule = ScheduleConfig(
         iterations=2, frozen_dynamics=0, learning_rate=((0, 1e-9),), steps_per_look=1
     )
@@ -133,13 +133,13 @@ def test_training_goes_on_from_the_other_model(other, tmp_path):
 def test_a_model_of_another_kind_is_refused_before_a_run_begins(other, tmp_path):
     paper = preset("paper", "smoke")
     with pytest.raises(InputError, match=r"is of the structured family; this run is of the paper"):
-        train(begun_with(paper, other), tmp_path / "run")
+        train(with_initial_model(paper, other), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_the_paper_s_networks_go_on_in_frames_of_their_size_only(tmp_path):
     config = preset("paper", "smoke")
     save_model(tmp_path, build(config), config)
-    larger = in_frames_of(begun_with(config, str(tmp_path)), 20, 24)
+    larger = in_frames_of(with_initial_model(config, str(tmp_path)), 20, 24)
     with pytest.raises(InputError, match=r"draws 16x16 frames, yours are 20x24: prepare them with"):
-        check_beginning(larger)
+        check_initial_model(larger)

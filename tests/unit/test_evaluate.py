@@ -21,7 +21,7 @@ from motes.evaluation.evaluate import (
 )
 from motes.evaluation.iwae import bound_and_weighted
 from motes.evaluation.physics import learned_force, true_starts
-from motes.evaluation.predictor import Told
+from motes.evaluation.predictor import Prediction
 from motes.models.model import Model, build
 from motes.training.presets import preset
 from tiny import tiny_config
@@ -119,10 +119,10 @@ class Grey:
 
     interpolates = True
 
-    def ask(self, frames: torch.Tensor, observed: torch.Tensor, num_objects: int) -> Told:
+    def ask(self, frames: torch.Tensor, observed: torch.Tensor, num_objects: int) -> Prediction:
         assert frames.shape[1:] == (T, SIZE, SIZE, 3)
         assert not frames[:, ~observed].any()
-        return Told(draw_frames=lambda: torch.full_like(frames, 0.5))
+        return Prediction(draw_frames=lambda: torch.full_like(frames, 0.5))
 
 
 def test_pictures_in_colour_are_scored_too() -> None:
@@ -173,11 +173,11 @@ def test_an_affine_error_of_the_map_is_taken_out(clips: motes.Clips) -> None:
         def __init__(self, truth: motes.Clips) -> None:
             self.truth = truth
 
-        def ask(self, frames: torch.Tensor, observed: torch.Tensor, num_objects: int) -> Told:
+        def ask(self, frames: torch.Tensor, observed: torch.Tensor, num_objects: int) -> Prediction:
             assert self.truth.positions is not None
             assert self.truth.num_objects is not None
             own = self.truth.positions[self.truth.num_objects == num_objects, :num_objects]
-            return Told(pixels=own @ matrix.T + offset)
+            return Prediction(pixels=own @ matrix.T + offset)
 
     record = evaluate(Skewed(clips), clips, training=clips)
     for scores in record["by_count"].values():
@@ -190,7 +190,7 @@ def test_gaps_hide_what_they_say(model: Model, clips: motes.Clips) -> None:
     seen: list[torch.Tensor] = []
 
     class Listening(Asked):
-        def ask(self, frames: torch.Tensor, observed: torch.Tensor, num_objects: int) -> Told:
+        def ask(self, frames: torch.Tensor, observed: torch.Tensor, num_objects: int) -> Prediction:
             assert not frames[:, ~observed].any()
             seen.append(observed)
             return super().ask(frames, observed, num_objects)

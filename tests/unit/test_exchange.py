@@ -8,7 +8,7 @@ import torch
 from motes.kalman import mixture
 from motes.kalman.lgssm import Dynamics
 from motes.models.sprites.forward_pass import Sightings
-from motes.models.sprites.likelihood_maps import Place
+from motes.models.sprites.likelihood_maps import PixelGaussian
 from motes.models.sprites.track_swaps import (
     APART,
     best_exchanges,
@@ -85,7 +85,7 @@ def straight_paths() -> tuple[Dynamics, torch.Tensor]:
 def sighted(places: torch.Tensor, seen: torch.Tensor) -> Sightings:
     """The same in two clips."""
     spread = 0.1 * torch.eye(2).expand(2, *places.shape, 2)
-    return Sightings(Place(torch.stack([places] * 2), spread), torch.stack([seen] * 2))
+    return Sightings(PixelGaussian(torch.stack([places] * 2), spread), torch.stack([seen] * 2))
 
 
 PRESENT = torch.tensor([[True, True, True], [True, True, False]])

@@ -8,27 +8,27 @@ import torch
 from scipy import stats
 
 from glyphs import odd_renderer
-from motes.models.sprites.grid_posterior import PlacePosterior
-from motes.models.sprites.likelihood_maps import Place
+from motes.models.sprites.grid_posterior import GridPosterior
+from motes.models.sprites.likelihood_maps import PixelGaussian
 from motes.models.sprites.marginal_frames import expected_frames
 from motes.models.sprites.patches import window_offsets
-from motes.models.sprites.renderer import CELLS, GlyphRenderer
+from motes.models.sprites.renderer import CELLS, SpriteRenderer
 
 HEIGHT, WIDTH, UNIT, WINDOW = 12, 14, 3.0, 1
 K = 2
 
 
-def renderer_of() -> GlyphRenderer:
+def renderer_of() -> SpriteRenderer:
     return odd_renderer((HEIGHT, WIDTH), pixels_per_unit=UNIT).float()
 
 
 def posterior_at(
-    renderer: GlyphRenderer, centres: list[list[float]], log_weights: torch.Tensor
-) -> PlacePosterior:
+    renderer: SpriteRenderer, centres: list[list[float]], log_weights: torch.Tensor
+) -> GridPosterior:
     """q of one clip of one frame: objects seen around these pixels."""
     origin = renderer.from_pixels(torch.tensor(centres, dtype=torch.float32))[None, :, None]
     N = len(centres)
-    return PlacePosterior(
+    return GridPosterior(
         origin=origin,
         log_weights=log_weights.log_softmax(-1)[None, :, None],
         offsets=window_offsets(4, WINDOW) / UNIT,
@@ -40,7 +40,7 @@ def posterior_at(
     )
 
 
-def repeated(q: PlacePosterior, clips: int, frames: int) -> PlacePosterior:
+def repeated(q: GridPosterior, clips: int, frames: int) -> GridPosterior:
     """The same q for many clips and frames."""
     tensors = {
         name: value.repeat(clips, 1, frames, *[1] * (value.ndim - 3))
@@ -50,11 +50,11 @@ def repeated(q: PlacePosterior, clips: int, frames: int) -> PlacePosterior:
     return q._replace(**tensors)
 
 
-def nowhere(num_objects: int) -> tuple[torch.Tensor, Place]:
+def nowhere(num_objects: int) -> tuple[torch.Tensor, PixelGaussian]:
     """Predictions that no object needs."""
     weights = torch.full((1, num_objects, K), torch.nan, dtype=torch.float64)
     means = torch.full((1, num_objects, K, 1, 2), torch.nan, dtype=torch.float64)
-    return weights, Place(means, means[..., None].expand(*means.shape, 2))
+    return weights, PixelGaussian(means, means[..., None].expand(*means.shape, 2))
 
 
 def only(*cells: int) -> torch.Tensor:
@@ -97,7 +97,7 @@ def test_a_hidden_object_is_anywhere_in_each_pixel_with_the_mass_of_its_gaussian
     weights = torch.tensor([0.4, 0.6], dtype=torch.float64)
     middles = torch.tensor([[5.3, 3.8], [12.9, 8.1]], dtype=torch.float64)
     deviations = torch.tensor([[0.7, 1.4], [2.0, 0.9]], dtype=torch.float64)
-    predicted = Place(
+    predicted = PixelGaussian(
         renderer.from_pixels(middles)[None, None, :, None],
         (deviations / UNIT).square().diag_embed()[None, None, :, None],
     )
@@ -132,7 +132,7 @@ def test_expected_frames_are_the_average_of_draws(generator: torch.Generator) ->
     middles = renderer.from_pixels(torch.tensor([[5.3, 3.8], [9.6, 8.1]]).double())
     shape = torch.tensor([[[2.2, 1.2], [1.2, 3.0]], [[3.0, -0.8], [-0.8, 2.0]]]).double()
     spread = shape / UNIT**2
-    predicted = Place(
+    predicted = PixelGaussian(
         middles[None, None, :, None].expand(1, 2, K, 2, 2),
         spread[None, None, :, None].expand(1, 2, K, 2, 2, 2),
     )

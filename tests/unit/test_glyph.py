@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from glyphs import odd_renderer
-from motes.models.sprites.likelihood_maps import Glyph
+from motes.models.sprites.likelihood_maps import SpriteTemplate
 from motes.models.sprites.renderer import (
     BACKGROUND_UNIT,
     CELLS,
     LEAST_BACKGROUND,
     LEAST_COVER,
-    GlyphRenderer,
+    SpriteRenderer,
 )
 
 HEIGHT, WIDTH, REACH, PIXELS_PER_UNIT = 6, 7, 2, 3.0
@@ -18,7 +18,7 @@ HEIGHT, WIDTH, REACH, PIXELS_PER_UNIT = 6, 7, 2, 3.0
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-11}
 
 
-def glyph_renderer(seed: int = 0) -> tuple[GlyphRenderer, torch.Generator]:
+def glyph_renderer(seed: int = 0) -> tuple[SpriteRenderer, torch.Generator]:
     renderer = odd_renderer((HEIGHT, WIDTH), REACH, PIXELS_PER_UNIT, seed)
     return renderer, torch.Generator().manual_seed(seed)
 
@@ -29,7 +29,7 @@ def scene(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     return positions, torch.tensor([[True, True], [True, False]])
 
 
-def naive_glyph(renderer: GlyphRenderer, dx: float, dy: float) -> torch.Tensor | float:
+def naive_glyph(renderer: SpriteRenderer, dx: float, dy: float) -> torch.Tensor | float:
     """The value of the cell of the table in which an offset (pixel minus object) lies."""
     cells = renderer.root_depth.shape[0]
     row, column = (math.floor((d + REACH + 0.5) * CELLS) for d in (dy, dx))
@@ -39,7 +39,7 @@ def naive_glyph(renderer: GlyphRenderer, dx: float, dy: float) -> torch.Tensor |
 
 
 def naive_logits(
-    renderer: GlyphRenderer, positions: torch.Tensor, present: torch.Tensor
+    renderer: SpriteRenderer, positions: torch.Tensor, present: torch.Tensor
 ) -> torch.Tensor:
     B, N, T, _ = positions.shape
     background = (BACKGROUND_UNIT * renderer.root_background) ** 2 + LEAST_BACKGROUND
@@ -199,8 +199,8 @@ def test_kernels_are_what_an_object_in_each_cell_of_a_pixel_adds() -> None:
 
 
 def test_ink_has_the_mass_and_the_variance_of_the_first_blob() -> None:
-    renderer = GlyphRenderer((30, 30), reach=9, initial_width=1.7, pixels_per_unit=1.0)
-    glyph = Glyph.coarse(renderer, 1)
+    renderer = SpriteRenderer((30, 30), reach=9, initial_width=1.7, pixels_per_unit=1.0)
+    glyph = SpriteTemplate.coarse(renderer, 1)
     mass, spread = glyph.mass, glyph.spread
     # The blob, and that an object is in the middle of any of four cells of its pixel. The table
     # ends more than five widths from the centre: 1e-7 of the ink lies beyond.

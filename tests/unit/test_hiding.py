@@ -13,10 +13,10 @@ from glyphs import disk_renderer, frame_with, odd_renderer, straight
 from motes.models.model import Model, build
 from motes.models.pixel_map import align
 from motes.models.sprites.forward_pass import Sightings, revisit, scene_of
-from motes.models.sprites.grid_posterior import PlacePosterior
-from motes.models.sprites.likelihood_maps import Glyph, Place
-from motes.models.sprites.occlusion import SPOTS, Supposed, even_draws, suppose
-from motes.models.sprites.renderer import CELLS, LEAST_COVER, GlyphRenderer
+from motes.models.sprites.grid_posterior import GridPosterior
+from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate
+from motes.models.sprites.occlusion import SPOTS, OccludedObjects, even_draws, suppose
+from motes.models.sprites.renderer import CELLS, LEAST_COVER, SpriteRenderer
 from motes.models.sprites.tracker import Tracker, _bound, begun_later
 from motes.training.presets import preset
 
@@ -26,7 +26,11 @@ COVER = slice(10, 18)  # columns
 
 
 def naive(
-    glyph: Glyph, frame: np.ndarray, other: np.ndarray, mean: np.ndarray, covariance: np.ndarray
+    glyph: SpriteTemplate,
+    frame: np.ndarray,
+    other: np.ndarray,
+    mean: np.ndarray,
+    covariance: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
     """Mean, covariance, log probability and divergence of an unseen object beside a seen one."""
     depth, gain = glyph.depth.mean(0).numpy(), glyph.lit_gain.mean(0).numpy()
@@ -66,10 +70,10 @@ def test_supposing_equals_the_naive_loop(generator: torch.Generator) -> None:
     frames = (torch.rand(2, 1, HEIGHT, WIDTH, generator=generator) < 0.2).double()
     means = torch.tensor([[[[3.0, 4.0]], [[7.2, 2.1]]], [[[12.5, 8.0]], [[6.0, 6.0]]]]).double()
     factor = torch.randn(2, 2, 1, 2, 2, generator=generator, dtype=torch.float64)
-    expected = Place(means, factor @ factor.mT + 2 * torch.eye(2).double())
+    expected = PixelGaussian(means, factor @ factor.mT + 2 * torch.eye(2).double())
     seen = torch.tensor([[[True], [False]], [[False], [True]]])
     with torch.no_grad():
-        glyph = Glyph.coarse(renderer, 0)
+        glyph = SpriteTemplate.coarse(renderer, 0)
         scene = scene_of(frames, torch.full((len(frames),), 2), straight(), renderer)
         ours = suppose(scene, glyph, Sightings(expected, seen), expected)
     assert torch.equal(ours.there, ~seen)
@@ -94,7 +98,7 @@ def test_even_draws_are_as_many_as_the_weights_say(generator: torch.Generator) -
         assert ((counts - SPOTS * weight).abs() <= 1).all()
 
 
-def behind_a_cover() -> tuple[torch.Tensor, GlyphRenderer]:
+def behind_a_cover() -> tuple[torch.Tensor, SpriteRenderer]:
     """A disk that runs to the right, below a cover from column 10 to 17, and stops there."""
     renderer = disk_renderer(SIZE)
     renderer.may_hide = True
@@ -106,21 +110,21 @@ def behind_a_cover() -> tuple[torch.Tensor, GlyphRenderer]:
     return frames, renderer
 
 
-def track(frames: torch.Tensor, count: int, renderer: GlyphRenderer) -> PlacePosterior:
+def track(frames: torch.Tensor, count: int, renderer: SpriteRenderer) -> GridPosterior:
     scene = scene_of(frames, torch.tensor([count]), straight(), renderer)
-    return PlacePosterior.joined(Tracker(7).search(scene))
+    return GridPosterior.joined(Tracker(7).search(scene))
 
 
-def followed(frames: torch.Tensor, renderer: GlyphRenderer, speed: float) -> Supposed:
+def followed(frames: torch.Tensor, renderer: SpriteRenderer, speed: float) -> OccludedObjects:
     """What is supposed of a disk that would be beyond the cover at the end, had it not stopped."""
     time = torch.arange(FRAMES)
     mean = torch.stack([3 + speed * time, torch.full((FRAMES,), 12.0)], -1)[None, None]
     spread = (1.0 + 0.2 * time)[:, None, None] * torch.eye(2)
-    expected = Place(mean, spread[None, None].square())
+    expected = PixelGaussian(mean, spread[None, None].square())
     scene = scene_of(frames, torch.tensor([1]), straight(), renderer)
     found = Sightings(expected, (time < 7)[None, None])
     with torch.no_grad():
-        return suppose(scene, Glyph.coarse(renderer, 0), found, expected)
+        return suppose(scene, SpriteTemplate.coarse(renderer, 0), found, expected)
 
 
 def test_what_does_not_show_is_below_the_cover() -> None:
@@ -170,7 +174,7 @@ def hiding_model() -> tuple[torch.Tensor, Model]:
 
 def test_what_is_hidden_of_an_object_does_not_shift_the_map_to_pixels() -> None:
     _, model = hiding_model()
-    assert isinstance(model.renderer, GlyphRenderer)
+    assert isinstance(model.renderer, SpriteRenderer)
     assert torch.equal(model.pixel_matrix, model.renderer.pixels_per_unit * torch.eye(2))
     # The disk is symmetric up to the rounding of its cells.
     torch.testing.assert_close(model.pixel_offset, torch.full((2,), (SIZE - 1) / 2))
@@ -216,7 +220,7 @@ def test_to_hide_in_the_open_costs_a_search_what_it_costs_a_pixel_to_be_covered(
     path = torch.stack([3.0 + time, 12.0 + 0 * time], -1)
     bounds = []
     for x in (13.5, 21.0):  # below the cover, and beyond it, where nothing shows
-        place = Place(
+        place = PixelGaussian(
             torch.where(seen, path, torch.tensor([x, 12.0])),
             0.3 * torch.eye(2).expand(1, 1, FRAMES, 2, 2),
         )
@@ -230,10 +234,12 @@ def test_to_hide_in_the_open_costs_a_search_what_it_costs_a_pixel_to_be_covered(
 def test_an_unseen_object_does_not_explain_what_another_lights() -> None:
     _, renderer = behind_a_cover()
     frames = frame_with([(5, 6)], SIZE)[None]
-    place = Place(torch.tensor([5.0, 6.0]).expand(1, 2, 1, 2), torch.eye(2).expand(1, 2, 1, 2, 2))
+    place = PixelGaussian(
+        torch.tensor([5.0, 6.0]).expand(1, 2, 1, 2), torch.eye(2).expand(1, 2, 1, 2, 2)
+    )
     scene = scene_of(frames, torch.full((len(frames),), 2), straight(), renderer)
     with torch.no_grad():
-        _, found = revisit(scene, Glyph.coarse(renderer, 3), place, place)
+        _, found = revisit(scene, SpriteTemplate.coarse(renderer, 3), place, place)
     # The first is looked for while the second explains the disk, then the second without it.
     assert found.seen[0, :, 0].tolist() == [False, True]
 
@@ -264,10 +270,10 @@ def test_one_that_hides_does_not_take_the_sightings_of_one_that_stands_where_it_
     # By its sightings, of which there are none, the second is in the middle as well.
     middle = torch.tensor([12.0, 12.0])
     frames = frame_with([(12, 12)], SIZE).expand(1, FRAMES, SIZE, SIZE)
-    place = Place(middle.expand(1, 2, FRAMES, 2), torch.eye(2).expand(1, 2, FRAMES, 2, 2))
+    place = PixelGaussian(middle.expand(1, 2, FRAMES, 2), torch.eye(2).expand(1, 2, FRAMES, 2, 2))
     seen = torch.tensor([True, False])[None, :, None].expand(1, 2, FRAMES)
     scene = scene_of(frames, torch.tensor([2]), straight(), renderer)
     with torch.no_grad():
-        coarse = Glyph.coarse(renderer, 7)
+        coarse = SpriteTemplate.coarse(renderer, 7)
         found, _ = Tracker(7)._settle(scene, coarse, Sightings(place, seen), scene.observed)
     assert torch.equal(found.seen, seen)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from motes.bench import naive
 from motes.core.errors import InputError
 from motes.models.paper import paper_init
-from motes.models.paper.inference import Encoding, InferenceNetwork
+from motes.models.paper.inference import GaussianPosterior, InferenceNetwork
 from motes.models.paper.recurrence import recur
 
 # In float64 a state is reached through at most T + N < 16 cells, each a sum of fewer than 100
@@ -220,7 +220,7 @@ def test_cuda_graph_equals_the_cpu():
 def test_q_has_the_moments_the_density_and_the_entropy_of_its_gaussians():
     generator = torch.Generator().manual_seed(0)
     means, noise = torch.randn(2, 1, 2, 3, 2, generator=generator, dtype=torch.float64)
-    q = Encoding(means, noise.abs() + 0.1)
+    q = GaussianPosterior(means, noise.abs() + 0.1)
     each = torch.distributions.Normal(q.means, q.scales)
     torch.testing.assert_close(q.entropy(), each.entropy().sum(-1))
     torch.testing.assert_close(each.cdf(q.draw(noise)), torch.special.ndtr(noise))

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import avg_pool2d, interpolate
 
 from motes.core.errors import InputError
-from motes.models.layers.renderer import Looks, PictureRenderer
+from motes.models.layers.renderer import Appearance, LayeredRenderer
 from motes.models.sprites.renderer import CELLS
 from motes.training.sprite_init import Cuttings, aligned, seed_kinds
 from photos import hollow_pictures
@@ -17,13 +17,13 @@ def scene(generator: torch.Generator):
     counts = 1 + torch.arange(B) % 2
     positions = 8 * (torch.rand(B, 2, T, 2, generator=generator) - 0.5)
     kind = torch.randint(2, (B, 2), generator=generator)
-    looks = Looks(kind, torch.arange(2).expand(B, 2))
+    looks = Appearance(kind, torch.arange(2).expand(B, 2))
     drawn = truth(positions, torch.arange(2) < counts[:, None], looks).sigmoid().detach()
     return truth, drawn + 0.03 * torch.randn(drawn.shape, generator=generator), counts
 
 
-def fresh() -> PictureRenderer:
-    return PictureRenderer(
+def fresh() -> LayeredRenderer:
+    return LayeredRenderer(
         (32, 32), channels=1, num_kinds=2, reach=4, initial_width=2.0, pixels_per_unit=3.0
     )
 

@@ -14,7 +14,7 @@ from motes.kalman.lgssm import Dynamics
 from motes.models import elbo as objective
 from motes.models.elbo import BoundTerms
 from motes.models.model import Model
-from motes.models.paper.inference import Encoding
+from motes.models.paper.inference import GaussianPosterior
 from oracles import joint, one_model
 from tiny import (
     HEIGHT,
@@ -51,11 +51,11 @@ def prior_moments(dynamics: Dynamics) -> tuple[np.ndarray, np.ndarray]:
 
 
 def bound_of_draws(
-    dynamics: Dynamics, views: torch.Tensor, q: Encoding, noise: torch.Tensor
+    dynamics: Dynamics, views: torch.Tensor, q: GaussianPosterior, noise: torch.Tensor
 ) -> torch.Tensor:
     """F with the stand-in view ~ N(a, VIEW_NOISE I) in place of the picture: one number a draw."""
     draws = noise.shape[0]
-    q = Encoding(*(value.expand(draws, -1, -1, -1) for value in q))
+    q = GaussianPosterior(*(value.expand(draws, -1, -1, -1) for value in q))
     a = q.draw(noise)
     gap = (views - a).square() / VIEW_NOISE + math.log(2 * math.pi * VIEW_NOISE)
     present = torch.ones(draws, a.shape[1], dtype=torch.bool)
@@ -85,7 +85,7 @@ def test_the_bound_with_the_exact_posterior_is_the_log_evidence(
     flat = views.reshape(2, -1).numpy()
     posterior_mean = mean + gain * (flat - mean)
     posterior_scale = np.broadcast_to(np.sqrt(VIEW_NOISE * gain), posterior_mean.shape)
-    q = Encoding(
+    q = GaussianPosterior(
         torch.from_numpy(posterior_mean).reshape(1, 2, T, P),
         torch.from_numpy(posterior_scale.copy()).reshape(1, 2, T, P),
     )
@@ -111,7 +111,7 @@ def test_the_bound_is_the_log_evidence_less_the_divergence_of_q(
     dynamics = one_component(generator, spread_log=-0.5)
     shape = (1, num_objects, T, P)
     views, means, log_scales = torch.randn(3, *shape, dtype=torch.float64, generator=generator)
-    q = Encoding(means, (0.5 * log_scales).exp())
+    q = GaussianPosterior(means, (0.5 * log_scales).exp())
     bound = float(bound_of_draws(dynamics, views, q, cubature(num_objects)).mean())
 
     prior_mean, prior_cov = prior_moments(dynamics)
@@ -167,7 +167,7 @@ def test_entropy_is_that_of_the_gaussians_of_present_objects_and_seen_frames(
     present = torch.tensor([[True, True, False], [True, False, False]])
     observed = torch.tensor([[True, False, True, True], [True, True, False, False]])[:, None]
     seen = torch.rand(2, 3, 4, generator=generator) < 0.5
-    nats = Encoding(torch.zeros_like(scales), scales).entropy()
+    nats = GaussianPosterior(torch.zeros_like(scales), scales).entropy()
     each = torch.distributions.Normal(0.0, scales).entropy().sum(-1)
     for mask in (None, observed, seen):
         counted = each * present[:, :, None] * (1 if mask is None else mask)
@@ -233,8 +233,8 @@ def test_an_object_that_was_not_seen_adds_neither_entropy_nor_prior(
     assert found is not None
     seen = torch.rand(2, MAX_OBJECTS, 5, generator=generator) < 0.5
     q = found._replace(seen=seen)
-    assert objective.where_seen(q, None) is seen
-    assert objective.where_seen(q._replace(seen=torch.ones_like(seen)), None) is None
+    assert objective.detected_mask(q, None) is seen
+    assert objective.detected_mask(q._replace(seen=torch.ones_like(seen)), None) is None
     noise = torch.randn(2, MAX_OBJECTS, 5, 2, generator=generator)
     terms = objective.terms_of(model, q, frames, counts, noise)
     positions, nats = q.draw(noise), q.entropy()
@@ -266,7 +266,7 @@ def test_what_hides_objects_learns_only_when_it_may(generator: torch.Generator) 
     model = tiny_structured_model()
     noise = torch.randn(2, MAX_OBJECTS, 5, 2, generator=generator)
     for allowed in (False, True):
-        model.let_hide(allowed)
+        model.set_occlusion_learning(allowed)
         model.zero_grad()
         terms = objective.bound_terms(model, tiny_frames(2, 5), torch.tensor([1, 2]), noise)
         terms.weighted(1.0).sum().backward()

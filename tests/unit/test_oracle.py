@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from motes import kalman
-from motes.data import Trap, World, worlds
+from motes.data import OpticalTrap, World, worlds
 from motes.data.worlds.cannonballs import draw_clips
 from motes.evaluation import metrics
 from motes.evaluation.baselines import oracle
-from motes.evaluation.baselines.oracle import Law, ask_oracle, oracle_tracks
+from motes.evaluation.baselines.oracle import Law, oracle_tracks, predict_with_oracle
 
 
 def evidence(law, tracks):
@@ -40,7 +40,7 @@ def test_the_order_in_which_points_are_given_does_not_matter():
     law = Law.of(worlds.physics_of("bar"))
     clips = worlds.make("bar", 6, 3, seed=12)
     points = torch.where(clips.visible[..., None], clips.positions.round(), torch.nan)
-    one, other = ask_oracle(points, law), ask_oracle(points.flip(1), law)
+    one, other = predict_with_oracle(points, law), predict_with_oracle(points.flip(1), law)
     order = metrics.best_order(other.path_pixels, one.path_pixels)
     assert torch.allclose(metrics.reorder(other.path_pixels, order), one.path_pixels)
 
@@ -70,7 +70,9 @@ def test_the_oracle_s_law_is_the_world_s(name):
     path = clips.clean[:, 0].double()
     # The state of a clean path: its point, and the way to the next point less the push on it.
     velocity = path[:, 1] - path[:, 0] - law.physics.model.force[:2]
-    states = kalman.Belief(torch.cat([path[:, 0], velocity], 1), torch.zeros(5, 4, 4).double())
+    states = kalman.StateEstimate(
+        torch.cat([path[:, 0], velocity], 1), torch.zeros(5, 4, 4).double()
+    )
     for t in range(30):
         # float32 pixels carry 2e-6 px; the velocity errs by twice that, 29 frames long.
         assert states.mean[:, :2].numpy() == pytest.approx(path[:, t].numpy(), abs=2e-4)
@@ -78,7 +80,7 @@ def test_the_oracle_s_law_is_the_world_s(name):
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("world", [World(), World(drag=0.05), Trap(num_frames=30)])
+@pytest.mark.parametrize("world", [World(), World(drag=0.05), OpticalTrap(num_frames=30)])
 def test_true_physics_has_the_moments_of_the_clips(world):
     physics = Law.of(world).physics
     model = physics.model
@@ -99,7 +101,7 @@ def test_true_physics_has_the_moments_of_the_clips(world):
 def test_error_bars_of_the_oracle_hold_behind_the_bar():
     law = Law.of(worlds.physics_of("bar"))
     clips = worlds.make("bar", 60, 1, seed=15)
-    told = ask_oracle(
+    told = predict_with_oracle(
         torch.where(clips.visible[..., None], clips.positions.round(), torch.nan), law
     )
     gap = (clips.positions - told.pixels).double()
@@ -116,6 +118,6 @@ def test_objects_that_are_never_seen_stay_unknown():
     law = Law.of(worlds.physics_of("cannonballs"))
     points = worlds.make("cannonballs", 2, 2, seed=16).positions.round()
     points[:, 1] = torch.nan
-    told = ask_oracle(points, law)
+    told = predict_with_oracle(points, law)
     assert bool(told.pixels.isfinite().all())
     assert int((told.pixel_covariances[..., 0, 0] < 0.1).sum()) == 2 * 30

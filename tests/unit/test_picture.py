@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from motes.models.layers.renderer import Looks
+from motes.models.layers.renderer import Appearance
 from motes.models.sprites.patches import Shown
 from photos import naive_log_density, naive_mean, odd_pictures
 
 SIZE = (9, 11)
 PRESENT = torch.tensor([[True, True, True], [True, False, True]])
-LOOKS = Looks(torch.tensor([[0, 2, 1], [1, 0, 0]]), torch.tensor([[2, 0, 1], [0, 1, 2]]))
+LOOKS = Appearance(torch.tensor([[0, 2, 1], [1, 0, 0]]), torch.tensor([[2, 0, 1], [0, 1, 2]]))
 
 
 def scattered(generator: torch.Generator, num_frames: int = 3) -> torch.Tensor:
@@ -85,7 +85,7 @@ def test_kinds_and_orders_are_a_distribution():
     renderer = odd_pictures(SIZE)
     present = torch.ones(1, 2, dtype=torch.bool)
     cases = list(itertools.product(range(3), range(3), ([0, 1], [1, 0])))
-    looks = Looks(
+    looks = Appearance(
         *(torch.tensor(part) for part in ([case[:2] for case in cases], [c[2] for c in cases]))
     )
     total = float(renderer.log_prior(looks, present.expand(len(cases), 2)).detach().exp().sum())

@@ -11,12 +11,12 @@ import torch
 from motes.kalman.lgssm import Dynamics
 from motes.models.layers import search as picture_search
 from motes.models.layers.likelihood_maps import Cast, Kinds, around, detect, look
-from motes.models.layers.renderer import Looks, PictureRenderer
+from motes.models.layers.renderer import Appearance, LayeredRenderer
 from motes.models.layers.search import TOO_FAR, likelier, look_closely, revisit
 from motes.models.layers.tracker import search_pictures
 from motes.models.sprites.forward_pass import Scene, Sightings, scene_of
-from motes.models.sprites.grid_posterior import LongPosterior, PlacePosterior
-from motes.models.sprites.likelihood_maps import TOLD, Place
+from motes.models.sprites.grid_posterior import GridPosterior, StreamedPosterior
+from motes.models.sprites.likelihood_maps import TOLD, PixelGaussian
 from motes.models.sprites.patches import Shown, Window
 from photos import hollow_pictures, naive_log_density, naive_mean, odd_pictures
 
@@ -41,7 +41,7 @@ def test_looking_at_a_picture_equals_the_naive_loop(order, generator):
     frame = torch.rand(1, 1, *SIZE, 2, generator=generator, dtype=torch.float64)
     centres = torch.tensor([[[4.3, 4.1], [5.2, 3.4], [10.4, 5.6]]], dtype=torch.float64)
     kind, present = torch.tensor([[0, 2, 1]]), torch.ones(1, 3, dtype=torch.bool)
-    prior = Place(centres[:, n] + 0.7, torch.tensor([[[1.5, 0.4], [0.4, 0.8]]]).double())
+    prior = PixelGaussian(centres[:, n] + 0.7, torch.tensor([[[1.5, 0.4], [0.4, 0.8]]]).double())
     near = kinds.around(centres[:, n])
     held = None if order is None else torch.tensor([order])
     rest = around(kinds, near, Cast(centres, kind, present), n, held)
@@ -76,7 +76,7 @@ def test_where_kinds_are_known_no_other_is_tried(generator):
     near = kinds.around(centres[:, 0])
     everyone = Cast(centres, kind, torch.ones(count, 2, dtype=torch.bool))
     rest = around(kinds, near, everyone, 0, None)
-    prior = Place(centres[:, 0], torch.eye(2).double().expand(count, 2, 2))
+    prior = PixelGaussian(centres[:, 0], torch.eye(2).double().expand(count, 2, 2))
     arguments = (kinds, seen_through(near, frames), near, rest, prior)
     alone, among_all = look(*arguments, kind[:, 0]), look(*arguments)
     theirs = among_all.of_kind(kind[:, 0])
@@ -90,7 +90,7 @@ def test_a_coarse_look_is_the_mean_over_the_places_in_a_pixel(generator):
     renderer = odd_pictures(SIZE)
     fine, coarse = (without_gradient(make(renderer, 1)) for make in (Kinds.fine, Kinds.coarse))
     frame = torch.rand(1, 1, *SIZE, 2, generator=generator, dtype=torch.float64)
-    prior = Place(torch.full((1, 2), 5.0).double(), 1e9 * torch.eye(2)[None].double())
+    prior = PixelGaussian(torch.full((1, 2), 5.0).double(), 1e9 * torch.eye(2)[None].double())
     near = fine.around(prior.mean)
     nobody = Cast(prior.mean[:, None], torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1) > 0)
     one, many = (
@@ -109,7 +109,7 @@ def test_a_coarse_look_is_the_mean_over_the_places_in_a_pixel(generator):
 def test_objects_are_detected_with_their_kinds_from_left_to_right(generator):
     renderer = hollow_pictures(32)
     positions = renderer.from_pixels(torch.tensor([[[[22.0, 9.0]], [[7.0, 20.0]]]]))
-    looks = Looks(torch.tensor([[0, 1]]), torch.tensor([[0, 1]]))
+    looks = Appearance(torch.tensor([[0, 1]]), torch.tensor([[0, 1]]))
     drawn = renderer(positions, torch.ones(1, 2, dtype=torch.bool), looks).sigmoid().detach()
     noisy = drawn + 0.03 * torch.randn(drawn.shape, generator=generator)
     kinds = without_gradient(Kinds.coarse(renderer, 7))
@@ -124,12 +124,12 @@ def crossing(order: list[int], generator: torch.Generator):
     left = torch.stack([4 + 1.7 * time, 12.3 + 0.3 * time], -1)
     right = torch.stack([28 - 1.6 * time, 17.1 - 0.2 * time], -1)
     positions = renderer.from_pixels(torch.stack([left, right])[None])
-    looks = Looks(torch.tensor([[0, 1]]), torch.tensor([order]))
+    looks = Appearance(torch.tensor([[0, 1]]), torch.tensor([order]))
     drawn = renderer(positions, torch.ones(1, 2, dtype=torch.bool), looks).sigmoid().detach()
     return renderer, drawn + 0.03 * torch.randn(drawn.shape, generator=generator), positions, looks
 
 
-def scene_with(renderer, frames, generator: torch.Generator) -> Scene[PictureRenderer]:
+def scene_with(renderer, frames, generator: torch.Generator) -> Scene[LayeredRenderer]:
     dynamics = Dynamics(
         position_noise=0.05, initial_spread=8.0, state_noise=1e-2, generator=generator
     )
@@ -144,7 +144,7 @@ def test_a_sighting_that_the_other_frames_exclude_is_none(generator):
     sharp = 0.25 * torch.eye(2).expand(*truth.shape, 2)
     elsewhere = truth.clone()
     elsewhere[0, 0, 3] += 3.0  # six standard deviations from where it is seen
-    guess, expected = Place(truth, sharp), Place(elsewhere, sharp)
+    guess, expected = PixelGaussian(truth, sharp), PixelGaussian(elsewhere, sharp)
     found, _ = revisit(scene, kinds, guess, looks, expected)
     assert not found.seen[0, 0, 3]
     assert torch.equal(found.place.mean[0, 0, 3], elsewhere[0, 0, 3])
@@ -156,13 +156,15 @@ def test_a_sighting_that_the_other_frames_exclude_is_none(generator):
 def test_of_each_frame_the_likelier_sightings_are_kept(generator):
     renderer, frames, positions, looks = crossing([0, 1], generator)
     scene, truth = scene_with(renderer, frames, generator), renderer.to_pixels(positions)
-    expected = Place(truth, torch.eye(2).expand(*truth.shape, 2))
+    expected = PixelGaussian(truth, torch.eye(2).expand(*truth.shape, 2))
     seen = torch.ones(1, 2, 15, dtype=torch.bool)
     exchanged = truth.clone()
     exchanged[:, :, :5] = truth.flip(1)[:, :, :5]
     moved = truth.clone()
     moved[:, :, 5:] += 1.0
-    one, other = (Sightings(Place(mean, expected.covariance), seen) for mean in (exchanged, moved))
+    one, other = (
+        Sightings(PixelGaussian(mean, expected.covariance), seen) for mean in (exchanged, moved)
+    )
     assert torch.equal(likelier(scene, one, other, looks, expected).place.mean, truth)
     assert torch.equal(likelier(scene, other, one, looks, expected).place.mean, truth)
 
@@ -171,7 +173,7 @@ def test_of_each_frame_the_likelier_sightings_are_kept(generator):
 def test_two_objects_that_cross_keep_their_kind_and_who_is_in_front_is_found(order, generator):
     renderer, frames, positions, _ = crossing(order, generator)
     scene = scene_with(renderer, frames, generator)
-    q = PlacePosterior.joined(search_pictures(scene, window=7))
+    q = GridPosterior.joined(search_pictures(scene, window=7))
     assert q.looks is not None
     assert q.looks.kind.tolist() == [[0, 1]]
     assert q.looks.order.tolist() == [order]
@@ -190,7 +192,7 @@ def two_clips(generator):
     scene = scene_with(renderer, torch.cat([frames, frames.flip(1)]), generator)
     scene = dataclasses.replace(scene, observed=torch.rand(2, 15, generator=generator) < 0.8)
     truth = renderer.to_pixels(torch.cat([positions, positions.flip(2)]))
-    return scene, truth, Looks(*(part.expand(2, 2) for part in looks))
+    return scene, truth, Appearance(*(part.expand(2, 2) for part in looks))
 
 
 @torch.no_grad()
@@ -208,15 +210,17 @@ def test_looking_again_at_pictures_is_a_loop_over_objects_and_frames(
     scene.frames[:, 12:, ..., 0] = scene.renderer(places, scene.present, other).sigmoid()
     kinds = Kinds.coarse(scene.renderer, 3)
     spread = 0.3 * torch.eye(2).expand(*truth.shape, 2)
-    guess = Place(truth + torch.randn(truth.shape, generator=generator), spread)
-    expected = Place(truth, spread)
+    guess = PixelGaussian(truth + torch.randn(truth.shape, generator=generator), spread)
+    expected = PixelGaussian(truth, spread)
     found, told = revisit(scene, kinds, guess, other, expected)
     for b in range(2):
         means, kind = guess.mean[b].clone(), other.kind[b].clone()
         for n in range(2):
             every, evidence = [], kinds.log_shares.clone()
             for t in range(15):
-                prior = Place(expected.mean[b : b + 1, n, t], expected.covariance[b : b + 1, n, t])
+                prior = PixelGaussian(
+                    expected.mean[b : b + 1, n, t], expected.covariance[b : b + 1, n, t]
+                )
                 near = kinds.around(means[None, n, t])
                 there = Cast(means[None, :, t], kind[None], torch.ones(1, 2, dtype=torch.bool))
                 rest = around(kinds, near, there, n, looks.order[b : b + 1])
@@ -246,8 +250,8 @@ def test_a_close_look_finds_objects_between_the_cells_that_a_look_for_their_kind
     scene, truth, looks = two_clips
     kinds = Kinds.fine(scene.renderer, 2)
     spread = 0.3 * torch.eye(2).expand(*truth.shape, 2)
-    guess = Place(truth + torch.randn(truth.shape, generator=generator), spread)
-    arguments = (scene, kinds, guess, looks, Place(truth, spread))
+    guess = PixelGaussian(truth + torch.randn(truth.shape, generator=generator), spread)
+    arguments = (scene, kinds, guess, looks, PixelGaussian(truth, spread))
     found, told = revisit(*arguments)
     assert torch.equal(told.kind, looks.kind)
     errors = []
@@ -264,11 +268,11 @@ def test_a_close_look_finds_objects_between_the_cells_that_a_look_for_their_kind
 @pytest.mark.parametrize("at_once", [1, 2 * 2 * 3 * 4])
 def test_a_long_clip_of_pictures_is_searched_as_a_short_one_is(at_once, two_clips, monkeypatch):
     scene, truth, _ = two_clips
-    whole = PlacePosterior.joined(search_pictures(scene, 3, window=7))
+    whole = GridPosterior.joined(search_pictures(scene, 3, window=7))
     monkeypatch.setattr(picture_search, "AT_ONCE", at_once)
     stretches = search_pictures(scene, 3, window=7)
     assert len(list(stretches())) > 1
-    pieces, long = PlacePosterior.joined(stretches), LongPosterior.of(stretches)
+    pieces, long = GridPosterior.joined(stretches), StreamedPosterior.of(stretches)
     for ours in (pieces, long):
         assert torch.equal(ours.seen, whole.seen)
         assert all(map(torch.equal, ours.looks, whole.looks))

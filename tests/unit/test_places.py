@@ -7,8 +7,8 @@ import torch
 from glyphs import disk_renderer, frame_with, odd_renderer
 from motes.models.sprites.detection import detect, spot
 from motes.models.sprites.likelihood_maps import (
-    Glyph,
-    Place,
+    PixelGaussian,
+    SpriteTemplate,
     View,
     chosen,
     covers,
@@ -23,33 +23,35 @@ from motes.models.sprites.renderer import BACKGROUND_UNIT
 HEIGHT, WIDTH, REACH = 9, 11, 2
 
 
-def odd_glyph(phases: int, window: int = 1) -> Glyph:
+def odd_glyph(phases: int, window: int = 1) -> SpriteTemplate:
     renderer = odd_renderer((HEIGHT, WIDTH), REACH)
     with torch.no_grad():
-        glyph = (Glyph.coarse if phases == 1 else Glyph.fine)(renderer, window)
+        glyph = (SpriteTemplate.coarse if phases == 1 else SpriteTemplate.fine)(renderer, window)
     assert glyph.phases == phases
     return glyph
 
 
-def seen_around(glyph: Glyph, mean: torch.Tensor, frames: torch.Tensor) -> View:
+def seen_around(glyph: SpriteTemplate, mean: torch.Tensor, frames: torch.Tensor) -> View:
     """What is seen of frames around places."""
     near = Window.around(mean, glyph.far, (HEIGHT, WIDTH))
     return View.through(near, glyph, squares(frames, glyph.far), torch.arange(len(frames)))
 
 
-def random_place(generator: torch.Generator, num_clips: int, num_objects: int) -> Place:
+def random_place(generator: torch.Generator, num_clips: int, num_objects: int) -> PixelGaussian:
     shape = (num_clips, num_objects, 2)
     size = torch.tensor([WIDTH, HEIGHT], dtype=torch.float64)
     mean = torch.rand(shape, generator=generator, dtype=torch.float64) * (size + 2) - 1.5
     factor = torch.randn(*shape, 2, generator=generator, dtype=torch.float64)
-    return Place(mean, factor @ factor.mT + 0.5 * torch.eye(2))
+    return PixelGaussian(mean, factor @ factor.mT + 0.5 * torch.eye(2))
 
 
 def distance(offset: np.ndarray, covariance: np.ndarray) -> float:
     return float(offset @ np.linalg.solve(covariance, offset))
 
 
-def naive_shares(glyph: Glyph, guess: Place, present: list[bool], n: int) -> np.ndarray:
+def naive_shares(
+    glyph: SpriteTemplate, guess: PixelGaussian, present: list[bool], n: int
+) -> np.ndarray:
     """The share of object n in each pixel, among all objects and the background."""
     depth, background = glyph.depth.numpy().mean(0), glyph.background.numpy()
     mass, second = 0.0, 0.0
@@ -72,10 +74,10 @@ def naive_shares(glyph: Glyph, guess: Place, present: list[bool], n: int) -> np.
 
 
 def naive_look(
-    glyph: Glyph,
+    glyph: SpriteTemplate,
     frame: np.ndarray,
     share: np.ndarray,
-    prior: Place,
+    prior: PixelGaussian,
     centre: np.ndarray,
     window: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -117,9 +119,11 @@ def test_looking_equals_the_naive_loop(
     found = look(glyph, view, responsibility(glyph, view.window, guess, present), prior)
     summary = found.place()
     for b, n in present.nonzero().tolist():
-        share = naive_shares(glyph, Place(*(part[b] for part in guess)), present[b].tolist(), n)
+        share = naive_shares(
+            glyph, PixelGaussian(*(part[b] for part in guess)), present[b].tolist(), n
+        )
         centre = np.clip(np.rint(guess.mean[b, n].numpy()), 0, [WIDTH - 1, HEIGHT - 1]).astype(int)
-        its_prior = Place(*(part[b, n] for part in prior))
+        its_prior = PixelGaussian(*(part[b, n] for part in prior))
         places, gains, weights = naive_look(
             glyph, frames[b].numpy(), share, its_prior, centre, window
         )
@@ -238,8 +242,8 @@ def test_a_place_is_chosen_by_its_flag(generator: torch.Generator) -> None:
             assert torch.equal(part[b, n], expected[b, n])
 
 
-def disk_glyph(size: int = 24) -> Glyph:
-    return Glyph.coarse(disk_renderer(size), window=1)
+def disk_glyph(size: int = 24) -> SpriteTemplate:
+    return SpriteTemplate.coarse(disk_renderer(size), window=1)
 
 
 def test_separated_disks_are_found_from_left_to_right() -> None:
@@ -273,7 +277,7 @@ def test_spotting_equals_the_naive_loop(generator: torch.Generator) -> None:
     glyph = odd_glyph(4)
     frames = (torch.rand(3, HEIGHT, WIDTH, generator=generator) < 0.3).double()
     covered = torch.rand(3, HEIGHT * WIDTH, generator=generator, dtype=torch.float64)
-    prior = Place(*(part[:, 0] for part in random_place(generator, 3, 1)))
+    prior = PixelGaussian(*(part[:, 0] for part in random_place(generator, 3, 1)))
     found, told = spot(glyph, frames, covered, prior)
     depth, shows = glyph.depth.mean(0).numpy(), glyph.visibility.numpy()
     gain = glyph.lit_gain.mean(0).numpy()
@@ -300,11 +304,11 @@ def test_spotting_equals_the_naive_loop(generator: torch.Generator) -> None:
 def test_what_the_background_lights_is_no_object() -> None:
     renderer, frame = disk_renderer(24), frame_with([(6, 6)])
     frame[0, 14:20, 14:20] = 1  # a lamp, of which more is lit than of the ball
-    dazzled, _ = detect(Glyph.coarse(renderer, 1), frame, torch.tensor([1]), slots=1)
+    dazzled, _ = detect(SpriteTemplate.coarse(renderer, 1), frame, torch.tensor([1]), slots=1)
     assert dazzled[0].min() >= 14
     with torch.no_grad():
         renderer.root_background[14:20, 14:20] = 2.0 / BACKGROUND_UNIT
-    found, _ = detect(Glyph.coarse(renderer, 1), frame, torch.tensor([1]), slots=1)
+    found, _ = detect(SpriteTemplate.coarse(renderer, 1), frame, torch.tensor([1]), slots=1)
     assert found[0].tolist() == [[6, 6]]
 
 
@@ -316,8 +320,8 @@ def test_cells_are_those_that_the_renderer_tells_apart(monkeypatch: pytest.Monke
         renderer.visibility_logit.fill_(200.0)
     centre = torch.tensor([[[5.0, 4.0]]], dtype=torch.float64)
     frame = torch.zeros(1, HEIGHT, WIDTH, dtype=torch.float64)
-    anywhere = Place(centre, 1e12 * torch.eye(2).double()[None, None])
-    glyph = Glyph.fine(renderer, 1)
+    anywhere = PixelGaussian(centre, 1e12 * torch.eye(2).double()[None, None])
+    glyph = SpriteTemplate.fine(renderer, 1)
     view = seen_around(glyph, centre, frame)
     found = look(glyph, view, torch.ones_like(view.seen), anywhere)
     places = renderer.from_pixels(centre + window_offsets(4, 1))

@@ -9,17 +9,17 @@ import torch
 from scipy import stats
 
 from glyphs import odd_renderer
-from motes.models.sprites.grid_posterior import OF_OBJECTS, REGION, LongPosterior, PlacePosterior
-from motes.models.sprites.likelihood_maps import Look, Place
+from motes.models.sprites.grid_posterior import OF_OBJECTS, REGION, GridPosterior, StreamedPosterior
+from motes.models.sprites.likelihood_maps import Look, PixelGaussian
 from motes.models.sprites.patches import window_offsets
 
 PHASES, WINDOW, UNIT = 4, 1, 3.0  # cells a pixel, pixels around the centre, pixels a unit
 
 
-def posterior_of(log_weights: torch.Tensor, window: int = WINDOW) -> PlacePosterior:
+def posterior_of(log_weights: torch.Tensor, window: int = WINDOW) -> GridPosterior:
     """q of one object in one seen frame, with these weights up to a factor."""
     origin = torch.tensor([0.4, -0.7], dtype=torch.float64).expand(1, 1, 1, 2)
-    return PlacePosterior(
+    return GridPosterior(
         origin=origin,
         log_weights=log_weights.double().log_softmax(-1).expand(1, 1, 1, -1),
         offsets=window_offsets(PHASES, window).double() / UNIT,
@@ -33,7 +33,7 @@ def posterior_of(log_weights: torch.Tensor, window: int = WINDOW) -> PlacePoster
     )
 
 
-def draws_of(q: PlacePosterior, count: int, generator: torch.Generator) -> torch.Tensor:
+def draws_of(q: GridPosterior, count: int, generator: torch.Generator) -> torch.Tensor:
     """Independent draws: as many frames that look the same."""
     tensors = {
         name: value.expand(1, 1, count, *value.shape[3:])
@@ -207,8 +207,8 @@ def test_pixels_become_latent_units(generator: torch.Generator) -> None:
     offsets = window_offsets(PHASES, WINDOW).double()
     weights = random_weights(generator).double().expand(1, 1, 1, -1)
     cells = Look(centre, weights, offsets, 0.25, told=torch.ones(1, 1, 1))
-    expected = Place(centre + 1, torch.eye(2).double().expand(1, 1, 1, 2, 2))
-    q = PlacePosterior.of(cells, torch.ones(1, 1, 1, dtype=torch.bool), expected, renderer)
+    expected = PixelGaussian(centre + 1, torch.eye(2).double().expand(1, 1, 1, 2, 2))
+    q = GridPosterior.of(cells, torch.ones(1, 1, 1, dtype=torch.bool), expected, renderer)
     torch.testing.assert_close(renderer.to_pixels(q.origin + q.offsets), centre + offsets)
     torch.testing.assert_close(renderer.to_pixels(q.expected_means), centre + 1)
     assert q.expected_covariances[0, 0, 0].tolist() == [[1 / UNIT**2, 0.0], [0.0, 1 / UNIT**2]]
@@ -219,10 +219,10 @@ TIMES = (slice(0, 1), slice(1, 3), slice(3, 4))
 
 
 @pytest.fixture
-def of_four_frames(generator: torch.Generator) -> PlacePosterior:
+def of_four_frames(generator: torch.Generator) -> GridPosterior:
     """q of two objects in four frames of three clips, some positions unseen."""
     factors = torch.randn(3, 2, 4, 2, 2, generator=generator)
-    return PlacePosterior(
+    return GridPosterior(
         torch.randn(3, 2, 4, 2, generator=generator),
         torch.randn(3, 2, 4, 16, generator=generator).log_softmax(-1),
         window_offsets(PHASES, 0) / UNIT,
@@ -234,21 +234,21 @@ def of_four_frames(generator: torch.Generator) -> PlacePosterior:
     )
 
 
-def during(q: PlacePosterior, time: slice) -> PlacePosterior:
+def during(q: GridPosterior, time: slice) -> GridPosterior:
     return q._replace(**{name: getattr(q, name)[:, :, time] for name in OF_OBJECTS})
 
 
-def test_stretches_of_frames_are_joined_in_their_order(of_four_frames: PlacePosterior) -> None:
+def test_stretches_of_frames_are_joined_in_their_order(of_four_frames: GridPosterior) -> None:
     stretches = ((time, during(of_four_frames, time)) for time in TIMES)
-    for ours, whole in zip(PlacePosterior.joined(lambda: stretches), of_four_frames, strict=True):
+    for ours, whole in zip(GridPosterior.joined(lambda: stretches), of_four_frames, strict=True):
         assert ours is whole or torch.equal(ours, whole)
 
 
 def test_a_posterior_in_stretches_says_what_the_whole_one_does(
-    of_four_frames: PlacePosterior, generator: torch.Generator
+    of_four_frames: GridPosterior, generator: torch.Generator
 ) -> None:
     q = of_four_frames
-    long = LongPosterior.of(lambda: ((time, during(q, time)) for time in TIMES))
+    long = StreamedPosterior.of(lambda: ((time, during(q, time)) for time in TIMES))
     noise = torch.randn(3, 2, 4, 2, generator=generator)
     assert torch.equal(long.seen, q.seen)
     for ours, whole in (
@@ -293,7 +293,7 @@ def test_slots_after_the_last_object_repeat_it(generator: torch.Generator) -> No
     parts = (torch.randn(2, 2, 3, *shape, generator=generator) for shape in ((2,), (4,)))
     origin, log_weights = parts
     seen = torch.rand(2, 2, 3, generator=generator) < 0.5
-    q = PlacePosterior(
+    q = GridPosterior(
         origin,
         log_weights,
         torch.zeros(4, 2),

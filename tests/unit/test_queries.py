@@ -8,9 +8,9 @@ import motes
 from motes.models.elbo import terms_of
 from motes.models.model import Model, Posterior
 from motes.models.paper.gap_filling import encode
-from motes.models.paper.inference import Encoding
-from motes.models.sprites.grid_posterior import PlacePosterior
-from motes.models.sprites.renderer import GlyphRenderer
+from motes.models.paper.inference import GaussianPosterior
+from motes.models.sprites.grid_posterior import GridPosterior
+from motes.models.sprites.renderer import SpriteRenderer
 from motes.queries import NUM_DRAWS
 from motes.queries.answer import COLUMNS, Answer
 from motes.queries.counting import count_log_evidence
@@ -86,16 +86,16 @@ def test_a_forecast_is_an_interpolation_with_the_future_hidden(
 def test_frames_after_the_last_seen_one_are_not_looked_at(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked_at: list[int] = []
+    detections_of: list[int] = []
 
     def counted(model: Model, frames: torch.Tensor, *rest: torch.Tensor) -> Posterior:
-        looked_at.append(frames.shape[1])
+        detections_of.append(frames.shape[1])
         return encode(model, frames, *rest)
 
     monkeypatch.setattr("motes.queries.encode", counted)
     monkeypatch.setattr("motes.queries.counting.encode", counted)
     far = motes.forecast(model, tiny_frames(2, 4), horizon=200)
-    assert set(looked_at) == {4}
+    assert set(detections_of) == {4}
     assert far.pixels.shape[2] == far.frames.shape[1] == 204
     near = motes.forecast(model, tiny_frames(2, 4), horizon=5)
     assert torch.equal(far.count_probabilities, near.count_probabilities)
@@ -151,7 +151,9 @@ def test_interpolation_is_the_procedure_of_the_paper(count: int) -> None:
     observed = np.array([True] * 5 + [False] * 20 + [True] * 5)
     answer = motes.interpolate(model, frames, observed, count)
     with torch.no_grad():
-        q = Encoding(*(part[0].double() for part in paper_encoding(model, frames, 5, 5, count)))
+        q = GaussianPosterior(
+            *(part[0].double() for part in paper_encoding(model, frames, 5, 5, count))
+        )
     M, offset = model.pixel_matrix.double().numpy(), model.pixel_offset.double().numpy()
     dynamics = model.dynamics.components()
     # The network runs in float32: 1e-6 a step, 30 steps, and a map of order one.
@@ -248,7 +250,7 @@ def test_the_evidence_for_a_count_is_the_bound_averaged_over_draws(
         )
         # A mean of 8 draws lies within 6 of its standard deviations but once in 1e8.
         limit = 6 * bounds.std(0) * (1 / 8 + 1 / 100) ** 0.5
-        orders = math.lgamma(count + 1) if isinstance(q, PlacePosterior) else 0.0
+        orders = math.lgamma(count + 1) if isinstance(q, GridPosterior) else 0.0
         assert ((evidence[:, count - 1] - bounds.mean(0) - orders).abs() <= limit).all()
 
 
@@ -359,7 +361,7 @@ def scales_of(q: Posterior) -> np.ndarray:
 
 def seen_of(q: Posterior, observed: np.ndarray) -> np.ndarray:
     """For each object of the first clip, where it was seen."""
-    if isinstance(q, Encoding):
+    if isinstance(q, GaussianPosterior):
         return np.broadcast_to(observed, (MAX_OBJECTS, T))
     return q.seen[0].numpy()
 
@@ -396,7 +398,7 @@ def test_the_seed_of_a_question_moves_the_frames_alone(model: Model) -> None:
     one, same, other = (motes.infer(model, frames, 2, seed=seed) for seed in (1, 1, 2))
     assert_same(one, same)
     assert_close(one, other)
-    exact = isinstance(model.renderer, GlyphRenderer)  # without draws there is nothing to move
+    exact = isinstance(model.renderer, SpriteRenderer)  # without draws there is nothing to move
     assert torch.equal(one.frames, other.frames) == exact
 
 

@@ -3,10 +3,10 @@
 import torch
 
 from motes.kalman.lgssm import Dynamics
-from motes.models.layers.renderer import FINER, Looks, PictureRenderer
+from motes.models.layers.renderer import FINER, Appearance, LayeredRenderer
 from motes.models.layers.tracker import search_pictures
 from motes.models.sprites.forward_pass import scene_of
-from motes.models.sprites.grid_posterior import PlacePosterior
+from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.renderer import CELLS
 from motes.training.sprite_refit import Batch, Sums, drift, gather, refit, refit_kinds
 from photos import hollow_pictures, naive_opacity, odd_pictures
@@ -21,12 +21,12 @@ def clips(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     start = 7 + 18 * torch.rand(B, N, 1, 2, generator=generator)
     speed = 0.8 * torch.randn(B, N, 1, 2, generator=generator)
     pixels = (start + speed * torch.arange(T)[:, None]).clamp(5, 27)
-    looks = Looks(torch.tensor([[0, 1]]).expand(B, N), torch.tensor([[1, 0]]).expand(B, N))
+    looks = Appearance(torch.tensor([[0, 1]]).expand(B, N), torch.tensor([[1, 0]]).expand(B, N))
     drawn = renderer(renderer.from_pixels(pixels), PRESENT, looks).sigmoid().detach()
     return drawn + 0.03 * torch.randn(drawn.shape, generator=generator), pixels
 
 
-def found_in(frames: torch.Tensor, renderer: PictureRenderer) -> PlacePosterior:
+def found_in(frames: torch.Tensor, renderer: LayeredRenderer) -> GridPosterior:
     dynamics = Dynamics(
         position_noise=0.05,
         initial_spread=8.0,
@@ -34,10 +34,10 @@ def found_in(frames: torch.Tensor, renderer: PictureRenderer) -> PlacePosterior:
         generator=torch.Generator().manual_seed(0),
     )
     scene = scene_of(frames[..., None], torch.full((len(frames),), N), dynamics, renderer)
-    return PlacePosterior.joined(search_pictures(scene, window=7))
+    return GridPosterior.joined(search_pictures(scene, window=7))
 
 
-def typical_error(renderer: PictureRenderer, q: PlacePosterior, pixels: torch.Tensor) -> float:
+def typical_error(renderer: LayeredRenderer, q: GridPosterior, pixels: torch.Tensor) -> float:
     """The root of the median squared distance from the nearer object: a few are mistaken."""
     apart = (renderer.to_pixels(q.means)[:, :, None] - pixels[:, None]).square().sum(-1)
     return float(apart.amin(2)[q.seen].median().sqrt())

@@ -8,7 +8,7 @@ import torch
 
 import motes.training.gpu.replicas
 from motes.config import RunConfig, ScheduleConfig
-from motes.models.paper.inference import Encoding
+from motes.models.paper.inference import GaussianPosterior
 from motes.training.dataset import make_dataset
 from motes.training.gpu.replicas import Groups, Replicas, keep_factors
 from motes.training.inputs import InputBlocks, TrainingData, joined_inputs, step_inputs
@@ -43,7 +43,7 @@ def data_for(config: RunConfig) -> TrainingData:
     generator = torch.Generator().manual_seed(5)
     shape = (len(data.num_objects), 3, config.data.num_frames, 2)
     means = torch.randn(shape, generator=generator)
-    return data._replace(lessons=Encoding(means, torch.full(shape, 0.3)))
+    return data._replace(lessons=GaussianPosterior(means, torch.full(shape, 0.3)))
 
 
 def close(ours: Trainer, theirs: Trainer, steps: int) -> None:

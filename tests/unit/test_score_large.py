@@ -10,7 +10,7 @@ from seed_tables import large_table
 
 from motes.data import World, cannonballs
 from motes.evaluation.baselines.bayes_limit import Limit
-from motes.evaluation.bootstrap import Tally, standard_error
+from motes.evaluation.bootstrap import ClipStatistics, standard_error
 from motes.evaluation.evaluate import evaluate
 from motes.models.checkpoint import write_json
 
@@ -47,7 +47,7 @@ def test_the_error_is_that_of_drawing_clips_again(root):
     counts = torch.ones(2000, dtype=torch.float64)
     _, shares = score_and_shares(tallied(totals, counts, root))
     # 500 resamples tell a deviation to 1 / sqrt(1000), 3 %; four times that
-    expected = float(standard_error(Tally(totals, counts, root)))
+    expected = float(standard_error(ClipStatistics(totals, counts, root)))
     assert float(shares.norm()) == pytest.approx(expected, rel=0.13)
 
 

@@ -79,7 +79,7 @@ def test_seeds_that_miss_a_goal_are_named():
 
 def test_tables_hold_the_range_of_seeds_and_a_row_for_every_start():
     runs = [run(0), run(1, noisy_rmse=0.31, gravity=0.98), run(0, "limit"), run(0, "ink x 4")]
-    table = spread_table({"note": "Told", "runs": runs})
+    table = spread_table({"note": "Prediction", "runs": runs})
     assert "0.31-0.43 / 0.31-0.45 / 0.31-0.50 (0.43 / 0.45 / 0.50)" in table
     assert "| gravity, % too strong | -2.0 to +0.0 |" in table
     rows = start_table({"runs": runs}).splitlines()[2:4]

@@ -18,9 +18,16 @@ from motes.models.sprites.forward_pass import (
     scene_of,
 )
 from motes.models.sprites.leave_one_out import expect
-from motes.models.sprites.likelihood_maps import Glyph, Place, View, covers, look, unexplained
+from motes.models.sprites.likelihood_maps import (
+    PixelGaussian,
+    SpriteTemplate,
+    View,
+    covers,
+    look,
+    unexplained,
+)
 from motes.models.sprites.patches import Window, squares
-from motes.models.sprites.renderer import GlyphRenderer
+from motes.models.sprites.renderer import SpriteRenderer
 from oracles import diagonal_blocks, log_density, one_model, posterior
 
 SIZE, UNIT = 48, 3.0
@@ -41,7 +48,7 @@ def dynamics_of(num_components: int, seed: int = 0) -> Dynamics:
     return dynamics
 
 
-def scene_with(frames: torch.Tensor, num_objects: int, dynamics: Dynamics) -> Scene[GlyphRenderer]:
+def scene_with(frames: torch.Tensor, num_objects: int, dynamics: Dynamics) -> Scene[SpriteRenderer]:
     counts = torch.full((len(frames),), num_objects)
     return scene_of(frames, counts, dynamics, disk_renderer(SIZE, UNIT))
 
@@ -59,7 +66,7 @@ def test_expecting_is_smoothing_without_the_frame(
     pixels = 24 + 6 * torch.randn(B, N, T, 2, generator=generator)
     seen = torch.rand(B, N, T, generator=generator) < share_seen
     covariances = torch.full((B, N, T, 2, 2), torch.nan)  # of sightings: not used
-    expected = expect(scene, Sightings(Place(pixels, covariances), seen))
+    expected = expect(scene, Sightings(PixelGaussian(pixels, covariances), seen))
     positions = scene.renderer.from_pixels(pixels).double().numpy()
     parts = [one_model(dynamics.components(), (K,), (k,)) for k in range(K)]
     kinds = []
@@ -88,7 +95,9 @@ def test_a_prediction_has_the_moments_of_the_mixture(generator: torch.Generator)
     root = torch.randn(B, N, K, 4, 4, generator=generator, dtype=torch.float64)
     log_weights = torch.randn(B, N, K, generator=generator, dtype=torch.float64)
     renderer = disk_renderer(SIZE, UNIT)
-    place = predict_place(components, kalman.Belief(mean, root @ root.mT), log_weights, renderer)
+    place = predict_place(
+        components, kalman.StateEstimate(mean, root @ root.mT), log_weights, renderer
+    )
     weights = log_weights.exp().numpy()
     weights /= weights.sum(-1, keepdims=True)
     noise = components.position_noise.numpy()
@@ -114,12 +123,12 @@ def test_looking_again_is_a_loop_over_frames_and_objects_as_the_others_stand(
     observed = torch.tensor([[True, False, True], [True, True, True]])
     present = torch.tensor([[True, True, True], [True, True, False]])
     scene = scene_of(frames, torch.tensor([3, 2]), dynamics_of(1), renderer, observed)
-    glyph = Glyph.fine(renderer, window=2)
+    glyph = SpriteTemplate.fine(renderer, window=2)
 
-    def random_place() -> Place:
+    def random_place() -> PixelGaussian:
         mean = 2 + 6 * torch.rand(B, N, T, 2, generator=generator)
         root = torch.randn(B, N, T, 2, 2, generator=generator)
-        return Place(mean, root @ root.mT + torch.eye(2))
+        return PixelGaussian(mean, root @ root.mT + torch.eye(2))
 
     guess, expected = random_place(), random_place()
     cells, found = revisit(scene, glyph, guess, expected)
@@ -134,7 +143,9 @@ def test_looking_again_is_a_loop_over_frames_and_objects_as_the_others_stand(
             near = Window.around(mean[None, n, None], glyph.far, size)
             only = torch.tensor([0])
             view = View.through(near, glyph, squares(frames[clip, t], glyph.far), only)
-            prior = Place(expected.mean[clip, n, t, None], expected.covariance[clip, n, t, None])
+            prior = PixelGaussian(
+                expected.mean[clip, n, t, None], expected.covariance[clip, n, t, None]
+            )
             share = unexplained(glyph, view, near.cut(squares(dark, glyph.far), only))
             alone = look(glyph, view, share, prior)
             looked_for = bool(observed[b, t] & present[b, n])
@@ -175,7 +186,7 @@ GAP = torch.tensor([[True, True, True, False, False, False, False, True]])
 def test_in_a_hidden_frame_an_object_is_followed_by_the_kalman_prediction() -> None:
     dynamics = dynamics_of(1)
     scene = scene_with(moving_disk(8), 1, dynamics)
-    found = follow(scene, Glyph.coarse(scene.renderer, window=7), GAP)
+    found = follow(scene, SpriteTemplate.coarse(scene.renderer, window=7), GAP)
     assert torch.equal(found.seen[:, 0], GAP)
     model = one_model(dynamics.components(), (1,), (0,))
     positions = scene.renderer.from_pixels(found.place.mean[0, 0]).double().numpy()
@@ -197,7 +208,7 @@ def test_in_a_hidden_frame_an_object_is_followed_by_the_kalman_prediction() -> N
 def test_an_object_is_found_in_the_first_trusted_frame() -> None:
     scene = scene_with(moving_disk(8), 1, dynamics_of(1))
     late = torch.arange(8)[None] >= 5
-    found = follow(scene, Glyph.coarse(scene.renderer, window=7), late)
+    found = follow(scene, SpriteTemplate.coarse(scene.renderer, window=7), late)
     assert torch.equal(found.seen[:, 0], late)
     truth = torch.tensor([[20.0 + t, 25.0 - t] for t in range(8)])
     assert (found.place.mean[0, 0] - truth)[5:].abs().max() < 0.5
@@ -209,7 +220,7 @@ def test_an_object_behind_a_cover_is_followed_without_being_seen() -> None:
     scene.renderer.visibility_logit[:, 21:] = -20.0  # from the fourth frame on all is behind it
     scene.frames[..., 21:] = 0
     everything = torch.ones(1, 8, dtype=torch.bool)
-    found = follow(scene, Glyph.coarse(scene.renderer, window=7), everything)
+    found = follow(scene, SpriteTemplate.coarse(scene.renderer, window=7), everything)
     assert found.seen[0, 0, :3].all()
     assert not found.seen[0, 0, 3:].any()
     assert (torch.linalg.det(found.place.covariance[0, 0, 3:]).diff() > 0).all()
@@ -233,7 +244,7 @@ def test_a_lost_object_is_found_where_its_dynamics_allow_it_however_wide_the_win
         dynamics.state_factor.copy_(torch.eye(4) * 0.5 * np.log(state_noise))
     scene = scene_with(disks(places), 1, dynamics)
     everything = torch.ones(1, 8, dtype=torch.bool)
-    found = follow(scene, Glyph.coarse(scene.renderer, window=3), everything)
+    found = follow(scene, SpriteTemplate.coarse(scene.renderer, window=3), everything)
     assert found.seen[0, 0].tolist() == [True] * 4 + [False] * 2 + [found_again] * 2
     if found_again:
         torch.testing.assert_close(found.place.mean[0, 0, 6], torch.tensor([39.0, 25.0]))
@@ -247,7 +258,7 @@ def test_an_object_that_does_not_show_at_first_is_found_when_it_does() -> None:
         scene.dynamics.force.zero_()
         scene.dynamics.initial_factor[:, range(4), range(4)] = np.log(4.0)
     everything = torch.ones(1, 6, dtype=torch.bool)
-    found = follow(scene, Glyph.coarse(scene.renderer, window=5), everything)
+    found = follow(scene, SpriteTemplate.coarse(scene.renderer, window=5), everything)
     seen = found.seen[0]
     order = [0, 1] if seen[0, 0] else [1, 0]
     assert seen[order].tolist() == [[True] * 6, [False] * 3 + [True] * 3]

@@ -7,7 +7,7 @@ from motes.kalman.lgssm import Dynamics
 from motes.kalman.mixture import draw_prior, log_prior
 from motes.training.mixture_em import (
     Mixture,
-    Told,
+    Prediction,
     first_states,
     fit_mixture,
     seed_mixture,
@@ -22,7 +22,7 @@ def test_fit_mixture_recovers_clusters(generator: torch.Generator) -> None:
     truth = centres.double().repeat_interleave(torch.tensor(counts), dim=0)
     # Points that are known up to a deviation of a millionth.
     precision = (1e12 * torch.eye(2, dtype=torch.float64)).expand(sum(counts), 2, 2)
-    told = Told(precision, 1e12 * (truth + noise @ factor.T))
+    told = Prediction(precision, 1e12 * (truth + noise @ factor.T))
     eye = torch.eye(2, dtype=torch.float64).expand(3, 2, 2)
     start = Mixture(torch.full((3,), 1 / 3), torch.zeros(3, 2).double(), 100 * eye)
     weights, means, covariances = fit_mixture(told, start)
@@ -40,7 +40,7 @@ def test_the_same_start_many_times_or_once_gives_a_valid_mixture() -> None:
     eye = torch.eye(2, dtype=torch.float64)
     start = Mixture(torch.full((2,), 0.5).double(), torch.zeros(2, 2).double(), eye.expand(2, 2, 2))
     for number in (1, 16):
-        told = Told((50 * eye).expand(number, 2, 2), 50 * torch.ones(number, 2).double())
+        told = Prediction((50 * eye).expand(number, 2, 2), 50 * torch.ones(number, 2).double())
         weights, means, covariances = fit_mixture(told, start)
         assert float(weights.sum()) == 1
         # Known to a deviation of 1 / sqrt(50 n).

@@ -3,7 +3,7 @@ import torch
 from motes.core.axes import Bool, Float, Tensor
 from motes.kalman.lgssm import Dynamics
 from motes.kalman.mixture import draw_prior, log_prior
-from motes.training.dynamics_fit import settle_dynamics
+from motes.training.dynamics_fit import fit_dynamics
 
 NUM_TRACKS, NUM_FRAMES = 400, 12
 
@@ -52,7 +52,7 @@ def test_settling_finds_the_force_and_the_noise_that_tracks_were_drawn_with(
     positions, seen = tracks_of(source, generator)
     error = standard_error(source, positions, seen)
     dynamics = falling(0.3 + 100 * error, position_noise=0.01)
-    settle_dynamics(dynamics, positions, seen)
+    fit_dynamics(dynamics, positions, seen)
     # Velocities at the start, learned too, cost the force some of its certainty: twice the error.
     # (Twice the velocity and half the sampling period are the same motion.)
     bend = dynamics.log_delta.exp() * dynamics.force[3]
@@ -66,7 +66,7 @@ def test_settling_makes_tracks_no_less_likely(generator: torch.Generator) -> Non
     positions, seen = tracks_of(falling(0.3, 0.04), generator)
     dynamics = falling(0.3, 0.04)
     before = log_prior(dynamics, positions, seen).mean()
-    settle_dynamics(dynamics, positions, seen)
+    fit_dynamics(dynamics, positions, seen)
     after = log_prior(dynamics, positions, seen).mean()
     assert after > before  # what was drawn is never likeliest under what it was drawn from
 
@@ -76,7 +76,7 @@ def test_what_is_hidden_does_not_count(generator: torch.Generator) -> None:
     found = []
     for hidden in (0.0, 1e3):
         dynamics = falling(0.0, 1.0)
-        settle_dynamics(dynamics, torch.where(seen[..., None], positions, hidden), seen)
+        fit_dynamics(dynamics, torch.where(seen[..., None], positions, hidden), seen)
         found.append(dynamics.force.detach())
     assert torch.equal(*found)
 
@@ -87,5 +87,5 @@ def test_dynamics_stay_as_they_are_where_no_step_is_a_better_one(
     positions, seen = tracks_of(falling(0.3, 0.04), generator)
     positions[0, 0] = torch.nan
     dynamics = falling(0.1, 0.04)
-    settle_dynamics(dynamics, positions, seen)
+    fit_dynamics(dynamics, positions, seen)
     assert float(dynamics.force[3].detach()) == 0.1

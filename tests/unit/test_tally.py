@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from motes.evaluation.bootstrap import Tally, curve, joined, score, standard_error, tally
+from motes.evaluation.bootstrap import ClipStatistics, curve, joined, score, standard_error, tally
 
 
 def test_a_score_is_the_mean_over_everything_known():
@@ -30,7 +30,7 @@ def test_the_error_of_a_mean_is_the_textbooks(generator: torch.Generator):
 
 
 def test_clips_count_by_how_much_of_them_is_scored():
-    unequal = Tally(torch.tensor([1.0, 30.0]).double(), torch.tensor([1.0, 9.0]).double())
+    unequal = ClipStatistics(torch.tensor([1.0, 30.0]).double(), torch.tensor([1.0, 9.0]).double())
     assert float(score(unequal)) == pytest.approx(3.1)
 
 

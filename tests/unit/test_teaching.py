@@ -14,16 +14,16 @@ from motes.core.errors import InputError
 from motes.data import cannonballs, save_clips
 from motes.models.checkpoint import load, read_config, read_tensors, save_model
 from motes.models.model import build
-from motes.models.paper.inference import Encoding
+from motes.models.paper.inference import GaussianPosterior
 from motes.training import distillation as teaching
 from motes.training import train as training
 from motes.training.dataset import Dataset, make_dataset
 from motes.training.distillation import (
+    distillation_terms,
     find_teacher,
-    give_lessons,
-    lesson_terms,
+    infer_pseudo_labels,
     starting_order,
-    taught_by,
+    with_teacher,
 )
 from motes.training.run import Run
 from motes.training.run_folder import begin
@@ -52,15 +52,15 @@ def taught_config(folder: Path) -> RunConfig:
 def dataset_with_lessons(config: RunConfig) -> Dataset:
     assert config.teacher is not None
     dataset = make_dataset(config, CPU)
-    return dataset._replace(training=give_lessons(load(config.teacher), dataset.training))
+    return dataset._replace(training=infer_pseudo_labels(load(config.teacher), dataset.training))
 
 
 def test_a_lesson_is_three_densities_by_naive_loops(generator: torch.Generator) -> None:
     model, frames, counts = tiny_model(), tiny_frames(2, 4), torch.tensor([3, 1])
     shape = (2, MAX_OBJECTS, 4, 2)
     means, noise = (torch.randn(shape, generator=generator) for _ in range(2))
-    lesson = Encoding(means, torch.rand(shape, generator=generator) + 0.1)
-    terms = lesson_terms(model, lesson, frames, counts, noise)
+    lesson = GaussianPosterior(means, torch.rand(shape, generator=generator) + 0.1)
+    terms = distillation_terms(model, lesson, frames, counts, noise)
     positions = lesson.means + lesson.scales * noise
     with torch.no_grad():
         said = model.inference(frames, counts)
@@ -96,7 +96,7 @@ def test_what_a_student_calls_uncertain_is_taught_all_the_same(generator: torch.
     """By the error in scales, not in squares of them, and the weight itself is not learned."""
     means, scales = (torch.rand(1, 1, 3, 2, generator=generator).requires_grad_() for _ in "ab")
     positions, present = torch.zeros(1, 1, 3, 2), torch.ones(1, 1, dtype=torch.bool)
-    density = teaching.log_density(Encoding(means, scales), positions, present).sum()
+    density = teaching.log_density(GaussianPosterior(means, scales), positions, present).sum()
     by_means, by_scales = torch.autograd.grad(density, (means, scales))
     early = 1 + 6 * torch.exp(-torch.arange(3) / 2)[:, None]
     torch.testing.assert_close(by_means, -early * (means / scales).detach())
@@ -126,7 +126,7 @@ def test_lessons_are_what_the_teacher_says_of_every_clip(
     for batch, reports in ((1000, [0, 12]), (5, [0, 5, 10, 12])):
         monkeypatch.setattr(teaching, "BATCH", batch)
         told: list[int] = []
-        lessons = give_lessons(teacher, clips, told.append).lessons
+        lessons = infer_pseudo_labels(teacher, clips, told.append).lessons
         assert told == reports
         assert lessons is not None
         torch.testing.assert_close(lessons.means.flip(1)[present], found.means[present])
@@ -247,11 +247,11 @@ def test_own_clips_of_another_length_are_taught_from_any_place(
         data=replace(config.data, path=str(tmp_path / "clips.npz")),
     )
     monkeypatch.chdir(tmp_path)
-    assert train(taught_by(own, "teacher"), tmp_path / "run").finished
+    assert train(with_teacher(own, "teacher"), tmp_path / "run").finished
     stored = read_config(tmp_path / "run")
     assert stored.data.num_frames == its.data.num_frames + 2
     assert stored.teacher == str(tmp_path / "teacher")
-    assert taught_by(own, "cannonballs-structured").teacher == "cannonballs-structured"
+    assert with_teacher(own, "cannonballs-structured").teacher == "cannonballs-structured"
     learned, known = load(tmp_path / "run").dynamics.state_dict(), teacher.dynamics.state_dict()
     assert all(torch.equal(learned[name], known[name]) for name in known)  # frozen for 4 steps
 
@@ -278,19 +278,21 @@ def weights_after(config: RunConfig, dataset: Dataset, steps: int) -> dict[str, 
 
 def test_lessons_matter_while_they_last_and_not_after(tmp_path: Path) -> None:
     config = taught_config(tmp_path)
-    with_lessons = dataset_with_lessons(config)
+    with_pseudo_labels = dataset_with_lessons(config)
     without = make_dataset(config, CPU)
-    own, bound = (weights_after(config, clips, 1) for clips in (with_lessons, without))
+    own, bound = (weights_after(config, clips, 1) for clips in (with_pseudo_labels, without))
     assert not torch.equal(own["model/renderer.to_image"], bound["model/renderer.to_image"])
     untaught = replace(config, teacher=None, schedule=replace(config.schedule, taught=0))
-    own, bound = weights_after(untaught, with_lessons, 2), weights_after(untaught, without, 2)
+    own, bound = weights_after(untaught, with_pseudo_labels, 2), weights_after(untaught, without, 2)
     assert all(torch.equal(own[name], bound[name]) for name in own)
 
 
 def forget_lessons(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is there who could give any, and whoever asks for them fails."""
     shutil.rmtree(folder / "teacher")
-    monkeypatch.setattr(training, "give_lessons", lambda *given: pytest.fail("lessons were given"))
+    monkeypatch.setattr(
+        training, "infer_pseudo_labels", lambda *given: pytest.fail("lessons were given")
+    )
 
 
 @pytest.mark.parametrize("stop", [2, TAUGHT, 4])  # in the lessons, at their end and after it

@@ -6,7 +6,7 @@ import torch
 import motes
 from motes.evaluation.calibration import temper
 from motes.models.model import Model
-from motes.models.paper.inference import Encoding
+from motes.models.paper.inference import GaussianPosterior
 from motes.queries import sightings
 from tiny import tiny_frames, tiny_model
 
@@ -21,9 +21,9 @@ def test_a_q_that_is_too_narrow_is_widened_by_as_much(monkeypatch: pytest.Monkey
 
     def encode(
         asked: Model, frames: torch.Tensor, observed: torch.Tensor, num_objects: torch.Tensor
-    ) -> Encoding:
+    ) -> GaussianPosterior:
         own = narrow[int(num_objects[0])] if asked is model else 1.0
-        return Encoding(means[: len(frames)], own * scales[: len(frames)])
+        return GaussianPosterior(means[: len(frames)], own * scales[: len(frames)])
 
     monkeypatch.setattr("motes.evaluation.calibration.encode", encode)
     counts = torch.tensor([1, 3]).repeat_interleave(num_clips)
@@ -53,5 +53,5 @@ def test_more_objects_than_were_trained_with_have_the_last_temper():
     model, ones = tiny_model(), torch.ones(1, 4, 5, 2)
     model.temper[-1] = 9.0
     seen = torch.ones(1, 5, dtype=torch.bool)
-    told = sightings(model, Encoding(ones, ones), seen, torch.tensor([4]), 5)
+    told = sightings(model, GaussianPosterior(ones, ones), seen, torch.tensor([4]), 5)
     assert torch.equal(told.covariances, 9 * torch.eye(2).expand(1, 4, 5, 2, 2))

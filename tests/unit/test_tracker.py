@@ -14,10 +14,10 @@ from motes.kalman import mixture
 from motes.kalman.lgssm import Dynamics
 from motes.models.model import Model
 from motes.models.sprites.forward_pass import Sightings, follow, revisit, scene_of
-from motes.models.sprites.grid_posterior import PlacePosterior
+from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.leave_one_out import expect
-from motes.models.sprites.likelihood_maps import Glyph, Place, chosen
-from motes.models.sprites.renderer import GlyphRenderer
+from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate, chosen
+from motes.models.sprites.renderer import SpriteRenderer
 from motes.models.sprites.tracker import REVISITS, Tracker
 from oracles import diagonal_blocks, one_model, posterior
 
@@ -56,12 +56,12 @@ def track(
     frames: torch.Tensor,
     count: int = 1,
     observed: torch.Tensor | None = None,
-    renderer: GlyphRenderer | None = None,
+    renderer: SpriteRenderer | None = None,
     hypotheses: int = 1,
     max_objects: int = 1,
     dynamics: Dynamics | None = None,
     explore: float = 0.0,
-) -> PlacePosterior:
+) -> GridPosterior:
     renderer = disk_renderer(SIZE) if renderer is None else renderer
     dynamics = straight() if dynamics is None else dynamics
     parts, size = (dynamics, renderer, Tracker(WINDOW)), (SIZE, SIZE)
@@ -69,10 +69,10 @@ def track(
     counts = torch.full((len(frames),), count)
     found = model.search(frames, counts, observed, hypotheses=hypotheses, explore=explore)
     assert found is not None
-    return PlacePosterior.joined(found)
+    return GridPosterior.joined(found)
 
 
-def pixels(q: PlacePosterior) -> torch.Tensor:
+def pixels(q: GridPosterior) -> torch.Tensor:
     return disk_renderer(SIZE).to_pixels(q.means)
 
 
@@ -127,7 +127,7 @@ def test_in_a_hidden_frame_an_object_is_where_the_seen_frames_say() -> None:
     dynamics, renderer, frames = straight(), disk_renderer(SIZE), moving_disk(8)
     q = track(frames, observed=GAP)
     scene = scene_of(frames, torch.tensor([1]), dynamics, renderer, GAP)
-    coarse = Glyph.coarse(renderer, WINDOW)
+    coarse = SpriteTemplate.coarse(renderer, WINDOW)
     found = follow(scene, coarse, GAP)
     expected = expect(scene, found)
     place = chosen(GAP[:, None], found.place, expected)
@@ -196,7 +196,7 @@ def parting_disks(num_frames: int = 18) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @torch.no_grad()
-def bound_at_means(q: PlacePosterior, frames: torch.Tensor) -> float:
+def bound_at_means(q: GridPosterior, frames: torch.Tensor) -> float:
     """The bound with the means of q for a draw."""
     everyone = torch.ones(q.seen.shape[:2], dtype=torch.bool)
     nats = disk_renderer(SIZE).log_likelihood(q.means, everyone, frames).sum()
@@ -232,10 +232,10 @@ def test_tracks_that_took_the_later_parts_of_one_another_give_them_back() -> Non
     renderer = disk_renderer(SIZE)
     scene = scene_of(frames, torch.tensor([2]), straight(), renderer).repeated(2)
     wrong = torch.cat([truth[:, :9], truth.flip(0)[:, 9:]], 1)
-    place = Place(torch.stack([wrong, truth]), torch.eye(2).expand(2, 2, 18, 2, 2))
+    place = PixelGaussian(torch.stack([wrong, truth]), torch.eye(2).expand(2, 2, 18, 2, 2))
     found = Sightings(place, torch.ones(2, 2, 18, dtype=torch.bool))
     expected = expect(scene, found)
-    coarse, unknown = Glyph.coarse(renderer, WINDOW), torch.full((2,), torch.nan)
+    coarse, unknown = SpriteTemplate.coarse(renderer, WINDOW), torch.full((2,), torch.nan)
     after, there, _ = Tracker(WINDOW)._exchange(scene, coarse, found, expected, unknown)
     assert (after.place.mean[0] - truth).abs().max() < 0.5
     torch.testing.assert_close(there.mean, expect(scene, after).mean)

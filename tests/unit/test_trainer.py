@@ -11,7 +11,7 @@ from torch import distributed, multiprocessing
 from motes.config import RunConfig, ScheduleConfig
 from motes.data import cannonballs
 from motes.models.elbo import BoundTerms
-from motes.training import distributed as processes
+from motes.training import distributed
 from motes.training.dataset import Dataset, make_dataset
 from motes.training.inputs import TrainingData, blur, step_inputs
 from motes.training.presets import STRUCTURED_PRESETS
@@ -319,7 +319,7 @@ def work(rank: int, folder: str) -> None:
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
     state, terms, gradient = take_steps(SHARED_BATCH)
     torch.save({"state": state, "terms": list(terms), "gradient": gradient}, f"{folder}/{rank}")
-    processes.leave(store)
+    distributed.leave(store)
 
 
 def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:

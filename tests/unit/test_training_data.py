@@ -7,7 +7,7 @@ import torch
 import motes
 from motes.core.errors import InputError
 from motes.data import Clips, pack, worlds
-from motes.training.dataset import fit_glyph, fit_to_data, make_dataset
+from motes.training.dataset import fit_sprite_size, fit_to_data, make_dataset
 from motes.training.presets import preset
 from motes.training.run import held_out_bound
 from motes.training.step import Trainer
@@ -67,7 +67,7 @@ def test_clips_without_objects_or_without_light_are_refused(tmp_path: Path) -> N
         fit_to_data(of_file(tmp_path / "none.npz"))
     motes.save_clips(tmp_path / "dark.npz", Clips(torch.zeros(4, 7, 8, 8), torch.ones(4).long()))
     with pytest.raises(InputError, match=r"dark.npz shows black frames alone"):
-        fit_glyph(of_file(tmp_path / "dark.npz"))
+        fit_sprite_size(of_file(tmp_path / "dark.npz"))
 
 
 def test_the_glyph_has_the_size_of_objects_in_colour_and_between_lost_frames(
@@ -84,7 +84,7 @@ def test_the_glyph_has_the_size_of_objects_in_colour_and_between_lost_frames(
     hues = (hues + 0.003 * torch.randn(hues.shape, generator=generator)).clamp(0, 1)
     motes.save_clips(tmp_path / "hues.npz", replace(clips, video=hues))
     width = {
-        name: fit_glyph(of_file(tmp_path / f"{name}.npz")).model.glyph_width
+        name: fit_sprite_size(of_file(tmp_path / f"{name}.npz")).model.glyph_width
         for name in ("plain", "lost", "hues")
     }
     assert width["plain"] == pytest.approx(0.9 * 2, rel=0.05)  # of a disk of 13 pixels

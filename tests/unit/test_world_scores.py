@@ -67,7 +67,9 @@ def test_a_forecast_is_asked_for_with_the_first_frames_only():
 
 def test_the_oracle_sees_neither_hidden_objects_nor_lost_frames(monkeypatch):
     given = []
-    monkeypatch.setattr(world_scores, "ask_oracle", lambda points, law: given.append(points))
+    monkeypatch.setattr(
+        world_scores, "predict_with_oracle", lambda points, law: given.append(points)
+    )
     barred, lost = worlds.make("bar", 3, 2, seed=1), worlds.make("drops", 3, 2, seed=1)
     world_scores.ask_law(None, barred, 2, None)
     world_scores.ask_law(None, lost, 2, 10)

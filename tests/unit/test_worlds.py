@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from motes.core.errors import InputError
-from motes.data import Clips, Trap, World, cannonballs, load_clips, save_clips, worlds
+from motes.data import Clips, OpticalTrap, World, cannonballs, load_clips, save_clips, worlds
 from motes.data.worlds import corruptions as scenes
 from motes.data.worlds.cannonballs import draw_clips
 
@@ -98,7 +98,7 @@ def test_a_world_with_drag_touches_its_box_and_stays_inside():
 
 @pytest.mark.statistical
 def test_the_trap_is_stationary():
-    trap = Trap(num_frames=200)
+    trap = OpticalTrap(num_frames=200)
     clean = draw_clips(trap, 2000, 1, seed=4).clean[:, 0].double().numpy() - 23.5
     sd = (23.5 - 2) / 3.2
     # Relative error of a standard deviation of 2,000 draws is 1/sqrt(4000): five of them.
@@ -114,7 +114,7 @@ def test_the_trap_is_stationary():
 
 
 def test_a_long_clip_begins_like_a_short_one_of_the_same_law():
-    short, long = Trap(num_frames=30), Trap(num_frames=3000)
+    short, long = OpticalTrap(num_frames=30), OpticalTrap(num_frames=3000)
     np.testing.assert_array_equal(short.transition, long.transition)
     np.testing.assert_array_equal(short.start_covariance, long.start_covariance)
     assert worlds.make("long", 1, 2).frames.shape == (1, 3000, 48, 48)

@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman.lgssm import LGSSM
-from motes.models.paper.inference import Encoding, InferenceNetwork
+from motes.models.paper.inference import GaussianPosterior, InferenceNetwork
 from motes.models.paper.renderer import Renderer
 
 
@@ -66,7 +66,7 @@ def encode(
     frames: Float[Tensor, "B T height width"],
     num_objects: Int[Tensor, " B"],
     scale_floor: float,
-) -> Encoding:
+) -> GaussianPosterior:
     """Return q(a | v), one frame and one object at a time."""
     W_beta, b_beta, W_s, b_s, W_mu, b_mu, W_sigma, b_sigma, phi = weights
     N, means, scales = phi.shape[1], [], []
@@ -81,7 +81,7 @@ def encode(
             means.append(s[n] @ W_mu + b_mu)
             scales.append(scale_floor + softplus(s[n] @ W_sigma + b_sigma))
     grid = (frames.shape[1], N)  # the lists run over T, then N
-    return Encoding(
+    return GaussianPosterior(
         torch.stack(means, dim=1).unflatten(1, grid).transpose(1, 2),
         torch.stack(scales, dim=1).unflatten(1, grid).transpose(1, 2),
     )

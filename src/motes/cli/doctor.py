@@ -197,7 +197,7 @@ def doctor(
     folder: Path = Path("."),
     as_json: Json = False,
 ) -> None:
-    """Looks at this installation: versions, device, threads, known traps and how to mend each.
+    """Appearance at this installation: versions, device, threads, known traps and how to mend each.
 
     Example: motes doctor --folder runs
 

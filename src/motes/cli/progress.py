@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from motes.core.errors import InputError
-from motes.training import distributed as processes
+from motes.training import distributed
 
 
 @contextlib.contextmanager
@@ -30,7 +30,7 @@ def training_bar(events: Path | None) -> Iterator[Callable[[dict[str, Any]], Non
     Args:
         events: folder that TensorBoard events are written to as well, or None.
     """
-    if not processes.leads():
+    if not distributed.is_main():
         yield lambda line: None
         return
     from rich.console import Console

@@ -16,11 +16,11 @@ from motes.cli.progress import training_bar
 from motes.config import to_json
 from motes.core.errors import InputError
 from motes.models.checkpoint import find_model, read_config
-from motes.training import distributed as processes
+from motes.training import distributed
 from motes.training import train as training
-from motes.training.dataset import fit_glyph
-from motes.training.distillation import taught_by
-from motes.training.initialization import begun_with
+from motes.training.dataset import fit_sprite_size
+from motes.training.distillation import with_teacher
+from motes.training.initialization import with_initial_model
 from motes.training.presets import PRESETS, STRUCTURED_PRESETS
 from motes.training.presets import preset as find_preset
 from motes.training.run import Outcome
@@ -89,10 +89,10 @@ def train(
     config = dataclasses.replace(find_preset(family, preset), seed=seed)
     if data is not None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(data)))
-        config = fit_glyph(config) if preset in ("video", "covered") else config
+        config = fit_sprite_size(config) if preset in ("video", "covered") else config
     if begin_with is not None:
-        config = begun_with(config, begin_with)
-    config = taught_by(config, teacher) if teacher is not None else config
+        config = with_initial_model(config, begin_with)
+    config = with_teacher(config, teacher) if teacher is not None else config
     if iterations is not None:
         config = dataclasses.replace(config, schedule=config.schedule.stretched(iterations))
     if dry_run:
@@ -104,7 +104,7 @@ def train(
         raise InputError("give either --out FOLDER for a new run or --resume FOLDER to go on")
     events = (out or resume) if tensorboard else None
     with _process_group(device) as own_device, training_bar(events) as report:
-        silent = not processes.leads()
+        silent = not distributed.is_main()
         if resume is not None:
             outcome = training.resume(
                 resume, device=own_device, roll_backs=roll_backs, report=report
@@ -158,12 +158,12 @@ def _process_group(device: str) -> Iterator[str]:
         yield device
         return
     on_gpu = device.startswith("cuda")
-    store = processes.join("nccl" if on_gpu else "gloo")
+    store = distributed.join("nccl" if on_gpu else "gloo")
     try:
         yield f"cuda:{os.environ['LOCAL_RANK']}" if on_gpu else device
-        processes.leave(store)
+        distributed.leave(store)
     except RuntimeError as error:
-        if not processes.is_lost_connection(error):
+        if not distributed.is_lost_connection(error):
             raise
         raise OSError(
             "another process of this run has ended or cannot be reached; what was saved is whole: "

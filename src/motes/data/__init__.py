@@ -4,13 +4,13 @@ from motes.data.clips import Clips, PackedFrames, pack, video_of
 from motes.data.gif import write_gif
 from motes.data.npz import load_clips, save_clips
 from motes.data.worlds.cannonballs import cannonballs, draw_clips
-from motes.data.worlds.optical_trap import Trap
+from motes.data.worlds.optical_trap import OpticalTrap
 from motes.data.worlds.physics import World
 
 __all__ = [
     "Clips",
+    "OpticalTrap",
     "PackedFrames",
-    "Trap",
     "World",
     "cannonballs",
     "draw_clips",

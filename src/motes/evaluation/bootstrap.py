@@ -9,7 +9,7 @@ from motes.core.axes import Float, Tensor
 NUM_RESAMPLES = 500
 
 
-class Tally(NamedTuple):
+class ClipStatistics(NamedTuple):
     """For each clip a sum and how many entered it; the ratio of their totals is the score.
 
     Further axes are those of a curve.
@@ -20,14 +20,14 @@ class Tally(NamedTuple):
     root: bool = False  # the score is the root of the ratio
 
 
-def tally(values: Float[Tensor, "B ..."], *, root: bool = False) -> Tally:
+def tally(values: Float[Tensor, "B ..."], *, root: bool = False) -> ClipStatistics:
     """The tally over all axes but that of clips; NaN counts nothing."""
-    return Tally(*_sums(values, tuple(range(1, values.ndim))), root)
+    return ClipStatistics(*_sums(values, tuple(range(1, values.ndim))), root)
 
 
-def curve(values: Float[Tensor, "B N T"], *, root: bool = False) -> Tally:
+def curve(values: Float[Tensor, "B N T"], *, root: bool = False) -> ClipStatistics:
     """The tally over objects, one for each frame; NaN counts nothing."""
-    return Tally(*_sums(values, (1,)), root)
+    return ClipStatistics(*_sums(values, (1,)), root)
 
 
 def _sums(
@@ -40,18 +40,18 @@ def _sums(
     return numbers.sum(axes), known.double().sum(axes)
 
 
-def joined(parts: list[Tally]) -> Tally:
+def joined(parts: list[ClipStatistics]) -> ClipStatistics:
     """One tally of the clips of several."""
     totals, counts, roots = zip(*parts, strict=True)
-    return Tally(torch.cat(totals), torch.cat(counts), roots[0])
+    return ClipStatistics(torch.cat(totals), torch.cat(counts), roots[0])
 
 
-def score(tallied: Tally) -> Float[Tensor, "..."]:
+def score(tallied: ClipStatistics) -> Float[Tensor, "..."]:
     """The score of all clips."""
     return _scores(tallied, torch.ones(1, len(tallied.totals), dtype=torch.float64))[0]
 
 
-def standard_error(tallied: Tally) -> Float[Tensor, "..."]:
+def standard_error(tallied: ClipStatistics) -> Float[Tensor, "..."]:
     """The standard deviation of the score over samples of clips drawn with replacement.
 
     The same clips are drawn for every score of as many clips, and in every run.
@@ -66,7 +66,7 @@ def standard_error(tallied: Tally) -> Float[Tensor, "..."]:
     return _scores(tallied, weights).std(0)
 
 
-def _scores(tallied: Tally, weights: Float[Tensor, "R B"]) -> Float[Tensor, "R ..."]:
+def _scores(tallied: ClipStatistics, weights: Float[Tensor, "R B"]) -> Float[Tensor, "R ..."]:
     totals, counts = (torch.tensordot(weights, part.cpu(), 1) for part in tallied[:2])
     ratios: Tensor = totals / counts
     return ratios.sqrt() if tallied.root else ratios

@@ -10,10 +10,10 @@ from motes.core.axes import Bool, Int, Tensor
 from motes.core.errors import InputError
 from motes.data import Clips
 from motes.data.colour import in_grey
-from motes.evaluation.bootstrap import Tally, joined, score, standard_error, tally
+from motes.evaluation.bootstrap import ClipStatistics, joined, score, standard_error, tally
 from motes.evaluation.iwae import bound_and_weighted
 from motes.evaluation.physics import learned_force, learned_starts, true_force, true_starts
-from motes.evaluation.predictor import Contender, Told
+from motes.evaluation.predictor import Prediction, Predictor
 from motes.evaluation.scores import FURTHEST, Aligned, Truth, fit_affine, gap_tallies, tallies
 from motes.models.model import Model
 from motes.queries import infer, interpolate
@@ -27,7 +27,7 @@ DROPPED = (10, 30, 50, 70, 90)  # per cent of frames
 BLOCKS = (5, 10)  # frames in the middle; the paper's 20 are scored on all clips
 
 Progress = Callable[[int], None]
-Tallies = dict[str, Tally]
+StatisticsByScore = dict[str, ClipStatistics]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Asked:
     model: Model
     interpolates: bool = True
 
-    def ask(self, frames: Tensor, observed: Bool[Tensor, " T"], num_objects: int) -> Told:
+    def ask(self, frames: Tensor, observed: Bool[Tensor, " T"], num_objects: int) -> Prediction:
         """Its answer; infer and forecast are gaps at no frame and at the end.
 
         A model that sees colour as one grey level has no pictures that can be compared.
         """
         answer = interpolate(self.model, frames, observed, num_objects)
         paints = self.model.colour_axis is None
-        return Told(
+        return Prediction(
             pixels=answer.pixels.cpu(),
             pixel_covariances=answer.pixel_covariances.cpu(),
             path_pixels=answer.path_pixels.cpu(),
@@ -55,7 +55,7 @@ class Asked:
 
 
 def evaluate(
-    contender: Contender,
+    contender: Predictor,
     clips: Clips,
     training: Clips | None = None,
     progress: Progress = lambda done: None,
@@ -68,7 +68,7 @@ def evaluate(
         clips: With truth; made from a seed that training never used.
         training: Clips of the training set with truth, which fit one affine map from what is
             told to the truth; without them no scores after that map.
-        progress: Told after every batch how many clips are done.
+        progress: Prediction after every batch how many clips are done.
         batch_size: Clips that are asked about at once.
     """
     counts = _require_truth(clips)
@@ -103,7 +103,7 @@ def gap_mask(num_frames: int) -> Bool[Tensor, " T"]:
 
 
 def score_gaps(
-    contender: Contender, clips: Clips, progress: Progress = lambda done: None
+    contender: Predictor, clips: Clips, progress: Progress = lambda done: None
 ) -> dict[str, Any]:
     """Errors and coverage in other gaps than the paper's, on the first clips; see `_gaps`."""
     record: dict[str, Any] = {}
@@ -172,14 +172,16 @@ def _truth(clips: Clips, count: int) -> Truth:
     return Truth(clips.frames.float(), clips.positions[:, :count], clips.clean[:, :count])
 
 
-def _ask(contender: Contender, truth: Truth, observed: Bool[Tensor, " T"]) -> Told:
+def _ask(contender: Predictor, truth: Truth, observed: Bool[Tensor, " T"]) -> Prediction:
     """The contender's answer; it never gets to see a hidden frame."""
     shown = truth.frames * observed.view(-1, *[1] * (truth.frames.ndim - 2))
     return contender.ask(shown, observed, truth.noisy.shape[1])
 
 
-def _ask_all(contender: Contender, clips: Clips, count: int, affine: Aligned | None) -> Tallies:
-    """Tallies of the three questions for clips with the same number of objects."""
+def _ask_all(
+    contender: Predictor, clips: Clips, count: int, affine: Aligned | None
+) -> StatisticsByScore:
+    """StatisticsByScore of the three questions for clips with the same number of objects."""
     truth = _truth(clips, count)
     time = torch.arange(truth.frames.shape[1])
     questions = {
@@ -189,21 +191,21 @@ def _ask_all(contender: Contender, clips: Clips, count: int, affine: Aligned | N
     }
     if not contender.interpolates:
         del questions["interpolation"]
-    found: Tallies = {}
+    found: StatisticsByScore = {}
     for question, observed in questions.items():
         told = _ask(contender, truth, observed)
         found |= tallies(question, told, truth, observed, affine)
     return found
 
 
-def _ask_gaps(contender: Contender, clips: Clips, count: int) -> Tallies:
-    """Tallies of hidden frames for other gaps; every batch drops other frames."""
+def _ask_gaps(contender: Predictor, clips: Clips, count: int) -> StatisticsByScore:
+    """StatisticsByScore of hidden frames for other gaps; every batch drops other frames."""
     parts = []
     for start in range(0, len(clips), DETAILED_BATCH):
         truth = _truth(clips[start : start + DETAILED_BATCH], count)
         num_frames = truth.frames.shape[1]
         generator = torch.Generator().manual_seed(start)
-        found: Tallies = {}
+        found: StatisticsByScore = {}
         for name, observed in _gaps(num_frames, generator):
             found |= gap_tallies(name, _ask(contender, truth, observed), truth, observed)
         parts.append(found)
@@ -223,7 +225,7 @@ def _gaps(num_frames: int, generator: torch.Generator) -> Iterator[tuple[str, Bo
         yield f"block{length}", (time < first) | (time >= first + length)
 
 
-def _align(contender: Contender, training: Clips) -> Aligned | None:
+def _align(contender: Predictor, training: Clips) -> Aligned | None:
     """The affine map that takes what a contender tells of training clips nearest to the truth."""
     counts = _require_truth(training)
     everything = torch.ones(training.video.shape[1], dtype=torch.bool)
@@ -246,15 +248,15 @@ def _detailed(counts: Int[Tensor, " B"]) -> Iterator[tuple[int, Int[Tensor, " b"
         yield count, (first == count).nonzero()[:, 0]
 
 
-def _join(parts: list[Tallies]) -> Tallies:
+def _join(parts: list[StatisticsByScore]) -> StatisticsByScore:
     return {name: joined([part[name] for part in parts]) for name in parts[0]}
 
 
-def _both(tallied: Tally) -> dict[str, Any]:
+def _both(tallied: ClipStatistics) -> dict[str, Any]:
     return {"value": score(tallied).tolist(), "error": standard_error(tallied).tolist()}
 
 
-def _write(record: dict[str, Any], count: int, num_clips: int, found: Tallies) -> None:
+def _write(record: dict[str, Any], count: int, num_clips: int, found: StatisticsByScore) -> None:
     """Adds the scores of clips with the same number of objects to the record."""
     both = {name: _both(tallied) for name, tallied in found.items()}
     plain = [name for name in found if found[name].totals.ndim == 1]

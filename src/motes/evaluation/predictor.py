@@ -10,7 +10,7 @@ Pictures = Callable[[], Float[Tensor, "B T height width *channels"]]
 
 
 @dataclass(frozen=True)
-class Told:
+class Prediction:
     """What a contender says about clips with the same number of objects; None: it cannot say.
 
     The fields mean what those of `motes.queries.answer.Answer` mean; pictures are drawn when asked for.
@@ -24,7 +24,7 @@ class Told:
     draw_mean_frames: Pictures | None = None
 
 
-class Contender(Protocol):
+class Predictor(Protocol):
     """A model or a baseline."""
 
     @property
@@ -37,6 +37,6 @@ class Contender(Protocol):
         frames: Float[Tensor, "B T height width *channels"],
         observed: Bool[Tensor, " T"],
         num_objects: int,
-    ) -> Told:
+    ) -> Prediction:
         """What it says about all frames, having seen the observed ones; the others are zero."""
         ...

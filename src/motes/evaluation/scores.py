@@ -6,8 +6,8 @@ import torch
 
 from motes.core.axes import Bool, Float, Tensor
 from motes.evaluation import metrics
-from motes.evaluation.bootstrap import Tally, curve, tally
-from motes.evaluation.predictor import Told
+from motes.evaluation.bootstrap import ClipStatistics, curve, tally
+from motes.evaluation.predictor import Prediction
 
 FURTHEST = "furthest"  # largest error of a clip: no score, but which clips went wrong
 LEVELS = (50, 90, 95)  # per cent, of the regions whose coverage is scored
@@ -46,11 +46,11 @@ def fit_affine(told: list[Tensor], true: list[Tensor]) -> Aligned:
 
 def tallies(
     question: str,
-    told: Told,
+    told: Prediction,
     truth: Truth,
     observed: Bool[Tensor, " T"],
     affine: Aligned | None,
-) -> dict[str, Tally]:
+) -> dict[str, ClipStatistics]:
     """Every score of one question that the contender can be asked.
 
     Args:
@@ -60,7 +60,7 @@ def tallies(
         observed: The frames that were seen; where some were not, only those are scored.
         affine: A map of what is told, for the scores named affine_*.
     """
-    found: dict[str, Tally] = {}
+    found: dict[str, ClipStatistics] = {}
     if told.pixels is not None and question == "infer":
         found |= _identity(told.pixels, truth.noisy)
         found |= _positions("noisy", told.pixels, truth.noisy, observed, affine)
@@ -79,10 +79,10 @@ def tallies(
 
 
 def gap_tallies(
-    name: str, told: Told, truth: Truth, observed: Bool[Tensor, " T"]
-) -> dict[str, Tally]:
+    name: str, told: Prediction, truth: Truth, observed: Bool[Tensor, " T"]
+) -> dict[str, ClipStatistics]:
     """Error and coverage in the hidden frames of one pattern of gaps."""
-    found: dict[str, Tally] = {}
+    found: dict[str, ClipStatistics] = {}
     if told.path_pixels is not None:
         squares = _squares(told.path_pixels, truth.clean)[..., ~observed]
         found[f"{name}_rmse"] = tally(squares, root=True)
@@ -93,7 +93,7 @@ def gap_tallies(
     return found
 
 
-def _identity(pixels: Tensor, noisy: Tensor) -> dict[str, Tally]:
+def _identity(pixels: Tensor, noisy: Tensor) -> dict[str, ClipStatistics]:
     """Whether objects are found and kept apart."""
     order = metrics.best_order(pixels, noisy)
     own = metrics.reorder(pixels, order)
@@ -103,14 +103,14 @@ def _identity(pixels: Tensor, noisy: Tensor) -> dict[str, Tally]:
         "tracked": tally(metrics.tracked(own, noisy).double()),
         "within2": tally(metrics.within(own, noisy).double()),
         "switches": tally(metrics.switches(pixels, noisy).double()),
-        "idf1": Tally(metrics.identified(pixels, noisy).double(), positions.double()),
+        "idf1": ClipStatistics(metrics.identified(pixels, noisy).double(), positions.double()),
         FURTHEST: tally(distance.flatten(1).amax(1)),
     }
 
 
 def _positions(
     name: str, told: Tensor, true: Tensor, observed: Tensor, affine: Aligned | None
-) -> dict[str, Tally]:
+) -> dict[str, ClipStatistics]:
     """Root mean squared distances, over all scored frames and frame by frame."""
     scored = _scored(observed)
     squares = _squares(told, true)[..., scored]
@@ -125,7 +125,7 @@ def _positions(
 
 def _calibration(
     name: str, told: Tensor, covariances: Tensor, true: Tensor, observed: Tensor
-) -> dict[str, Tally]:
+) -> dict[str, ClipStatistics]:
     """Whether error bars are honest, over all scored frames and, in gaps, frame by frame."""
     scored = _scored(observed)
     own, spread = _in_order(told, covariances, true)
@@ -142,12 +142,12 @@ def _calibration(
     shares = torch.stack([metrics.inside(squares, level) for level in levels], -1)
     totals = torch.where(squares.isnan()[..., None], 0.0, shares).sum((1, 2))
     known = (~squares.isnan()).double().sum((1, 2))[:, None].expand_as(totals)
-    return found | {f"{name}_reliability": Tally(totals, known)}
+    return found | {f"{name}_reliability": ClipStatistics(totals, known)}
 
 
-def _pictures(told: Told, truth: Truth, hidden: Tensor) -> dict[str, Tally]:
+def _pictures(told: Prediction, truth: Truth, hidden: Tensor) -> dict[str, ClipStatistics]:
     """Losses of the pictures ahead."""
-    found: dict[str, Tally] = {}
+    found: dict[str, ClipStatistics] = {}
     frames = truth.frames[:, hidden]
     if told.draw_frames is not None:
         drawn = told.draw_frames()[:, hidden]

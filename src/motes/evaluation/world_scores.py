@@ -14,7 +14,7 @@ import torch
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.data import Clips, worlds
 from motes.evaluation import metrics
-from motes.evaluation.baselines.oracle import Law, Tracks, ask_oracle
+from motes.evaluation.baselines.oracle import Law, Tracks, predict_with_oracle
 from motes.models.model import Model
 from motes.queries import infer, interpolate
 from motes.queries.answer import Answer
@@ -96,7 +96,7 @@ def ask_law(law: Law, clips: Clips, count: int, seen_until: int | None) -> Track
     there = shown(clips)
     if seen_until is not None:
         there = there & (torch.arange(points.shape[2]) < seen_until)
-    return ask_oracle(torch.where(there[..., None], points, torch.nan)[:, :count], law)
+    return predict_with_oracle(torch.where(there[..., None], points, torch.nan)[:, :count], law)
 
 
 def in_order(answer: Answer | Tracks, clips: Clips) -> Tracks:

@@ -19,8 +19,8 @@ from motes.kalman.chunked import log_likelihood_chunked
 from motes.kalman.dense import Smoothed, log_likelihood_dense, smooth_dense
 from motes.kalman.lgssm import LGSSM, draw_path
 from motes.kalman.sequential import (
-    Belief,
     Filtered,
+    StateEstimate,
     Updated,
     predict,
     run_filter,
@@ -29,9 +29,9 @@ from motes.kalman.sequential import (
 )
 
 __all__ = [
-    "Belief",
     "Filtered",
     "Smoothed",
+    "StateEstimate",
     "Updated",
     "draw_states",
     "filter",
@@ -40,6 +40,8 @@ __all__ = [
     "smooth",
     "update",
 ]
+
+Belief = StateEstimate  # the name in version 0.1
 
 # Up to so many frames one dense Gaussian is quicker than going through time (`bench kalman`).
 DENSE_FRAMES = 64

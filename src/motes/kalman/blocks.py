@@ -37,7 +37,7 @@ def emissions(emission: Float[Tensor, "... P D"], num_frames: int) -> Float[Tens
     return S
 
 
-def rows_over_kicks(
+def noise_response(
     function: Float[Tensor, "... n TD"], differences: Float[Tensor, "... TD TD"]
 ) -> Float[Tensor, "... n TD"]:
     """S M^-1."""
@@ -75,14 +75,14 @@ def solve_by_doubling(
     return solution.view(*lead, n, -1)
 
 
-def kicked(model: LGSSM, rows: Float[Tensor, "... n TD"]) -> Float[Tensor, "... n LD"]:
+def noise_gain(model: LGSSM, rows: Float[Tensor, "... n TD"]) -> Float[Tensor, "... n LD"]:
     """The covariance of R k with the kicks of the later frames: R Sigma_H, frame by frame."""
     D = model.transition.shape[-1]
     product: Tensor = (_columns(rows, D) @ model.state_noise).reshape(rows.shape)
     return product[..., D:]
 
 
-def pushed(model: LGSSM, rows: Float[Tensor, "... n TD"]) -> Float[Tensor, "... n"]:
+def input_response(model: LGSSM, rows: Float[Tensor, "... n TD"]) -> Float[Tensor, "... n"]:
     """What the force, the same in all later frames, adds to the mean of R k."""
     return map_vector(_sum_of_later(rows, model.force.shape[-1]), model.force)
 
@@ -119,7 +119,7 @@ class Prior(NamedTuple):
     """M"""
     rows: Float[Tensor, "... TP TD"]
     """R"""
-    kicked: Float[Tensor, "... TP LD"]
+    noise_gain: Float[Tensor, "... TP LD"]
     started: Float[Tensor, "... TP D"]
     """E Sigma"""
     mean: Float[Tensor, "... TP"]
@@ -130,11 +130,11 @@ def prior_positions(model: LGSSM, num_frames: int) -> Prior:
     """The prior of the positions of an aligned model, to be differentiated by `prior_gradients`."""
     D = model.transition.shape[-1]
     M = differences(model.transition, num_frames)
-    R = rows_over_kicks(emissions(model.emission, num_frames), M)
-    E, R_kicked = R[..., :D], kicked(model, R)
+    R = noise_response(emissions(model.emission, num_frames), M)
+    E, R_kicked = R[..., :D], noise_gain(model, R)
     started = E @ model.initial_covariance
     noise = add_to_diagonal_blocks(R_kicked @ R[..., D:].mT, model.position_noise)
-    mean = map_vector(E, model.initial_mean) + pushed(model, R)
+    mean = map_vector(E, model.initial_mean) + input_response(model, R)
     return Prior(M, R, R_kicked, started, mean, started @ E.mT + noise)
 
 
@@ -177,7 +177,7 @@ def prior_gradients(
     )
 
 
-class Stretch(NamedTuple):
+class Block(NamedTuple):
     """L frames as one map of the state h at the first of them; `LP` runs over frame and axis.
 
     a = E h + d + v,  h_next = F h + c + w,  Cov(v) = C,  Cov(w) = G,  Cov(w, v) = X,
@@ -200,7 +200,7 @@ class Stretch(NamedTuple):
     """X"""
 
 
-def unroll(model: LGSSM, num_frames: int) -> Stretch:
+def unroll(model: LGSSM, num_frames: int) -> Block:
     """The stretch of `num_frames` frames of an aligned model: what follows a start that is known.
 
     Law: chained stretches are the model (test_all_routes_to_the_log_likelihood_agree).
@@ -209,10 +209,10 @@ def unroll(model: LGSSM, num_frames: int) -> Stretch:
     now, T = slice(0, num_frames * P), num_frames + 1
     S = emissions(model.emission, T)[..., now, :]
     last = torch.eye(T * D, dtype=S.dtype, device=S.device)[-D:].expand(*S.shape[:-2], D, T * D)
-    R = rows_over_kicks(torch.cat([S, last], -2), differences(model.transition, T))
-    start, covariance = R[..., :D], kicked(model, R) @ R[..., D:].mT
-    drift = pushed(model, R)
-    return Stretch(
+    R = noise_response(torch.cat([S, last], -2), differences(model.transition, T))
+    start, covariance = R[..., :D], noise_gain(model, R) @ R[..., D:].mT
+    drift = input_response(model, R)
+    return Block(
         emission=start[..., now, :],
         offset=drift[..., now],
         noise=add_to_diagonal_blocks(covariance[..., now, now], model.position_noise),

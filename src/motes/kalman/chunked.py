@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.kalman.blocks import Stretch, unroll
+from motes.kalman.blocks import Block, unroll
 from motes.kalman.gaussian import hide, log_density, log_scale, per_axis, valid, whitener
 from motes.kalman.lgssm import LGSSM, aligned, identity, map_vector
 
@@ -55,7 +55,7 @@ def log_likelihood_chunked(
 
 
 def _through_stretches(
-    stretch: Stretch,
+    stretch: Block,
     positions: Float[Tensor, "... T P"],
     observed: Bool[Tensor, "... T"] | None,
     start: Start,

@@ -21,10 +21,10 @@ from motes.kalman.blocks import (
     differences,
     emissions,
     free_motion,
-    kicked,
+    noise_gain,
+    noise_response,
     prior_gradients,
     prior_positions,
-    rows_over_kicks,
 )
 from motes.kalman.gaussian import (
     cholesky,
@@ -191,8 +191,8 @@ def smooth_dense(
         S = S.index_select(-2, kept)
     elif observed is not None:
         seen = per_axis(observed, P, model.emission.dtype)
-    R = rows_over_kicks(S, M)
-    R_kicked = kicked(model, R)
+    R = noise_response(S, M)
+    R_kicked = noise_gain(model, R)
     E = R[..., :D]
     # What M^-1 makes of Cov(kicks, a) and of I in the first frame: the kicks' Cov(h, a), and A^t.
     columns = pad(R_kicked.mT, (D, 0, D, 0))

@@ -40,7 +40,7 @@ def component_log_posterior(
     return _log_joint(dynamics, positions, observed).log_softmax(-1)
 
 
-def under(states: kalman.Smoothed, component: Int[Tensor, "B N"]) -> kalman.Smoothed:
+def select_component(states: kalman.Smoothed, component: Int[Tensor, "B N"]) -> kalman.Smoothed:
     """The states of each object under one of the components, from [B N K T ...] to [B N T ...].
 
     Law: they are those of that component (test_states_under_a_component_are_its_own).

@@ -19,7 +19,7 @@ from motes.kalman.lgssm import LGSSM, identity, map_vector, solve_covariance
 AT_ONCE = 256  # frames that the smoother holds side by side, which bounds memory
 
 
-class Belief(NamedTuple):
+class StateEstimate(NamedTuple):
     """What is known of one state: its mean and its covariance."""
 
     mean: Float[Tensor, "... D"]
@@ -29,7 +29,7 @@ class Belief(NamedTuple):
 class Updated(NamedTuple):
     """A belief after one position, and the log density that it gave to that position."""
 
-    belief: Belief
+    belief: StateEstimate
     log_density: Float[Tensor, "..."]
 
 
@@ -43,7 +43,7 @@ class Filtered(NamedTuple):
     log_likelihood: Float[Tensor, "..."]
 
 
-class Surprise(NamedTuple):
+class Innovation(NamedTuple):
     """What a position told: the gain K, zero where it was hidden, and its log density."""
 
     gain: Float[Tensor, "... D P"]
@@ -52,10 +52,10 @@ class Surprise(NamedTuple):
 
 def predict(
     model: LGSSM, mean: Float[Tensor, "... D"], covariance: Float[Tensor, "... D D"]
-) -> Belief:
+) -> StateEstimate:
     """The belief about the next frame's state: mean A m + u, covariance A P A' + Sigma_H."""
     A, u = model.transition, model.force
-    return Belief(map_vector(A, mean) + u, A @ covariance @ A.mT + model.state_noise)
+    return StateEstimate(map_vector(A, mean) + u, A @ covariance @ A.mT + model.state_noise)
 
 
 def update(
@@ -75,16 +75,16 @@ def update(
     if observed is None:
         observed = torch.ones((), dtype=torch.bool, device=position.device)
     a = torch.where(observed.unsqueeze(-1), position.to(mean.dtype), 0.0)
-    belief, surprise = _update(model, Belief(mean, covariance), a, observed)
+    belief, surprise = _update(model, StateEstimate(mean, covariance), a, observed)
     return Updated(belief, surprise.log_density)
 
 
 def _update(
     model: LGSSM,
-    belief: Belief,
+    belief: StateEstimate,
     position: Float[Tensor, "... P"],
     observed: Bool[Tensor, "..."],
-) -> tuple[Belief, Surprise]:
+) -> tuple[StateEstimate, Innovation]:
     """The updated belief, in Joseph's form, which keeps the covariance positive."""
     B, Sigma_A = model.emission, model.position_noise
     m, P = belief
@@ -97,16 +97,16 @@ def _update(
     log_scale = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     constant = 0.5 * math.log(2 * math.pi) * B.shape[-2]
     log_density = -0.5 * distance - torch.where(observed, log_scale + constant, 0.0)
-    updated = Belief(m + map_vector(K, residual), keep @ P @ keep.mT + K @ Sigma_A @ K.mT)
-    return updated, Surprise(K, log_density)
+    updated = StateEstimate(m + map_vector(K, residual), keep @ P @ keep.mT + K @ Sigma_A @ K.mT)
+    return updated, Innovation(K, log_density)
 
 
 def run_filter(
     model: LGSSM,
     positions: Float[Tensor, "... T P"],
     observed: Bool[Tensor, "... T"] | None,
-    before: Belief | None = None,
-) -> tuple[Filtered, Surprise]:
+    before: StateEstimate | None = None,
+) -> tuple[Filtered, Innovation]:
     """The filtered states, and for the smoother what the positions told.
 
     Covariances depend on the model and the mask alone, and have the leading axes of those.
@@ -127,7 +127,7 @@ def run_filter(
         surprises.append(surprise)
         before = predict(model, *after)
     gains, log_densities = zip(*surprises, strict=True)
-    told = Surprise(torch.stack(gains, -3), torch.stack(log_densities, -1))
+    told = Innovation(torch.stack(gains, -3), torch.stack(log_densities, -1))
     states = (*_stack(filtered), *_stack(predicted))
     return Filtered(*states, told.log_density.sum(-1)), told
 
@@ -139,7 +139,7 @@ def _everywhere(positions: Float[Tensor, "... T P"]) -> Bool[Tensor, " T"]:
 
 def _start(
     model: LGSSM, positions: Float[Tensor, "... T P"], observed: Bool[Tensor, "... T"]
-) -> Belief:
+) -> StateEstimate:
     """What is known of the first state of a video, with the axes that all later beliefs have."""
     matrices = (model.transition, model.emission, model.state_noise, model.position_noise)
     mu, Sigma = model.initial_mean, model.initial_covariance
@@ -150,11 +150,11 @@ def _start(
         lead, positions.shape[:-2], mu.shape[:-1], model.force.shape[:-1]
     )
     D = mu.shape[-1]
-    return Belief(mu.expand(*means_lead, D), Sigma.expand(*lead, D, D))
+    return StateEstimate(mu.expand(*means_lead, D), Sigma.expand(*lead, D, D))
 
 
 def _stack(
-    beliefs: list[Belief],
+    beliefs: list[StateEstimate],
 ) -> tuple[Float[Tensor, "... T D"], Float[Tensor, "... T D D"]]:
     """Means and covariances of all frames."""
     means, covariances = zip(*beliefs, strict=True)
@@ -177,7 +177,7 @@ class _Seen(NamedTuple):
 class _Reached(NamedTuple):
     """What the way forward knows when it comes to a frame."""
 
-    predicted: Belief
+    predicted: StateEstimate
     spread: Float[Tensor, "... D D"] | None
     """Of the filtered mean there by all positions up to it; None where a video begins."""
 
@@ -185,7 +185,7 @@ class _Reached(NamedTuple):
 class _Ahead(NamedTuple):
     """What the way back knows of the last frame of a stretch."""
 
-    smoothed: Belief
+    smoothed: StateEstimate
     later: "_Later | None"  # if positions vary
 
 
@@ -220,7 +220,7 @@ def smooth_sequential(
     for time in stretches[:-1]:
         filtered, _, spread = _go_forward(model, seen.during(time), starts[-1])
         mean, covariance = filtered.predicted_means, filtered.predicted_covariances
-        reached = Belief(mean[..., -1, :].clone(), covariance[..., -1, :, :].clone())
+        reached = StateEstimate(mean[..., -1, :].clone(), covariance[..., -1, :, :].clone())
         starts.append(_Reached(reached, None if spread is None else spread[..., -1, :, :].clone()))
     ahead, means, covariances = None, None, None
     for time, start in zip(reversed(stretches), reversed(starts), strict=True):
@@ -245,7 +245,7 @@ def _longer(values: Float[Tensor, "..."], num_frames: int, axis: int) -> Float[T
 
 def _go_forward(
     model: LGSSM, seen: _Seen, start: _Reached
-) -> tuple[Filtered, Surprise, Float[Tensor, "... T D D"] | None]:
+) -> tuple[Filtered, Innovation, Float[Tensor, "... T D D"] | None]:
     """The filter, and the spread of its means m_t = F_t m_{t-1} + K_t a_t if positions vary."""
     filtered, told = run_filter(model, seen.positions, seen.observed, start.predicted)
     if seen.variances is None:
@@ -283,14 +283,14 @@ def _go_back(
     own = rest @ before @ rest.mT + G @ Sigma_H @ G.mT
     shift = filtered.means[..., :-1, :] - map_vector(G, filtered.predicted_means[..., 1:, :])
     if ahead is None:
-        ahead = _Ahead(Belief(filtered.means[..., -1, :], P[..., -1, :, :]), None)
+        ahead = _Ahead(StateEstimate(filtered.means[..., -1, :], P[..., -1, :, :]), None)
     means, covariances = [ahead.smoothed.mean], [ahead.smoothed.covariance]
     shifts = reversed(shift.unbind(-2))
     for G_t, own_t, shift_t in zip(_backwards(G), _backwards(own), shifts, strict=True):
         means.append(shift_t + map_vector(G_t, means[-1]))
         covariances.append(own_t + G_t @ covariances[-1] @ G_t.mT)
     first, smoothed, later = (
-        Belief(means[-1], covariances[-1]),
+        StateEstimate(means[-1], covariances[-1]),
         torch.stack(covariances[::-1], -3),
         None,
     )

@@ -13,10 +13,10 @@ import torch
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman import mixture
 from motes.kalman.lgssm import Dynamics
-from motes.models.layers.renderer import Looks
+from motes.models.layers.renderer import Appearance
 from motes.models.model import Model, Posterior
-from motes.models.paper.inference import Encoding
-from motes.models.sprites.grid_posterior import PlacePosterior
+from motes.models.paper.inference import GaussianPosterior
+from motes.models.sprites.grid_posterior import GridPosterior
 
 
 class BoundTerms(NamedTuple):
@@ -65,7 +65,7 @@ def bound_terms(
     frames: Float[Tensor, "B T height width *channels"],
     num_objects: Int[Tensor, " B"],
     noise: Float[Tensor, "B N T 2"],
-    found: PlacePosterior | None = None,
+    found: GridPosterior | None = None,
     observed: Bool[Tensor, "B T"] | None = None,
 ) -> BoundTerms:
     """The terms of the bound for each clip, from one draw of q.
@@ -97,36 +97,38 @@ def terms_of(
     Law: equals the exact log evidence for a linear-Gaussian stand-in with the exact posterior as
     q, and lies below it for any other q; tests/unit/test_objective.py.
     """
-    present, seen = model.present(num_objects), where_seen(q, observed)
+    present, seen = model.present(num_objects), detected_mask(q, observed)
     positions = q.draw(noise)
-    looks = looks_of(q)
+    looks = appearance_of(q)
     prior = log_prior(model.dynamics, positions, present, seen)
     return BoundTerms(
         reconstruction=reconstruction(
-            model.explain(positions, present, frames, looks, looked_at(q)), observed
+            model.explain(positions, present, frames, looks, detections_of(q)), observed
         ),
         # A search leaves out itself what it has not seen.
-        entropy=entropy(q.entropy(), present, seen if isinstance(q, Encoding) else None),
+        entropy=entropy(q.entropy(), present, seen if isinstance(q, GaussianPosterior) else None),
         log_prior=prior + model.log_prior_of(looks, present),
     )
 
 
-def looked_at(q: Posterior) -> Bool[Tensor, "B N T"] | None:
+def detections_of(q: Posterior) -> Bool[Tensor, "B N T"] | None:
     """Where a search has seen objects; None of the paper's networks."""
-    return None if isinstance(q, Encoding) else q.seen
+    return None if isinstance(q, GaussianPosterior) else q.seen
 
 
-def looks_of(q: Posterior) -> Looks | None:
+def appearance_of(q: Posterior) -> Appearance | None:
     """The looks of the objects, where a model of pictures has found them."""
-    return None if isinstance(q, Encoding) else q.looks
+    return None if isinstance(q, GaussianPosterior) else q.looks
 
 
-def where_seen(q: Posterior, observed: Bool[Tensor, "B T"] | None) -> Bool[Tensor, "B _ T"] | None:
+def detected_mask(
+    q: Posterior, observed: Bool[Tensor, "B T"] | None
+) -> Bool[Tensor, "B _ T"] | None:
     """Where the positions of q are sightings; None where all of them are.
 
     The paper's networks see all objects in a seen frame; a search may find that one is hidden.
     Where an object was not seen q is its prior given the rest, and the two cancel in the bound.
     """
-    if isinstance(q, Encoding):
+    if isinstance(q, GaussianPosterior):
         return None if observed is None else observed[:, None]
     return None if bool(q.seen.all()) else q.seen

@@ -8,19 +8,19 @@ from motes.config import RunConfig
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.data.colour import ColourAxis
 from motes.kalman.lgssm import Dynamics
-from motes.models.layers.renderer import Looks, PictureRenderer
+from motes.models.layers.renderer import Appearance, LayeredRenderer
 from motes.models.layers.tracker import search_pictures
-from motes.models.paper.inference import Encoding, InferenceNetwork
+from motes.models.paper.inference import GaussianPosterior, InferenceNetwork
 from motes.models.paper.renderer import Renderer
 from motes.models.sprites.forward_pass import scene_of
-from motes.models.sprites.grid_posterior import LongPosterior, PlacePosterior, Stretches
-from motes.models.sprites.likelihood_maps import Place
+from motes.models.sprites.grid_posterior import GridPosterior, PosteriorBlocks, StreamedPosterior
+from motes.models.sprites.likelihood_maps import PixelGaussian
 from motes.models.sprites.marginal_frames import expected_frames
-from motes.models.sprites.renderer import GlyphRenderer
+from motes.models.sprites.renderer import SpriteRenderer
 from motes.models.sprites.tracker import Tracker
 
 # q(a | v), as the one family has it or the other
-Posterior = Encoding | PlacePosterior | LongPosterior
+Posterior = GaussianPosterior | GridPosterior | StreamedPosterior
 
 SEARCHED_FOR = 16  # objects at most
 AT_ONCE = 256  # frames that are drawn side by side, which bounds memory
@@ -48,7 +48,7 @@ class Model(nn.Module):
     def __init__(
         self,
         dynamics: Dynamics,
-        renderer: Renderer | GlyphRenderer | PictureRenderer,
+        renderer: Renderer | SpriteRenderer | LayeredRenderer,
         inference: InferenceNetwork | Tracker,
         *,
         image_size: tuple[int, int],
@@ -89,12 +89,12 @@ class Model(nn.Module):
         return self.painter is None and not self.in_colour
 
     @property
-    def painter(self) -> PictureRenderer | None:
+    def painter(self) -> LayeredRenderer | None:
         """The renderer of levels of grey or colour; None where frames are black and white."""
-        return self.renderer if isinstance(self.renderer, PictureRenderer) else None
+        return self.renderer if isinstance(self.renderer, LayeredRenderer) else None
 
     @property
-    def most_objects(self) -> int:
+    def max_searchable_objects(self) -> int:
         """The most objects that a clip may be said to hold.
 
         The paper's networks know those that they were trained with; a search takes any number.
@@ -116,7 +116,7 @@ class Model(nn.Module):
         *,
         hypotheses: int = 1,
         explore: float = 0.0,
-    ) -> Stretches | None:
+    ) -> PosteriorBlocks | None:
         """What the structured family finds in the frames, a stretch of them at a time.
 
         None from the paper's, which reads them. Here and in `expected_frames` the families part;
@@ -130,11 +130,11 @@ class Model(nn.Module):
             explore: share of q that is spread out, for learning; see `Tracker.search`.
         """
         match self.inference, self.renderer:
-            case Tracker() as tracker, PictureRenderer() as painter:
+            case Tracker() as tracker, LayeredRenderer() as painter:
                 pictures = painter.as_channels(frames)
                 photos = scene_of(pictures, num_objects, self.dynamics, painter, observed)
                 found = search_pictures(photos, hypotheses, window=tracker.window)
-            case Tracker() as tracker, GlyphRenderer() as renderer:
+            case Tracker() as tracker, SpriteRenderer() as renderer:
                 scene = scene_of(frames, num_objects, self.dynamics, renderer, observed)
                 found = tracker.search(scene, hypotheses, explore)
             case _:
@@ -149,16 +149,16 @@ class Model(nn.Module):
         num_objects: Int[Tensor, " B"],
         observed: Bool[Tensor, "B T"] | None = None,
         explore: float = 0.0,
-    ) -> PlacePosterior | None:
+    ) -> GridPosterior | None:
         """All at once what a single search finds, which is enough to learn from."""
         found = self.search(frames, num_objects, observed, explore=explore)
-        return None if found is None else PlacePosterior.joined(found)
+        return None if found is None else GridPosterior.joined(found)
 
     def encode(
         self,
         frames: Float[Tensor, "B T height width *channels"],
         num_objects: Int[Tensor, " B"],
-        found: PlacePosterior | None = None,
+        found: GridPosterior | None = None,
     ) -> Posterior:
         """q(a|v) of clips that were seen whole; `motes.models.paper.gap_filling` knows of hidden frames.
 
@@ -170,26 +170,28 @@ class Model(nn.Module):
         found = self.track(frames, num_objects) if found is None else found
         if found is not None:
             return found
-        encoding: Encoding = self.inference(frames, num_objects)
+        encoding: GaussianPosterior = self.inference(frames, num_objects)
         return encoding
 
     def draw(
         self,
         positions: Float[Tensor, "B N T 2"],
         present: Bool[Tensor, "B N"],
-        looks: Looks | None = None,
+        looks: Appearance | None = None,
     ) -> Float[Tensor, "B T height width *channels"]:
         """The mean of every pixel, objects being at known positions and of known looks."""
         known = () if looks is None else (looks,)
         drawn = (self.renderer(part, present, *known) for part in positions.split(AT_ONCE, 2))
         return torch.cat([logits.sigmoid() for logits in drawn], 1)
 
-    def draw_looks(self, shape: tuple[int, ...], generator: torch.Generator) -> Looks | None:
-        """Looks of objects that a model of pictures imagines, [B, N]; None from any other."""
-        return None if self.painter is None else self.painter.draw_looks(shape, generator)
+    def draw_appearance(
+        self, shape: tuple[int, ...], generator: torch.Generator
+    ) -> Appearance | None:
+        """Appearance of objects that a model of pictures imagines, [B, N]; None from any other."""
+        return None if self.painter is None else self.painter.draw_appearance(shape, generator)
 
     def log_prior_of(
-        self, looks: Looks | None, present: Bool[Tensor, "B N"]
+        self, looks: Appearance | None, present: Bool[Tensor, "B N"]
     ) -> Float[Tensor, " B"] | float:
         """The log of the probability of looks; nothing, where objects have none."""
         if looks is None or self.painter is None:
@@ -201,7 +203,7 @@ class Model(nn.Module):
         positions: Float[Tensor, "B N T 2"],
         present: Bool[Tensor, "B N"],
         frames: Float[Tensor, "B T height width *channels"],
-        looks: Looks | None = None,
+        looks: Appearance | None = None,
         seen: Bool[Tensor, "B N T"] | None = None,
     ) -> Float[Tensor, "B T"]:
         """The log of p(v_t | a_t); where objects were seen matters to what is learned alone."""
@@ -210,17 +212,17 @@ class Model(nn.Module):
             time = slice(start, start + AT_ONCE)
             places, shown = positions[:, :, time], frames[:, time]
             match self.renderer:
-                case PictureRenderer() as renderer:
+                case LayeredRenderer() as renderer:
                     assert looks is not None
                     nats.append(renderer.log_likelihood(places, present, shown, looks))
-                case GlyphRenderer() as renderer:
+                case SpriteRenderer() as renderer:
                     noticed = None if seen is None else seen[:, :, time]
                     nats.append(renderer.log_likelihood(places, present, shown, noticed))
                 case _:
                     nats.append(self.renderer.log_likelihood(places, present, shown))
         return torch.cat(nats, 1)
 
-    def let_hide(self, allowed: bool) -> None:
+    def set_occlusion_learning(self, allowed: bool) -> None:
         """Says whether the structured family may learn that something stands before objects.
 
         Not before it knows how they look: a place where nothing was found yet looks covered.
@@ -231,7 +233,7 @@ class Model(nn.Module):
     def hiding(self) -> list[nn.Parameter]:
         """What says where objects are hidden, if something does."""
         renderer = self.renderer
-        return [renderer.visibility_logit] if isinstance(renderer, GlyphRenderer) else []
+        return [renderer.visibility_logit] if isinstance(renderer, SpriteRenderer) else []
 
     def expected_frames(
         self,
@@ -249,8 +251,8 @@ class Model(nn.Module):
             predicted: positions under each, [B N K T], for where an object was not seen.
         """
         match q, self.renderer:
-            case PlacePosterior() | LongPosterior(), GlyphRenderer() as renderer:
-                place = Place(predicted.means, predicted.covariances)
+            case GridPosterior() | StreamedPosterior(), SpriteRenderer() as renderer:
+                place = PixelGaussian(predicted.means, predicted.covariances)
                 return expected_frames(renderer, q, self.present(num_objects), weights, place)
         return None
 
@@ -272,11 +274,11 @@ def build(config: RunConfig) -> Model:
         linear=part.law == "linear",
         generator=generator,
     )
-    renderer: Renderer | GlyphRenderer | PictureRenderer
+    renderer: Renderer | SpriteRenderer | LayeredRenderer
     inference: InferenceNetwork | Tracker
     if part.family == "structured":
         if part.pixels == "pictures":
-            renderer = PictureRenderer(
+            renderer = LayeredRenderer(
                 size,
                 channels=config.data.channels,
                 num_kinds=part.num_kinds,
@@ -285,7 +287,7 @@ def build(config: RunConfig) -> Model:
                 pixels_per_unit=part.pixels_per_unit,
             )
         else:
-            renderer = GlyphRenderer(
+            renderer = SpriteRenderer(
                 size,
                 reach=part.glyph_reach,
                 initial_width=part.glyph_width,

@@ -22,7 +22,7 @@ from motes.models.pixel_map import find_pixel_map
 from motes.output import html as report
 from motes.output import plots as pictures
 from motes.output.examples import latent_grid
-from motes.output.learning import Lesson, way_taken
+from motes.output.learning import TrainedRun, way_taken
 from motes.output.plots import Style, View
 from motes.output.report_words import ANSWERS, LAW
 from motes.queries import forecast, infer, interpolate, sample
@@ -39,16 +39,16 @@ NUM_SAMPLES = 4
 Examples = list[list[View]]  # for each example clip: truth, inferred, forecast, interpolated
 
 
-class Subject(NamedTuple):
+class DemoModel(NamedTuple):
     """Whom the questions go to."""
 
     name: str
     model: Model
     config: RunConfig
-    lesson: Lesson | None = None  # where it was learned just now
+    lesson: TrainedRun | None = None  # where it was learned just now
 
 
-def known(name_or_folder: str) -> Subject:
+def known(name_or_folder: str) -> DemoModel:
     """A model that is there already."""
     model, config = load_with_config(name_or_folder)
     if not model.black_and_white:
@@ -57,12 +57,12 @@ def known(name_or_folder: str) -> Subject:
             "score it with motes evaluate"
         )
     # A path says where its owner keeps things; the report may travel.
-    return Subject(Path(name_or_folder).name, model, config)
+    return DemoModel(Path(name_or_folder).name, model, config)
 
 
-def learned(lesson: Lesson) -> Subject:
+def learned(lesson: TrainedRun) -> DemoModel:
     """The model of a lesson."""
-    return Subject("learned just now", lesson.model, lesson.config, lesson)
+    return DemoModel("learned just now", lesson.model, lesson.config, lesson)
 
 
 @contextlib.contextmanager
@@ -98,7 +98,7 @@ def work(num_clips: int) -> int:
 
 
 def run(
-    subject: Subject,
+    subject: DemoModel,
     clips: Clips,
     out: Path,
     *,
@@ -112,7 +112,7 @@ def run(
         clips: With truth, unseen by the model.
         out: Folder of the report; must be there.
         seed: Of the clips, and of those that the model imagines.
-        progress: Told what is done, out of `work(len(clips))`.
+        progress: Prediction what is done, out of `work(len(clips))`.
     """
     began, model, lesson = time.monotonic(), subject.model, subject.lesson
     world = demo_world(subject.config)
@@ -158,7 +158,7 @@ def run(
     return record
 
 
-def told_of(lesson: Lesson) -> report.Learned:
+def told_of(lesson: TrainedRun) -> report.Learned:
     """What the report tells of a lesson."""
     data = lesson.config.data
     return report.Learned(
@@ -269,7 +269,7 @@ def rows_of_starts(names: Sequence[str], found: Starts) -> list[report.Start]:
     ]
 
 
-def _draw_learning(lesson: Lesson) -> bytes:
+def _draw_learning(lesson: TrainedRun) -> bytes:
     way = way_taken(lesson.snapshots)
     return pictures.png(
         pictures.learning(

@@ -14,7 +14,7 @@ from motes.config import RunConfig
 from motes.core.axes import Float
 from motes.models.checkpoint import load_with_config
 from motes.models.model import Model
-from motes.models.sprites.renderer import GlyphRenderer
+from motes.models.sprites.renderer import SpriteRenderer
 from motes.training.initialization import STEPS
 from motes.training.presets import preset
 from motes.training.train import train
@@ -31,7 +31,7 @@ class Snapshot(NamedTuple):
     glyph: Float[np.ndarray, "cells cells"]  # how an object looks: the probability of white
 
 
-class Lesson(NamedTuple):
+class TrainedRun(NamedTuple):
     """What came out of a run, and how."""
 
     model: Model
@@ -53,7 +53,9 @@ def short_run() -> RunConfig:
     )
 
 
-def learn(config: RunConfig, show: Callable[[Snapshot], None] = lambda snapshot: None) -> Lesson:
+def learn(
+    config: RunConfig, show: Callable[[Snapshot], None] = lambda snapshot: None
+) -> TrainedRun:
     """A model of the structured family, learned from scratch; `show` sees it grow.
 
     Raises:
@@ -72,7 +74,7 @@ def learn(config: RunConfig, show: Callable[[Snapshot], None] = lambda snapshot:
             raise KeyboardInterrupt
         model, _ = load_with_config(folder)
     seconds = time.monotonic() - began
-    return Lesson(model, config, snapshots, outcome.held_out_bound, seconds)
+    return TrainedRun(model, config, snapshots, outcome.held_out_bound, seconds)
 
 
 def take(line: dict[str, Any]) -> Snapshot:
@@ -96,7 +98,7 @@ def way_taken(snapshots: list[Snapshot]) -> list[Snapshot]:
 @torch.no_grad()
 def picture_of_glyph(model: Model) -> Float[np.ndarray, "cells cells"]:
     """The probability that an object lights a pixel, for each offset of the pixel from it."""
-    assert isinstance(model.renderer, GlyphRenderer)
+    assert isinstance(model.renderer, SpriteRenderer)
     picture: Float[np.ndarray, "cells cells"] = (
         -torch.expm1(-model.renderer.root_depth.square()).cpu().numpy()
     )

@@ -16,11 +16,11 @@ from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.memory import require_memory
 from motes.kalman import mixture
 from motes.kalman.lgssm import POSITION_DIM, map_vector, square_root
-from motes.models.elbo import looks_of, where_seen
-from motes.models.layers.renderer import Looks
+from motes.models.elbo import appearance_of, detected_mask
+from motes.models.layers.renderer import Appearance
 from motes.models.model import Model, Posterior
 from motes.models.paper.gap_filling import bytes_of_a_clip, encode
-from motes.models.paper.inference import Encoding
+from motes.models.paper.inference import GaussianPosterior
 from motes.queries.answer import Answer, blank
 from motes.queries.counting import count_log_evidence
 from motes.queries.validation import check_counts, check_frames, check_observed, check_whole
@@ -104,7 +104,7 @@ def sample(
         none[..., :2, :2],
         kalman.Smoothed(path.states, none),
         torch.zeros(path.positions.shape[:3], dtype=torch.bool, device=model.device),
-        model.draw_looks(shape, generator),
+        model.draw_appearance(shape, generator),
     )
 
     def draw() -> Float[Tensor, "B T height width *channels"]:
@@ -122,7 +122,7 @@ class Tracks(NamedTuple):
     covariances: Float[Tensor, "B N T 2 2"]
     states: kalman.Smoothed  # of h_t
     found: Bool[Tensor, "B N T"]  # where the object itself was seen
-    looks: Looks | None  # of pictures
+    looks: Appearance | None  # of pictures
 
 
 @torch.no_grad()
@@ -138,19 +138,19 @@ def _ask(
     counts = None if num_objects is None else check_counts(model, num_objects, len(frames))
     N = model.max_objects if counts is None else model.present(counts).shape[1]
     # What comes after the last seen frame says nothing, and there may be much of it.
-    looked_at = observed[:, : int(observed.any(0).nonzero().max()) + 1]
-    shown = frames[:, : looked_at.shape[1]]
+    detections_of = observed[:, : int(observed.any(0).nonzero().max()) + 1]
+    shown = frames[:, : detections_of.shape[1]]
     of_a_clip = N * TO_SMOOTH * observed.shape[1] + bytes_of_a_clip(model, N, shown.shape[1])
     _require_room(model, observed, of_a_clip, f"a question about {N} objects in")
     probabilities = None
     if counts is None:
-        evidence = count_log_evidence(model, shown, looked_at)
+        evidence = count_log_evidence(model, shown, detections_of)
         probabilities = evidence.softmax(1)
         counts = evidence.argmax(1) + 1
-    q = encode(model, shown, looked_at, counts)
-    seen = sightings(model, q, looked_at, counts, observed.shape[1])
+    q = encode(model, shown, detections_of, counts)
+    seen = sightings(model, q, detections_of, counts, observed.shape[1])
     log_weights, states = smooth_components(model, seen)
-    tracks = most_likely_tracks(model, seen, log_weights, states, looks_of(q))
+    tracks = most_likely_tracks(model, seen, log_weights, states, appearance_of(q))
 
     def draw_frames() -> Float[Tensor, "B T height width *channels"]:
         generator = torch.Generator().manual_seed(seed)
@@ -181,9 +181,9 @@ def sightings(
     """The sightings of the frames that q knows, tempered, and none in those after them."""
     temper = model.temper[(num_objects - 1).clamp(max=len(model.temper) - 1)]
     covariances = temper[:, None, None, None, None] * q.covariances()
-    seen = where_seen(q, observed)
+    seen = detected_mask(q, observed)
     found = (observed[:, None] if seen is None else seen).expand(q.means.shape[:3])
-    known = found if isinstance(q, Encoding) else q.known
+    known = found if isinstance(q, GaussianPosterior) else q.known
     after = num_frames - found.shape[2]
     return Sightings(
         positions=pad(q.means, (0, 0, 0, after)),
@@ -217,11 +217,11 @@ def most_likely_tracks(
     seen: Sightings,
     log_weights: Float[Tensor, "B N K"],
     states: kalman.Smoothed,
-    looks: Looks | None = None,
+    looks: Appearance | None = None,
 ) -> Tracks:
     """The tracks under each object's most likely component, as in the paper."""
     component = log_weights.argmax(-1)
-    chosen = mixture.under(states, component)
+    chosen = mixture.select_component(states, component)
     hidden = emitted(model, chosen)
     known = seen.known[..., None]
     return Tracks(
@@ -271,13 +271,13 @@ def marginal_frames(
         factor = factors.take_along_dim(component[..., None], 2)[:, :, 0]
         draws.append((noise, mean + map_vector(factor, noise.double())))
     total = torch.zeros(*observed.shape, *model.frame_shape, device=model.device)
-    for time, part in [(slice(None), q)] if isinstance(q, Encoding) else q.pieces():
+    for time, part in [(slice(None), q)] if isinstance(q, GaussianPosterior) else q.pieces():
         known = part.means.shape[2]  # frames; none was seen after them
         for noise, imagined in draws:
             here, there = noise[:, :, time], imagined[:, :, time]
             seen = pad(part.draw(here[:, :, :known]), (0, 0, 0, here.shape[2] - known))
             positions = torch.where(observed[:, None, time, None], seen.double(), there)
-            total[:, time] += _render(model, positions, num_objects, looks_of(q))
+            total[:, time] += _render(model, positions, num_objects, appearance_of(q))
     return total / NUM_DRAWS
 
 
@@ -285,7 +285,7 @@ def _render(
     model: Model,
     positions: Float[Tensor, "B N T 2"],
     num_objects: Int[Tensor, " B"],
-    looks: Looks | None,
+    looks: Appearance | None,
 ) -> Float[Tensor, "B T height width *channels"]:
     """Probabilities of white, or the mean of pixels, for known positions."""
     with torch.no_grad():

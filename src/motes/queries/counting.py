@@ -10,8 +10,8 @@ from motes.kalman.mixture import draw_prior
 from motes.models.elbo import terms_of
 from motes.models.model import Model
 from motes.models.paper.gap_filling import encode
-from motes.models.paper.inference import Encoding, InferenceNetwork
-from motes.models.sprites.renderer import GlyphRenderer
+from motes.models.paper.inference import GaussianPosterior, InferenceNetwork
+from motes.models.sprites.renderer import SpriteRenderer
 
 NUM_DRAWS = 8
 # Paths of one more object, over the cube of the number of frames: few stay behind others for long.
@@ -70,7 +70,7 @@ def _bounds(
     q = encode(model, clips, seen, counts)
     terms = [terms_of(model, q, clips, counts, again(noise), seen) for noise in draws]
     bounds = torch.stack([each.weighted(1.0) for each in terms]).mean(0).unflatten(0, (some, B))
-    if isinstance(q, Encoding):
+    if isinstance(q, GaussianPosterior):
         return bounds, torch.full_like(bounds, -math.inf)
     # At the means: of a draw that missed its object, one more would take the place.
     there = q.seen.any(2) & model.present(counts)
@@ -95,7 +95,7 @@ def log_unseen(
     """
     B, n, T, _ = positions.shape
     renderer, number = model.renderer, UNSEEN_DRAWS // int(observed.sum(1).max()) ** 3
-    if not isinstance(renderer, GlyphRenderer) or number == 0:
+    if not isinstance(renderer, SpriteRenderer) or number == 0:
         return torch.full((B,), -math.inf, device=positions.device)
 
     generator = torch.Generator().manual_seed(1)

@@ -115,10 +115,10 @@ def check_counts(model: Model, num_objects: Any, num_clips: int) -> Int[Tensor, 
             "give one number, or one for each clip"
         )
     low, high = int(counts.min()), int(counts.max())
-    if low < 1 or high > model.most_objects:
+    if low < 1 or high > model.max_searchable_objects:
         raise InputError(
             f"num_objects is {low if low < 1 else high}; this model knows 1 to "
-            f"{model.most_objects} objects"
+            f"{model.max_searchable_objects} objects"
         )
     return counts.to(model.device, torch.int64).expand(num_clips).clone()
 

@@ -52,7 +52,7 @@ def fit_to_data(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, data=data)
 
 
-def fit_glyph(config: RunConfig) -> RunConfig:
+def fit_sprite_size(config: RunConfig) -> RunConfig:
     """The configuration with a glyph of the size of the objects in the user's clips."""
     assert config.data.path is not None
     clips = load_clips(config.data.path)

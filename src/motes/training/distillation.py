@@ -21,16 +21,16 @@ from motes.kalman.lgssm import POSITION_DIM, Dynamics
 from motes.models.checkpoint import find_model, load_with_config, read_config, shipped_names
 from motes.models.elbo import BoundTerms, log_prior, reconstruction
 from motes.models.model import Model
-from motes.models.paper.inference import Encoding
+from motes.models.paper.inference import GaussianPosterior
 from motes.training.inputs import TrainingData
 
 BATCH, GPU_BATCH = 200, 4000  # clips; a GPU waits for every launch, whatever it holds
 FIRST_FRAMES, FADE = 6.0, 2.0  # how much more the first frame counts, and for how many frames
 
 
-def lesson_terms(
+def distillation_terms(
     model: Model,
-    lesson: Encoding,
+    lesson: GaussianPosterior,
     frames: Float[Tensor, "B T height width"],
     num_objects: Int[Tensor, " B"],
     noise: Float[Tensor, "B N T 2"],
@@ -52,7 +52,7 @@ def lesson_terms(
 
 
 def log_density(
-    said: Encoding, positions: Float[Tensor, "B N T 2"], present: Bool[Tensor, "B N"]
+    said: GaussianPosterior, positions: Float[Tensor, "B N T 2"], present: Bool[Tensor, "B N"]
 ) -> Float[Tensor, " B"]:
     """The log of q(a | v) at given positions of present objects, weighted for learning.
 
@@ -67,7 +67,7 @@ def log_density(
     return torch.where(present, density, 0.0).sum(1)
 
 
-def taught_by(config: RunConfig, name_or_folder: str) -> RunConfig:
+def with_teacher(config: RunConfig, name_or_folder: str) -> RunConfig:
     """The configuration of a run with this teacher, whose dynamics it begins with."""
     shipped, its = name_or_folder in shipped_names(), read_config(find_model(name_or_folder)).model
     return dataclasses.replace(
@@ -107,7 +107,7 @@ def find_teacher(config: RunConfig, device: torch.device) -> Model | None:
 
 
 @torch.no_grad()
-def give_lessons(
+def infer_pseudo_labels(
     teacher: Model, clips: TrainingData, report: Callable[[int], None] = lambda done: None
 ) -> TrainingData:
     """The clips with the teacher's inferred positions beside them; `report` hears how many have."""
@@ -121,9 +121,9 @@ def give_lessons(
         assert found is not None  # only the structured family teaches
         said = found.gaussian()
         order = starting_order(teacher.dynamics, said.means[:, :, 0], teacher.present(counts))
-        parts.append(Encoding(*(reorder(part, order) for part in said)))
+        parts.append(GaussianPosterior(*(reorder(part, order) for part in said)))
     report(total)
-    lessons = Encoding(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
+    lessons = GaussianPosterior(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
     return clips._replace(lessons=lessons)
 
 

@@ -9,7 +9,7 @@ from motes.kalman.lgssm import Dynamics
 ITERATIONS = 50
 
 
-def settle_dynamics(
+def fit_dynamics(
     dynamics: Dynamics, positions: Float[Tensor, "M T 2"], seen: Bool[Tensor, "M T"]
 ) -> None:
     """Moves all parameters to where they make these tracks likeliest, by L-BFGS.

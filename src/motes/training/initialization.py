@@ -69,14 +69,14 @@ def _some_clips(data: TrainingData) -> Int[Tensor, " b"]:
     return torch.arange(min(SEEN, len(data.num_objects)), device=data.num_objects.device)
 
 
-def begun_with(config: RunConfig, name_or_folder: str) -> RunConfig:
+def with_initial_model(config: RunConfig, name_or_folder: str) -> RunConfig:
     """The configuration of a run that begins with another model: its sizes, the run's own law."""
     own, its = config.model, read_config(find_model(name_or_folder)).model
     model = dataclasses.replace(its, family=own.family, law=own.law, window=own.window)
     return dataclasses.replace(config, model=model, begins_with=name_or_folder)
 
 
-def check_beginning(config: RunConfig) -> None:
+def check_initial_model(config: RunConfig) -> None:
     """Refuses a run that is to begin with a model of another kind.
 
     Raises:

@@ -11,7 +11,7 @@ import torch
 from motes.config import RunConfig
 from motes.core.axes import Bool, Float, Float64, Int, Tensor
 from motes.data.clips import PackedFrames
-from motes.models.paper.inference import Encoding
+from motes.models.paper.inference import GaussianPosterior
 from motes.training.schedule import at_step
 
 
@@ -21,7 +21,7 @@ class TrainingData(NamedTuple):
     video: PackedFrames | Float[Tensor, "B T height width *channels"]
     num_objects: Int[Tensor, " B"]
     ink: float  # lit pixels of one object, on average; sets the contrast of blurred frames
-    lessons: Encoding | None = (
+    lessons: GaussianPosterior | None = (
         None  # a teacher's positions of all clips, see `motes.training.distillation`
     )
     observed: Bool[Tensor, "B T"] | None = None  # which frames were seen; all, if None

@@ -21,7 +21,7 @@ class Mixture(NamedTuple):
     covariances: Float[Tensor, "K D D"]
 
 
-class Told(NamedTuple):
+class StateInformation(NamedTuple):
     """What each of M tracks tells of its first state h: exp(-h' precision h / 2 + shift' h)."""
 
     precision: Float[Tensor, "M D D"]
@@ -61,7 +61,7 @@ def seed_mixture(
 
 def told_of_first_states(
     dynamics: Dynamics, positions: Float[Tensor, "M T 2"], seen: Bool[Tensor, "M T"]
-) -> Told:
+) -> StateInformation:
     """The likelihood of each track as a function of its first state.
 
     The smoother's belief about h_1 less the prior that it began with; which prior does not matter.
@@ -78,10 +78,10 @@ def told_of_first_states(
     P = states.covariances[..., 0, :, :].expand(len(positions), *before.shape)
     precision = P.inverse()
     shift = map_vector(precision, states.means[:, 0]) - map_vector(before, one.initial_mean)
-    return Told(precision - before, shift)
+    return StateInformation(precision - before, shift)
 
 
-def fit_mixture(told: Told, start: Mixture) -> Mixture:
+def fit_mixture(told: StateInformation, start: Mixture) -> Mixture:
     """The mixture over first states by EM: the best of one start and several drawn from tracks.
 
     Law: recovers well-separated clusters (test_fit_mixture_recovers_clusters).
@@ -102,7 +102,9 @@ def fit_mixture(told: Told, start: Mixture) -> Mixture:
     return max((_climb(told, each, floor) for each in starts), key=lambda fit: fit[0])[1]
 
 
-def _climb(told: Told, mixture: Mixture, floor: Float[Tensor, "D D"]) -> tuple[float, Mixture]:
+def _climb(
+    told: StateInformation, mixture: Mixture, floor: Float[Tensor, "D D"]
+) -> tuple[float, Mixture]:
     """The mean log evidence of the tracks and the mixture that EM reaches from another one."""
     for _ in range(ITERATIONS):
         log_evidence, m, P = first_states(told, mixture)
@@ -117,7 +119,7 @@ def _climb(told: Told, mixture: Mixture, floor: Float[Tensor, "D D"]) -> tuple[f
 
 
 def first_states(
-    told: Told, mixture: Mixture
+    told: StateInformation, mixture: Mixture
 ) -> tuple[Float[Tensor, "M K"], Float[Tensor, "M K D"], Float[Tensor, "M K D D"]]:
     """For each track and component: log pi_k p(track | k), and the belief about the first state.
 

@@ -100,7 +100,7 @@ _STRUCTURED = RunConfig(
 )
 
 # A person's own video: few clips, fast objects, hands and walls that act on them now and then.
-# The size of the glyph is taken from the clips, see `training_data.fit_glyph`.
+# The size of the glyph is taken from the clips, see `training_data.fit_sprite_size`.
 _VIDEO = dataclasses.replace(
     _STRUCTURED,
     model=dataclasses.replace(

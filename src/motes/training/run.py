@@ -26,7 +26,7 @@ from motes.models.elbo import bound_terms
 from motes.models.latent_map import draw, find_latent_map
 from motes.models.model import Model
 from motes.models.pixel_map import align
-from motes.training import distributed as processes
+from motes.training import distributed
 from motes.training.dataset import Dataset
 from motes.training.initialization import Trial, first_weights
 from motes.training.inputs import TrainingData
@@ -78,7 +78,7 @@ class Run:
             self.trainer.model.load_state_dict(weights, strict=False)
             if teacher is not None:
                 self.trainer.model.dynamics.load_state_dict(teacher.dynamics.state_dict())
-        if processes.leads():
+        if distributed.is_main():
             write_json(folder / "environment.json", environment(device))
             drop_lines_after(folder / "log.jsonl", self.trainer.step)
         self.outcome: Outcome | None = None
@@ -157,7 +157,7 @@ class Run:
     def roll_back(self, error: FloatingPointError) -> None:
         """Goes back to the last checkpoint with half the learning rates, and says so."""
         self.restore(self.rolled_back + 1)
-        if processes.leads():
+        if distributed.is_main():
             drop_lines_after(self.folder / "log.jsonl", self.trainer.step)
         self._log({"step": self.trainer.step, "rolled_back": self.rolled_back, "why": str(error)})
 
@@ -185,7 +185,7 @@ class Run:
             raise FloatingPointError(f"the held-out bound is not finite after step {step}")
         require_finite(self.trainer)  # an infinite weight behind a tanh spoils no term
         residual = align(self.trainer.model, self.config.data.num_frames)
-        if processes.leads() and step != self.last_saved:
+        if distributed.is_main() and step != self.last_saved:
             save_model(self.folder, self.trainer.model, self.config)
             place = {"step": str(step), "rolled_back": str(self.rolled_back)}
             write_tensors(self.checkpoint, self.trainer.state(), place)
@@ -230,7 +230,7 @@ class Run:
         return f"training stopped after step {self.trainer.step}: {error}; {kept}"
 
     def _log(self, line: dict[str, Any]) -> None:
-        if processes.leads():
+        if distributed.is_main():
             with (self.folder / "log.jsonl").open("a", encoding="utf-8") as log:
                 log.write(json.dumps(line) + "\n")
             self._report(line, self.trainer.model)

@@ -15,7 +15,7 @@ from motes.models.layers.renderer import (
     BACKGROUND_UNIT,
     COLOUR_UNIT,
     SCALE_UNIT,
-    PictureRenderer,
+    LayeredRenderer,
 )
 from motes.models.sprites.renderer import CELLS
 
@@ -45,7 +45,7 @@ class Fit(NamedTuple):
 
 @torch.no_grad()
 def seed_kinds(
-    renderer: PictureRenderer,
+    renderer: LayeredRenderer,
     frames: Float[Tensor, "B T height width *channels"],
     num_objects: Int[Tensor, " B"],
     observed: Bool[Tensor, "B T"] | None,
@@ -89,7 +89,7 @@ def seed_kinds(
 
 @torch.no_grad()
 def seed_background(
-    renderer: PictureRenderer,
+    renderer: LayeredRenderer,
     frames: Float[Tensor, "B T height width *channels"],
     observed: Bool[Tensor, "B T"] | None,
 ) -> None:

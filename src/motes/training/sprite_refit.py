@@ -15,11 +15,11 @@ import torch
 
 from motes.core.axes import Bool, Float, Tensor
 from motes.models.layers.likelihood_maps import Cast, Kinds, around
-from motes.models.layers.renderer import DARKEST, PictureRenderer
-from motes.models.sprites.grid_posterior import PlacePosterior
+from motes.models.layers.renderer import DARKEST, LayeredRenderer
+from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.patches import Window
 from motes.models.sprites.renderer import CELLS
-from motes.training import distributed as processes
+from motes.training import distributed
 
 REFITS = 2  # the second time objects are looked for with the kinds of the first
 FEW = 0.1  # square of contrast that the table before counts for: less than one pixel's
@@ -29,7 +29,7 @@ class Batch(NamedTuple):
     """Some clips, what was found in them, and noise for a draw of it."""
 
     frames: Float[Tensor, "B T height width *channels"]
-    q: PlacePosterior
+    q: GridPosterior
     present: Bool[Tensor, "B N"]
     noise: Float[Tensor, "B N T 2"]
 
@@ -41,7 +41,7 @@ class Sums(NamedTuple):
     weight: Float[Tensor, "K cells cells"]
 
 
-def drift(renderer: PictureRenderer) -> Float[Tensor, "K phases phases 2"]:
+def drift(renderer: LayeredRenderer) -> Float[Tensor, "K phases phases 2"]:
     """How far the centre of mass of each kind is from its place, in pixels, by where that is."""
     opacity = renderer.opacities()
     phases, reach = opacity.shape[1], renderer.reach
@@ -55,9 +55,9 @@ def drift(renderer: PictureRenderer) -> Float[Tensor, "K phases phases 2"]:
 
 @torch.no_grad()
 def gather(
-    renderer: PictureRenderer,
+    renderer: LayeredRenderer,
     frames: Float[Tensor, "B T height width *channels"],
-    q: PlacePosterior,
+    q: GridPosterior,
     present: Bool[Tensor, "B N"],
     noise: Float[Tensor, "B N T 2"],
 ) -> Sums:
@@ -97,7 +97,7 @@ def gather(
 
 
 @torch.no_grad()
-def refit(renderer: PictureRenderer, sums: Sums) -> None:
+def refit(renderer: LayeredRenderer, sums: Sums) -> None:
     """Sets the tables to what the sums say, or leaves a cell of which they say nothing.
 
     Law: a table that was shifted and warped is mended
@@ -109,13 +109,13 @@ def refit(renderer: PictureRenderer, sums: Sums) -> None:
 
 
 @torch.no_grad()
-def refit_kinds(renderer: PictureRenderer, batches: Callable[[], Iterator[Batch]]) -> None:
+def refit_kinds(renderer: LayeredRenderer, batches: Callable[[], Iterator[Batch]]) -> None:
     """Fits kinds of object to what is found in batches of clips with the renderer as it is."""
     for _ in range(REFITS):
         sums = torch.zeros(2, *renderer.root_depth.shape).to(renderer.root_depth)
         for batch in batches():
             sums += torch.stack(gather(renderer, *batch))
-        processes.add_up(sums)
+        distributed.all_reduce_sum(sums)
         refit(renderer, Sums(*sums))
 
 
@@ -124,7 +124,7 @@ def _phase(place: Float[Tensor, "M 2"], phases: int) -> Tensor:
     return ((place - place.round() + 0.5) * phases).floor().clamp(0, phases - 1).long()
 
 
-def _cells(renderer: PictureRenderer, kind: Tensor, phase: Tensor) -> Tensor:
+def _cells(renderer: LayeredRenderer, kind: Tensor, phase: Tensor) -> Tensor:
     """The cells of the tables that pixels around objects show, one object after the other."""
     taps = torch.arange(2 * renderer.reach + 1, device=phase.device) * CELLS + CELLS - 1
     side = renderer.root_depth.shape[-1]

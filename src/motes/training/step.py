@@ -14,11 +14,11 @@ from motes.core.axes import Bool, Float, Float64, Int, Tensor
 from motes.core.errors import InputError
 from motes.models.elbo import BoundTerms, bound_terms
 from motes.models.model import build
-from motes.models.paper.inference import Encoding
-from motes.models.sprites.grid_posterior import PlacePosterior
-from motes.training import distributed as processes
-from motes.training.distillation import lesson_terms
-from motes.training.dynamics_fit import settle_dynamics
+from motes.models.paper.inference import GaussianPosterior
+from motes.models.sprites.grid_posterior import GridPosterior
+from motes.training import distributed
+from motes.training.distillation import distillation_terms
+from motes.training.dynamics_fit import fit_dynamics
 from motes.training.gpu.reference_ops import BETA_1, BETA_2, EPSILON
 from motes.training.inputs import StepInputs, TrainingData, blur, step_inputs
 from motes.training.mixture_em import seed_mixture
@@ -85,12 +85,12 @@ class Trainer:
         self.num_summed = 0
         self.watch = Watch(1, device)
         self._frames: Tensor | None = None  # those that the last look was at
-        self._found: PlacePosterior | None = None  # structured family: what it found
+        self._found: GridPosterior | None = None  # structured family: what it found
 
     def advance(self) -> None:
         """Takes one training step."""
         inputs = step_inputs(self.config, len(self.data.num_objects), self.step)
-        mine = slice(processes.rank(), None, processes.world())
+        mine = slice(distributed.rank(), None, distributed.world_size())
         inputs = inputs._replace(indices=inputs.indices[mine], noise=inputs.noise[mine])
         self._compute(StepInputs(*(value.to(self.device) for value in inputs)))
         self.count_step()
@@ -109,8 +109,8 @@ class Trainer:
             FloatingPointError: a term or a gradient was not finite; names both and the step.
         """
         sums, first_bad = self.watch.sums[0], self.watch.first_bad[0]
-        processes.add_up(sums)
-        processes.earliest(first_bad)
+        distributed.all_reduce_sum(sums)
+        distributed.all_reduce_min(first_bad)
         step, name = min(  # of equals the first term
             zip(first_bad.tolist(), TERMS, strict=True), key=lambda first: first[0]
         )
@@ -162,7 +162,7 @@ class Trainer:
         loss = -terms.weighted(kl_weight.float()).sum() / self.config.batch_size
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        processes.sum_gradients(self.model)
+        distributed.sum_gradients(self.model)
         self.optimizer.step()
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         norms = torch.stack([norm.double() for norm in torch._foreach_norm(gradients)])
@@ -185,13 +185,13 @@ class Trainer:
         """The terms to maximise: the bound's, or those of a lesson while being taught."""
         model, lessons, schedule = self.model, self.data.lessons, self.config.schedule
         if lessons is not None and self.step < schedule.taught:
-            lesson = Encoding(*(part.index_select(0, inputs.indices) for part in lessons))
-            return lesson_terms(model, lesson, frames, num_objects, inputs.noise)
+            lesson = GaussianPosterior(*(part.index_select(0, inputs.indices) for part in lessons))
+            return distillation_terms(model, lesson, frames, num_objects, inputs.noise)
         observed = self.data.seen(inputs.indices)
         if self._looks:
             explore = EXPLORE if self.step < EXPLORED * schedule.iterations else 0.0
             self._found = model.track(frames, num_objects, observed, explore=explore)
-            model.let_hide(self.step >= schedule.frozen_visibility)
+            model.set_occlusion_learning(self.step >= schedule.frozen_visibility)
             if self._found is not None and self.step in schedule.seed_mixture:
                 self._seed(*self._found.tracks(model.present(num_objects)))
         return bound_terms(model, frames, num_objects, inputs.noise, self._found, observed)
@@ -206,15 +206,15 @@ class Trainer:
         ]
         positions, seen = (torch.cat(parts) for parts in zip(*tracks, strict=True))
         self._seed(positions, seen)
-        settle_dynamics(self.model.dynamics, positions, seen)
-        processes.follow(self.model.dynamics)
+        fit_dynamics(self.model.dynamics, positions, seen)
+        distributed.broadcast(self.model.dynamics)
 
     def _look_at(self, num_batches: int) -> Iterator[Batch]:
         """Clips from all over the data."""
-        generator = torch.Generator().manual_seed(self.config.seed + processes.rank())
+        generator = torch.Generator().manual_seed(self.config.seed + distributed.rank())
         number = min(num_batches * self.config.batch_size, len(self.data.num_objects))
         spread = torch.linspace(0, len(self.data.num_objects) - 1, number).round().long()
-        mine = spread[processes.rank() :: processes.world()].to(self.device)
+        mine = spread[distributed.rank() :: distributed.world_size()].to(self.device)
         for indices in mine.split(self.config.batch_size):
             frames, num_objects = self.data.frames(indices), self.data.num_objects[indices]
             found = self.model.track(frames, num_objects, self.data.seen(indices))
@@ -224,7 +224,7 @@ class Trainer:
 
     def _seed(self, positions: Float[Tensor, "M T 2"], seen: Bool[Tensor, "M T"]) -> None:
         seed_mixture(self.model.dynamics, positions, seen)
-        processes.follow(self.model.dynamics)  # each has seen its share of the clips alone
+        distributed.broadcast(self.model.dynamics)  # each has seen its share of the clips alone
 
 
 def require_finite(trainer: Trainer) -> None:

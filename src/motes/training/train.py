@@ -13,11 +13,11 @@ from motes.core.errors import InputError
 from motes.core.files import atomic_path
 from motes.models.checkpoint import read_config, write_json
 from motes.models.model import Model
-from motes.training import distributed as processes
+from motes.training import distributed
 from motes.training.dataset import Dataset, fit_to_data, make_dataset
-from motes.training.distillation import find_teacher, give_lessons
+from motes.training.distillation import find_teacher, infer_pseudo_labels
 from motes.training.gpu.replicas import Groups
-from motes.training.initialization import check_beginning
+from motes.training.initialization import check_initial_model
 from motes.training.run import Outcome, Report, Run, saved_step
 from motes.training.run_folder import (
     begin,
@@ -54,10 +54,10 @@ def train(
     if replicas < 1:
         raise InputError(f"replicas is {replicas}; give 1 or more")
     config = fitted(config)
-    processes.wait()  # until all have found the folder empty
-    if processes.leads():
+    distributed.barrier()  # until all have found the folder empty
+    if distributed.is_main():
         begin(out, config, replicas)
-    processes.wait()
+    distributed.barrier()
     return resume(out, device=device, roll_backs=roll_backs, report=report)
 
 
@@ -68,7 +68,7 @@ def fitted(config: RunConfig) -> RunConfig:
         InputError: its clips, its teacher or the model that it begins with cannot be used.
     """
     config = fit_to_data(config)
-    check_beginning(config)
+    check_initial_model(config)
     find_teacher(config, torch.device("cpu"))
     return config
 
@@ -77,36 +77,36 @@ def resume(
     out: Path, *, device: str = "cpu", roll_backs: int = 0, report: Report = lambda line: None
 ) -> Outcome:
     """Goes on with the run in a folder, from its last checkpoint or from the start."""
-    folders = run_folders(out, writes=processes.leads())
-    processes.wait()
+    folders = run_folders(out, writes=distributed.is_main())
+    distributed.barrier()
     configs = [read_config(folder) for folder in folders]
-    if processes.world() > configs[0].batch_size:
+    if distributed.world_size() > configs[0].batch_size:
         raise InputError(
-            f"{processes.world()} processes share batches of {configs[0].batch_size} clips; "
+            f"{distributed.world_size()} processes share batches of {configs[0].batch_size} clips; "
             "start no more processes than a batch has clips"
         )
-    place, report = torch.device(device), report if processes.leads() else lambda line: None
+    place, report = torch.device(device), report if distributed.is_main() else lambda line: None
     with contextlib.ExitStack() as stack:
-        for folder in folders if processes.leads() else []:
+        for folder in folders if distributed.is_main() else []:
             stack.enter_context(exclusive(folder))
         taught = configs[0].schedule.taught
         learns = taught > 0 and min(map(saved_step, folders)) < taught  # else lessons are over
         teacher = find_teacher(configs[0], place) if learns else None
         dataset = make_dataset(configs[0], place)
         if teacher is not None:
-            dataset = with_lessons(dataset, teacher, out, report)
+            dataset = with_pseudo_labels(dataset, teacher, out, report)
         runs = [
             Run(folder, config, dataset, place, report, teacher, roll_backs)
             for folder, config in zip(folders, configs, strict=True)
         ]
         stopping = stack.enter_context(stop_signals())
         stack.enter_context(fast_arithmetic())
-        outcomes = run_all(runs, lambda: processes.any_of(stopping(), place))
+        outcomes = run_all(runs, lambda: distributed.any_process(stopping(), place))
     best = max(outcomes, key=lambda outcome: outcome.held_out_bound)
     if len(folders) == 1:
         return best
     finished = all(outcome.finished for outcome in outcomes)
-    if finished and processes.leads():
+    if finished and distributed.is_main():
         for name in ("config.json", "model.safetensors"):
             with atomic_path(out / name) as temporary:
                 shutil.copyfile(best.folder / name, temporary)
@@ -118,7 +118,7 @@ def resume(
     return best._replace(folder=out, finished=finished)
 
 
-def with_lessons(dataset: Dataset, teacher: Model, out: Path, report: Report) -> Dataset:
+def with_pseudo_labels(dataset: Dataset, teacher: Model, out: Path, report: Report) -> Dataset:
     """The clips with a teacher's lessons; each report tells how many have theirs."""
     total, started = len(dataset.training.num_objects), time.monotonic()
 
@@ -126,7 +126,7 @@ def with_lessons(dataset: Dataset, teacher: Model, out: Path, report: Report) ->
         rate = done / max(time.monotonic() - started, 1e-9)
         report({"folder": str(out), "lessons": done, "of": total, "clips_per_second": rate})
 
-    return dataset._replace(training=give_lessons(teacher, dataset.training, tell))
+    return dataset._replace(training=infer_pseudo_labels(teacher, dataset.training, tell))
 
 
 def run_all(runs: list[Run], stopping: Callable[[], bool]) -> list[Outcome]:
@@ -150,7 +150,7 @@ def find_teams(runs: list[Run]) -> list["Team"]:
     teams: dict[object, list[Run]] = {}
     for run in runs:
         captured = run.device.type == "cuda" and run.config.model.family == "paper"
-        together = captured and processes.world() == 1
+        together = captured and distributed.world_size() == 1
         teams.setdefault(run.shape if together else run.folder, []).append(run)
     return [Team(team, isinstance(key, tuple)) for key, team in teams.items()]
 

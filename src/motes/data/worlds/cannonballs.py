@@ -14,7 +14,7 @@ from motes.core.axes import Float, Int, UInt8
 from motes.core.errors import InputError
 from motes.core.memory import require_memory
 from motes.data.clips import Clips, PackedFrames, bytes_per_frame
-from motes.data.worlds.optical_trap import Trap
+from motes.data.worlds.optical_trap import OpticalTrap
 from motes.data.worlds.physics import Array, World, require_whole
 
 # Streams are numbered by their place: append new ones, or every seed means other clips.
@@ -47,7 +47,7 @@ def cannonballs(
 
 
 def draw_clips(
-    world: World | Trap, num_clips: int, num_objects: int | Sequence[int], seed: int
+    world: World | OpticalTrap, num_clips: int, num_objects: int | Sequence[int], seed: int
 ) -> Clips:
     """Return clips of a world, drawn and packed block by block.
 
@@ -132,7 +132,7 @@ def _streams(seed: int) -> Streams:
 
 
 def _draw_paths(
-    world: World | Trap, streams: Streams, num_clips: int, num_balls: int
+    world: World | OpticalTrap, streams: Streams, num_clips: int, num_balls: int
 ) -> tuple[Float[np.ndarray, "B N T 2"], Float[np.ndarray, "B N T 2"]]:
     """Return the clean paths of fresh objects in pixels, and the noisy positions around them."""
     if isinstance(world, World):
@@ -170,14 +170,14 @@ def _shoot(
 
 
 def _settle(
-    trap: Trap, streams: Streams, num_clips: int, num_beads: int
+    trap: OpticalTrap, streams: Streams, num_clips: int, num_beads: int
 ) -> Float[np.ndarray, "B N 4"]:
     """Return first states from the stationary law of a trap."""
     return _noise(streams["x"], (num_clips, num_beads, 4), trap.start_covariance)
 
 
 def _fly(
-    world: World | Trap, first: Float[np.ndarray, "B N 4"], stream: np.random.Generator
+    world: World | OpticalTrap, first: Float[np.ndarray, "B N 4"], stream: np.random.Generator
 ) -> Float[np.ndarray, "B N T 4"]:
     """Return the states of all frames: h_t = A h_{t-1} + u + noise."""
     *leading, _ = first.shape

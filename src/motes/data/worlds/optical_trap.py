@@ -16,7 +16,7 @@ SDS_IN_VIEW = 3.2  # from the centre of the frame to its border; beyond it objec
 
 
 @dataclass(frozen=True, eq=False)
-class Trap:
+class OpticalTrap:
     """A weak spring towards the centre of the frame; all lengths in pixels, all times in frames.
 
         x_t = x_{t-1} + v_{t-1}

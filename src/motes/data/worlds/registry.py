@@ -11,10 +11,10 @@ from motes.core.errors import InputError
 from motes.data.clips import Clips
 from motes.data.worlds.cannonballs import draw_clips
 from motes.data.worlds.corruptions import drop_frames, hide_behind_bar, photograph
-from motes.data.worlds.optical_trap import Trap
+from motes.data.worlds.optical_trap import OpticalTrap
 from motes.data.worlds.physics import World
 
-Physics = Callable[[int, int], World | Trap]  # from frames in a clip and pixels on a side
+Physics = Callable[[int, int], World | OpticalTrap]  # from frames in a clip and pixels on a side
 Scene = Callable[[Clips, int], Clips]  # from clips and a seed
 
 _WIND = 6.0  # sideways acceleration, where gravity is 9.81
@@ -87,11 +87,13 @@ WORLDS: dict[str, Recipe] = {
         lambda num_frames, size: World(num_frames, size, drag=0.03),
     ),
     "bounce": Recipe("balls bounce off a floor", _bouncy),
-    "long": Recipe("3,000 frames of beads in a weak spring, see `Trap`", Trap, num_frames=3000),
+    "long": Recipe(
+        "3,000 frames of beads in a weak spring, see `OpticalTrap`", OpticalTrap, num_frames=3000
+    ),
 }
 
 
-def physics_of(name: str, num_frames: int | None = None, size: int = 48) -> World | Trap:
+def physics_of(name: str, num_frames: int | None = None, size: int = 48) -> World | OpticalTrap:
     """Return the law of a world by name."""
     recipe = _recipe(name)
     return recipe.physics(recipe.num_frames if num_frames is None else num_frames, size)

@@ -1,4 +1,4 @@
-"""Opponents and limits, all behind `motes.evaluation.predictor.Contender`; none of them knows our models.
+"""Opponents and limits, all behind `motes.evaluation.predictor.Predictor`; none of them knows our models.
 
     limit              global assignment, exact posterior, Bayes-optimal pictures
     kalman             disks, ordered frame by frame by the Kalman filter, true physics and prior
@@ -19,7 +19,7 @@ from motes.evaluation.baselines.constant import ConstantImage
 from motes.evaluation.baselines.kalman_tracker import KalmanTracker, StraightLine
 from motes.evaluation.baselines.trackpy import Blobs
 from motes.evaluation.baselines.true_physics import true_physics
-from motes.evaluation.predictor import Contender
+from motes.evaluation.predictor import Predictor
 
 BASELINES = (
     "limit", "kalman", "disks-trackpy", "trackpy",
@@ -27,7 +27,7 @@ BASELINES = (
 )  # fmt: skip
 
 
-def baseline(name: str, world: World, training: Clips) -> Contender:
+def baseline(name: str, world: World, training: Clips) -> Predictor:
     """A baseline by name, for clips of a world; some of them see training clips."""
     gravity = (float(world.pixel_force[0]), float(world.pixel_force[1]))
     match name:

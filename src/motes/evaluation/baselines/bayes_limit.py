@@ -20,7 +20,7 @@ from motes.data import World
 from motes.evaluation.baselines.disks import disk_mask
 from motes.evaluation.baselines.kalman_tracker import KalmanTracker, told_of
 from motes.evaluation.baselines.true_physics import TruePhysics, true_physics
-from motes.evaluation.predictor import Told
+from motes.evaluation.predictor import Prediction
 from motes.kalman import Smoothed
 
 NUM_DRAWS = 400
@@ -55,7 +55,7 @@ class Limit:
         frames: Float[Tensor, "B T height width"],
         observed: Bool[Tensor, " T"],
         num_objects: int,
-    ) -> Told:
+    ) -> Prediction:
         """Posterior means and covariances, and the Bayes-optimal picture of every frame."""
         tracker = KalmanTracker(self.world.radius, self.physics, BEAM)
         centres = tracker.find(frames, observed, num_objects)

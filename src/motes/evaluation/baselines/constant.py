@@ -7,7 +7,7 @@ import torch
 from motes.core.axes import Bool, Float, Tensor
 from motes.core.errors import InputError
 from motes.data import Clips
-from motes.evaluation.predictor import Told
+from motes.evaluation.predictor import Prediction
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +36,9 @@ class ConstantImage:
         frames: Float[Tensor, "B T height width"],
         observed: Bool[Tensor, " T"],
         num_objects: int,
-    ) -> Told:
+    ) -> Prediction:
         """The same picture whatever was seen."""
         if num_objects not in self.images:
             raise InputError(f"no training clip has {num_objects} objects; train on some")
         image = self.images[num_objects]
-        return Told(draw_frames=lambda: torch.where(observed[:, None, None], frames, image))
+        return Prediction(draw_frames=lambda: torch.where(observed[:, None, None], frames, image))

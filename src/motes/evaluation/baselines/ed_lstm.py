@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from motes.core.axes import Bool, Float, Tensor
 from motes.core.errors import InputError
-from motes.evaluation.predictor import Told
+from motes.evaluation.predictor import Prediction
 from motes.models.paper import paper_init
 
 Layers = Literal["one", "two", "convolutional"]
@@ -159,12 +159,12 @@ class Recurrent:
         frames: Float[Tensor, "B T height width"],
         observed: Bool[Tensor, " T"],
         num_objects: int,
-    ) -> Told:
+    ) -> Prediction:
         """The frames after the seen ones, on the CPU; it is not told the number of objects."""
         num_seen = int(observed.sum())
         horizon = len(observed) - num_seen
         if horizon == 0:
-            return Told()
+            return Prediction()
         device = next(self.network.parameters()).device
         logits = self.network.generate(frames[:, :num_seen].to(device), horizon)
-        return Told(draw_frames=lambda: logits.sigmoid().cpu())
+        return Prediction(draw_frames=lambda: logits.sigmoid().cpu())

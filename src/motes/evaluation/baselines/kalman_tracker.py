@@ -11,8 +11,8 @@ from motes.core.axes import Bool, Float, Tensor
 from motes.evaluation.baselines.association import Seen, associate, follow
 from motes.evaluation.baselines.disks import explain_frames
 from motes.evaluation.baselines.true_physics import ROUNDING, TruePhysics
-from motes.evaluation.predictor import Told
-from motes.kalman.mixture import under
+from motes.evaluation.predictor import Prediction
+from motes.kalman.mixture import select_component
 
 Link = Callable[[list[np.ndarray]], Seen]
 
@@ -50,7 +50,7 @@ class StraightLine:
         frames: Float[Tensor, "B T height width"],
         observed: Bool[Tensor, " T"],
         num_objects: int,
-    ) -> Told:
+    ) -> Prediction:
         """Centres where frames were seen, and the line everywhere; no error bars, no pictures."""
         times = observed.nonzero()[:, 0].numpy()
 
@@ -65,7 +65,7 @@ class StraightLine:
         path = torch.from_numpy(line + np.tile(fall, seen.shape[1] // 2))
         path = path.reshape(len(observed), *tracks.shape[:2], 2).permute(1, 2, 0, 3)
         pixels = torch.where(observed[:, None], tracks, path)
-        return Told(pixels=pixels.float(), path_pixels=path.float())
+        return Prediction(pixels=pixels.float(), path_pixels=path.float())
 
     def _fall(self, times: np.ndarray) -> Float[np.ndarray, "times 2"]:
         fall: Float[np.ndarray, "times 2"] = 0.5 * times[:, None] ** 2 * np.array(self.gravity)
@@ -113,11 +113,11 @@ class KalmanTracker:
         frames: Float[Tensor, "B T height width"],
         observed: Bool[Tensor, " T"],
         num_objects: int,
-    ) -> Told:
+    ) -> Prediction:
         """Centres, the smoothed path, and covariances of both; no pictures."""
         centres = self.find(frames, observed, num_objects)
         log_weights, states = self.smooth(centres, observed)
-        means, covariances = under(states, log_weights.argmax(-1))
+        means, covariances = select_component(states, log_weights.argmax(-1))
         path, spread = means[..., :2], covariances[..., :2, :2]
         return told_of(centres, observed, path, spread, self.physics)
 
@@ -150,12 +150,12 @@ def told_of(
     path: Float[Tensor, "B N T 2"],
     spread: Float[Tensor, "B N T 2 2"],
     physics: TruePhysics,
-) -> Told:
+) -> Prediction:
     """Drawn positions and paths: a seen centre is known up to its pixel, others by the path."""
     jitter = physics.jitter.square().diag_embed()
     rounding = ROUNDING * torch.eye(2, dtype=path.dtype)
     seen = observed[:, None]
-    return Told(
+    return Prediction(
         pixels=torch.where(seen, centres, path).float(),
         pixel_covariances=torch.where(seen[..., None], rounding, spread + jitter).float(),
         path_pixels=path.float(),

@@ -13,9 +13,9 @@ import torch
 
 from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.data import Trap, World
+from motes.data import OpticalTrap, World
 from motes.evaluation.baselines.true_physics import ROUNDING, TruePhysics, true_physics
-from motes.kalman.mixture import under
+from motes.kalman.mixture import select_component
 from motes.models.sprites.track_swaps import best_exchanges, joined_by_filter, of_pairs
 
 BEAM = 16
@@ -36,26 +36,26 @@ class Law(NamedTuple):
     floor: Floor | None
 
     @classmethod
-    def of(cls, world: World | Trap) -> "Law":
+    def of(cls, world: World | OpticalTrap) -> "Law":
         """The law of a world."""
-        if isinstance(world, Trap) or world.floor is None:
+        if isinstance(world, OpticalTrap) or world.floor is None:
             return cls(true_physics(world), None)
         row = float(world.to_pixels(np.array((0.0, world.floor)))[1])
         return cls(true_physics(world), Floor(row, world.bounce))
 
-    def predict(self, states: kalman.Belief) -> kalman.Belief:
+    def predict(self, states: kalman.StateEstimate) -> kalman.StateEstimate:
         """States a frame later; what would be below the floor, by its mean, has bounced.
 
         Law: follows a ball of the world without noise (test_the_oracle_s_law_is_the_world_s).
         """
         mean, covariance = kalman.predict(self.physics.model, *states)
         if self.floor is None:
-            return kalman.Belief(mean, covariance)
+            return kalman.StateEstimate(mean, covariance)
         turn = torch.tensor((1.0, -self.floor.bounce, 1.0, -self.floor.bounce)).to(mean)
         turn = torch.where(mean[..., 1:2] > self.floor.row, turn, 1.0)
         origin = torch.tensor((0.0, self.floor.row, 0.0, 0.0)).to(mean)
         turned = turn[..., :, None] * covariance * turn[..., None, :]
-        return kalman.Belief(origin + turn * (mean - origin), turned)
+        return kalman.StateEstimate(origin + turn * (mean - origin), turned)
 
 
 class Tracks(NamedTuple):
@@ -70,14 +70,14 @@ class Tracks(NamedTuple):
 class Histories(NamedTuple):
     """What each of the W histories under consideration believes of the N objects."""
 
-    states: kalman.Belief  # W N K D
+    states: kalman.StateEstimate  # W N K D
     log_weights: Float[Tensor, "W N K"]
     scores: Float[Tensor, " W"]
     seen: Bool[Tensor, "W N"]  # whether an object has been seen at all
     choices: Int[Tensor, "W t N"]  # point of each object in each frame, -1: none
 
 
-def ask_oracle(points: Float[Tensor, "B N T 2"], law: Law) -> Tracks:
+def predict_with_oracle(points: Float[Tensor, "B N T 2"], law: Law) -> Tracks:
     """Tracks and their error bars, from the points at which objects show.
 
     Where there is a floor the law is not linear, and the path is told by the past alone.
@@ -89,7 +89,7 @@ def ask_oracle(points: Float[Tensor, "B N T 2"], law: Law) -> Tracks:
     tracks = oracle_tracks(points, law)
     seen = ~tracks.isnan().any(-1)
     log_weights, states = _smooth(tracks, seen, law) if law.floor is None else _filter(tracks, law)
-    means, covariances = under(states, log_weights.argmax(-1))
+    means, covariances = select_component(states, log_weights.argmax(-1))
     path, spread = means[..., :2], covariances[..., :2, :2]
     drawn = spread + law.physics.jitter.square().diag_embed()
     rounding = ROUNDING * torch.eye(2, dtype=path.dtype)
@@ -123,7 +123,7 @@ def _filter(
     """The log weight of each kind of start, and the states given what was seen up to a frame."""
     model, log_weights, _ = law.physics
     shape = (*tracks.shape[:2], len(log_weights))
-    before = kalman.Belief(
+    before = kalman.StateEstimate(
         model.initial_mean.expand(*shape, -1), model.initial_covariance.expand(*shape, -1, -1)
     )
     log_weights, beliefs = log_weights.expand(shape), []
@@ -185,7 +185,7 @@ def _link(points: Float[Tensor, "N T 2"], law: Law) -> Float[Tensor, "N T 2"]:
     (model, log_weights, _), (num_objects, num_frames, _) = law.physics, points.shape
     shape = (1, num_objects, len(log_weights))
     histories = Histories(
-        kalman.Belief(
+        kalman.StateEstimate(
             model.initial_mean.expand(*shape, -1), model.initial_covariance.expand(*shape, -1, -1)
         ),
         log_weights.expand(shape),
@@ -221,7 +221,7 @@ def _extend(histories: Histories, points: Float[Tensor, "N 2"], law: Law) -> His
     chosen = torch.where(assigned < 0, -1, there[assigned.clamp(min=0)])
     position = points[chosen.clamp(min=0)][:, :, None]  # W N 1 2
     taken = (chosen >= 0)[:, :, None]
-    before = kalman.Belief(states.mean[parents], states.covariance[parents])
+    before = kalman.StateEstimate(states.mean[parents], states.covariance[parents])
     after = kalman.update(model, *before, position, taken)
     return Histories(
         after.belief,

@@ -19,7 +19,7 @@ from motes.core.errors import InputError
 from motes.data import Clips
 from motes.evaluation import metrics
 from motes.evaluation.baselines.disks import explain_frames
-from motes.evaluation.predictor import Told
+from motes.evaluation.predictor import Prediction
 
 if TYPE_CHECKING:
     import pandas
@@ -194,10 +194,10 @@ class Blobs:
         frames: Float[Tensor, "B T height width"],
         observed: Bool[Tensor, " T"],
         num_objects: int,
-    ) -> Told:
+    ) -> Prediction:
         """Tracks with straight lines over gaps; after the last seen frame objects stay."""
         everyone = observed.expand(len(frames), -1)
         shown = frames * observed[:, None, None]  # the background is the median of all frames
         settings = self.settings[num_objects]
         tracks = follow_blobs(shown, everyone, num_objects, settings, self.find)
-        return Told(pixels=tracks, path_pixels=tracks)
+        return Prediction(pixels=tracks, path_pixels=tracks)

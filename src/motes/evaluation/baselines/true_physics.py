@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from motes.core.axes import Float, Tensor
-from motes.data import Trap, World
+from motes.data import OpticalTrap, World
 from motes.kalman.lgssm import LGSSM
 
 ROUNDING = 1 / 12  # variance of a position that is known up to its pixel
@@ -21,7 +21,7 @@ class TruePhysics(NamedTuple):
     jitter: Float[Tensor, "2"]  # standard deviation (x, y) of a drawn position around its path
 
 
-def true_physics(world: World | Trap) -> TruePhysics:
+def true_physics(world: World | OpticalTrap) -> TruePhysics:
     """The law and the starts of a world; starts have the true mean and covariance of each side.
 
     A position is seen up to its pixel, so the position noise has the variance of rounding as well.
@@ -29,7 +29,7 @@ def true_physics(world: World | Trap) -> TruePhysics:
     Law: means and covariances are those of many drawn paths
     (test_true_physics_has_the_moments_of_the_clips).
     """
-    if isinstance(world, Trap):
+    if isinstance(world, OpticalTrap):
         return _trapped(world)
     scale = world.pixels_per_unit
     to_pixels = np.diag([*scale, *(scale * world.sampling_period)])
@@ -58,7 +58,7 @@ def true_physics(world: World | Trap) -> TruePhysics:
     return TruePhysics(model, halves, torch.from_numpy(np.sqrt(jitter.diagonal())))
 
 
-def _trapped(trap: Trap) -> TruePhysics:
+def _trapped(trap: OpticalTrap) -> TruePhysics:
     """The law of a trap, whose states are counted from the centre of the frame."""
     centre = np.array([*trap.to_pixels(np.zeros(2)), 0.0, 0.0])
     model = LGSSM(

@@ -6,11 +6,11 @@ import torch
 from torch.nn.functional import conv2d
 
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.models.layers.renderer import FINER, PictureRenderer, opacity_at
+from motes.models.layers.renderer import FINER, LayeredRenderer, opacity_at
 from motes.models.layers.subpixel import ZOOM
 from motes.models.sprites.likelihood_maps import (
     Look,
-    Place,
+    PixelGaussian,
     from_left_to_right,
     mahalanobis,
     probabilities,
@@ -19,7 +19,7 @@ from motes.models.sprites.patches import Window, window_offsets
 
 
 class Kinds(NamedTuple):
-    """What looking needs of the renderer; `phases` and `window` are those of `places.Glyph`."""
+    """What looking needs of the renderer; `phases` and `window` are those of `places.SpriteTemplate`."""
 
     kernels: Float[Tensor, "K*phases*phases pictures taps taps"]
     table: Float[Tensor, "K phases*phases side side"]  # of `opacity_at`
@@ -31,7 +31,7 @@ class Kinds(NamedTuple):
     window: int
 
     @staticmethod
-    def coarse(renderer: PictureRenderer, window: int) -> "Kinds":
+    def coarse(renderer: LayeredRenderer, window: int) -> "Kinds":
         """Kinds of objects that are anywhere in their pixel: a mean over places in it."""
         fine = Kinds.fine(renderer, window)
         return fine._replace(
@@ -41,7 +41,7 @@ class Kinds(NamedTuple):
         )
 
     @staticmethod
-    def fine(renderer: PictureRenderer, window: int) -> "Kinds":
+    def fine(renderer: LayeredRenderer, window: int) -> "Kinds":
         """Kinds of objects in each cell of their pixel.
 
         With an object of opacity a and colour c before a picture b, what is left unexplained of
@@ -169,7 +169,7 @@ def look(
     seen: Float[Tensor, "M side side C"],
     near: Window,
     rest: Around,
-    prior: Place,
+    prior: PixelGaussian,
     kind: Int[Tensor, " M"] | None = None,
 ) -> Found:
     """How well an object of each kind at each place of a window would explain a frame.

@@ -19,34 +19,34 @@ FINER = 8  # places told apart in a cell of the table when it is painted, along 
 DARKEST = 1e-4  # and 1 - DARKEST the brightest, so that a picture has logits
 
 
-class Looks(NamedTuple):
+class Appearance(NamedTuple):
     """What is known of objects beside their places, through a whole clip."""
 
     kind: Int[Tensor, "B N"]
     order: Int[Tensor, "B N"]  # the objects from the back to the front
 
-    def taken(self, clips: Int[Tensor, " b"]) -> "Looks":
+    def taken(self, clips: Int[Tensor, " b"]) -> "Appearance":
         """Those of some of the clips."""
-        return Looks(self.kind[clips], self.order[clips])
+        return Appearance(self.kind[clips], self.order[clips])
 
-    def widened(self, slots: int) -> "Looks":
+    def widened(self, slots: int) -> "Appearance":
         """With slots for so many objects; those after the last are of any kind, in front."""
         B, size = self.kind.shape
         more = torch.arange(size, slots, device=self.kind.device).expand(B, -1)
-        return Looks(torch.cat([self.kind, 0 * more], 1), torch.cat([self.order, more], 1))
+        return Appearance(torch.cat([self.kind, 0 * more], 1), torch.cat([self.order, more], 1))
 
-    def of_frames(self, num_frames: int) -> "Looks":
+    def of_frames(self, num_frames: int) -> "Appearance":
         """Those of the frames of the clips, one clip after the other."""
-        return Looks(*(part.repeat_interleave(num_frames, 0) for part in self))
+        return Appearance(*(part.repeat_interleave(num_frames, 0) for part in self))
 
 
-class PictureRenderer(Stage):
+class LayeredRenderer(Stage):
     """Paints objects from the back to the front, each with the glyph and the colour of its kind.
 
         mean = background;  for n from the back: mean += opacity_n (colour_n - mean)
         pixel ~ Normal(mean, sigma^2), in each channel
 
-    A kind is a table of CELLS x CELLS opacities a pixel, as in `GlyphRenderer`, and one colour.
+    A kind is a table of CELLS x CELLS opacities a pixel, as in `SpriteRenderer`, and one colour.
     Soft edges tell more than a cell: opacities are painted FINER times as fine, by interpolation.
     Kinds and the order in which objects stand are latent and constant through a clip; every order
     is equally likely, kinds have learned shares. [Choice 31]
@@ -89,7 +89,7 @@ class PictureRenderer(Stage):
         self,
         positions: Float[Tensor, "B N T 2"],
         present: Bool[Tensor, "B N"],
-        looks: Looks | None = None,
+        looks: Appearance | None = None,
     ) -> Float[Tensor, "B T height width *channels"]:
         """Return the logit of the mean of each pixel.
 
@@ -98,7 +98,7 @@ class PictureRenderer(Stage):
         B, N, T, _ = positions.shape
         if looks is None:
             kind = self.kind_logits.argmax().expand(B, N)
-            looks = Looks(kind, torch.arange(N, device=kind.device).expand(B, N))
+            looks = Appearance(kind, torch.arange(N, device=kind.device).expand(B, N))
         height, width = self.image_size
         x, y = (torch.arange(size, device=positions.device) for size in (width, height))
         opacity, colour = self._layers(positions, present, looks, x, y)
@@ -112,7 +112,7 @@ class PictureRenderer(Stage):
         self,
         positions: Float[Tensor, "B N T 2"],
         present: Bool[Tensor, "B N"],
-        looks: Looks,
+        looks: Appearance,
         x: Int[Tensor, " columns"],
         y: Int[Tensor, " rows"],
     ) -> tuple[Float[Tensor, "M N rows columns"], Float[Tensor, "M N C"]]:
@@ -122,7 +122,7 @@ class PictureRenderer(Stage):
         return opacity, self.colours()[kind]
 
     def _in_order(
-        self, positions: Float[Tensor, "B N T 2"], present: Bool[Tensor, "B N"], looks: Looks
+        self, positions: Float[Tensor, "B N T 2"], present: Bool[Tensor, "B N"], looks: Appearance
     ) -> tuple[Float[Tensor, "M N 2"], Int[Tensor, "M N"], Bool[Tensor, "M N"]]:
         """Pixels, kinds and presence of the objects of all frames, from the back to the front."""
         T = positions.shape[2]
@@ -137,7 +137,7 @@ class PictureRenderer(Stage):
         positions: Float[Tensor, "B N T 2"],
         present: Bool[Tensor, "B N"],
         frames: Float[Tensor, "B T height width *channels"],
-        looks: Looks,
+        looks: Appearance,
     ) -> Float[Tensor, "B T"]:
         """Return the log of p(v_t | a_t, looks), summed over pixels.
 
@@ -163,7 +163,7 @@ class PictureRenderer(Stage):
         self,
         positions: Float[Tensor, "B N T 2"],
         present: Bool[Tensor, "B N"],
-        looks: Looks,
+        looks: Appearance,
         shown: Shown,
         layers: tuple[int, ...] | None = None,
     ) -> Float[Tensor, "B T"]:
@@ -194,14 +194,14 @@ class PictureRenderer(Stage):
         gained: Tensor = (gain * once).sum((1, 2, 3)).unflatten(0, (len(positions), -1))
         return gained
 
-    def draw_looks(self, shape: tuple[int, ...], generator: torch.Generator) -> Looks:
+    def draw_appearance(self, shape: tuple[int, ...], generator: torch.Generator) -> Appearance:
         """Return kinds and orders of imagined objects, [B, N]."""
         shares = self.kind_logits.softmax(-1).cpu()
         kind = torch.multinomial(shares, math.prod(shape), True, generator=generator).view(shape)
         order = torch.rand(shape, generator=generator).argsort(-1)
-        return Looks(kind.to(self.kind_logits.device), order.to(self.kind_logits.device))
+        return Appearance(kind.to(self.kind_logits.device), order.to(self.kind_logits.device))
 
-    def log_prior(self, looks: Looks, present: Bool[Tensor, "B N"]) -> Float[Tensor, " B"]:
+    def log_prior(self, looks: Appearance, present: Bool[Tensor, "B N"]) -> Float[Tensor, " B"]:
         """Return the log probability of the kinds and of the order of the objects of a clip."""
         share = self.kind_logits.log_softmax(-1)[looks.kind]
         orders = torch.lgamma(present.sum(1) + 1.0)

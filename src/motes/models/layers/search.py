@@ -9,17 +9,17 @@ import torch
 from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.models.layers.likelihood_maps import Cast, Found, Kinds, around, detect, look
-from motes.models.layers.renderer import Looks, PictureRenderer
+from motes.models.layers.renderer import Appearance, LayeredRenderer
 from motes.models.layers.subpixel import zoomed
 from motes.models.sprites.forward_pass import LOOKS, Scene, Sightings, predict_place
-from motes.models.sprites.likelihood_maps import TOLD, Look, Place, chosen, mahalanobis
+from motes.models.sprites.likelihood_maps import TOLD, Look, PixelGaussian, chosen, mahalanobis
 
 TOO_FAR = 16.0  # four standard deviations, squared: a sighting in three thousand
 AT_ONCE = 2**9  # frames, for each object, that are looked at side by side: bounds memory
 
 
 def follow(
-    scene: Scene[PictureRenderer], kinds: Kinds, trusted: Bool[Tensor, "B T"]
+    scene: Scene[LayeredRenderer], kinds: Kinds, trusted: Bool[Tensor, "B T"]
 ) -> tuple[Sightings, Int[Tensor, "B N"]]:
     """Finds the objects in the first trusted frame and follows them forwards; places and kinds.
 
@@ -28,7 +28,7 @@ def follow(
     renderer, present = scene.renderer, scene.present
     (B, N), T = present.shape, scene.observed.shape[1]
     components = scene.dynamics.components()
-    belief = kalman.Belief(components.initial_mean, components.initial_covariance)
+    belief = kalman.StateEstimate(components.initial_mean, components.initial_covariance)
     log_weights = scene.dynamics.log_weights().expand(B, N, -1)
     first = trusted.int().argmax(1)
     start, kind = detect(kinds, scene.frame(first), scene.num_objects, N)
@@ -39,15 +39,18 @@ def follow(
         shown = scene.shown(slice(t, t + 1))
         prediction = predict_place(components, belief, log_weights, renderer)
         new = (first == t)[:, None].expand(B, N)
-        guess = chosen(new, Place(start, wide), prediction)
-        prior = chosen(new, Place(start, 1e6 * wide), prediction)
-        place, told = Place(*(part.clone() for part in guess)), torch.zeros_like(guess.mean[..., 0])
+        guess = chosen(new, PixelGaussian(start, wide), prediction)
+        prior = chosen(new, PixelGaussian(start, 1e6 * wide), prediction)
+        place, told = (
+            PixelGaussian(*(part.clone() for part in guess)),
+            torch.zeros_like(guess.mean[..., 0]),
+        )
         evidence = torch.zeros_like(tally)
         for _ in range(LOOKS):
             for n in range(N):
                 near = kinds.around(place.mean[:, n])
                 rest = around(kinds, near, Cast(place.mean, kind, present), n, None)
-                its_prior = Place(prior.mean[:, n], prior.covariance[:, n])
+                its_prior = PixelGaussian(prior.mean[:, n], prior.covariance[:, n])
                 seen_n = look(kinds, shown.through(near)[:, 0], near, rest, its_prior)
                 evidence[:, n] = seen_n.evidence
                 looked = seen_n.of_kind((tally[:, n] + evidence[:, n]).argmax(-1))
@@ -69,12 +72,12 @@ class Objects(NamedTuple):
     """Objects through all frames, as they stand while one after the other is looked for."""
 
     mean: Float[Tensor, "B N T 2"]
-    looks: Looks
-    expected: Place  # the prior, B N T
+    looks: Appearance
+    expected: PixelGaussian  # the prior, B N T
 
 
 def find(
-    scene: Scene[PictureRenderer],
+    scene: Scene[LayeredRenderer],
     kinds: Kinds,
     objects: Objects,
     n: int,
@@ -82,7 +85,7 @@ def find(
     *,
     known: bool,
 ) -> tuple[Found, Sightings]:
-    """Looks for an object near where it stands, in a stretch of frames: [M K], all frames in a row.
+    """Appearance for an object near where it stands, in a stretch of frames: [M K], all frames in a row.
 
     A sighting that the other frames all but exclude is none: two objects that were mistaken for
     one another would stay so, each held where the other should be found.
@@ -98,7 +101,7 @@ def find(
     shown = scene.shown(time)
     frames = len(shown.clip) // len(scene.clip)
     mean = objects.mean[:, :, time].transpose(1, 2).flatten(0, 1)
-    expected = Place(*(part[:, n, time].flatten(0, 1) for part in objects.expected))
+    expected = PixelGaussian(*(part[:, n, time].flatten(0, 1) for part in objects.expected))
     everyone = objects.looks.of_frames(frames)
     cast = Cast(mean, everyone.kind, scene.present.repeat_interleave(frames, 0))
     near = kinds.around(mean[:, n])
@@ -107,16 +110,20 @@ def find(
     found = look(kinds, shown.through(near)[:, 0], near, rest, expected, kind)
     if known:
         found = found._replace(look=zoomed(found.look, kinds.phases))
-    place, before = found.look.place(), Place(*(part[:, None] for part in expected))
+    place, before = found.look.place(), PixelGaussian(*(part[:, None] for part in expected))
     away = mahalanobis((place.mean - before.mean)[..., None, :], before.covariance)[..., 0]
     seen = shown.observed[:, None] & (found.look.told > TOLD) & (away < TOO_FAR)
     return found, Sightings(chosen(seen, place, before), seen)
 
 
 def revisit(
-    scene: Scene[PictureRenderer], kinds: Kinds, guess: Place, looks: Looks, expected: Place
-) -> tuple[Sightings, Looks]:
-    """Looks at all frames, near a guess, with what is expected there as the prior.
+    scene: Scene[LayeredRenderer],
+    kinds: Kinds,
+    guess: PixelGaussian,
+    looks: Appearance,
+    expected: PixelGaussian,
+) -> tuple[Sightings, Appearance]:
+    """Appearance at all frames, near a guess, with what is expected there as the prior.
 
     One object after the other, each time as the others stand; its kind is the one that all frames
     together speak for.
@@ -141,7 +148,11 @@ def revisit(
 
 
 def look_closely(
-    scene: Scene[PictureRenderer], kinds: Kinds, guess: Place, looks: Looks, expected: Place
+    scene: Scene[LayeredRenderer],
+    kinds: Kinds,
+    guess: PixelGaussian,
+    looks: Appearance,
+    expected: PixelGaussian,
 ) -> Iterator[tuple[slice, Look, Bool[Tensor, "B N T"]]]:
     """Cells around a guess and who was seen, with kinds that are known, in stretches of frames.
 
@@ -160,14 +171,14 @@ def look_closely(
 
 
 def explained(
-    scene: Scene[PictureRenderer],
+    scene: Scene[LayeredRenderer],
     means: Float[Tensor, "B N T 2"],
-    looks: Looks,
+    looks: Appearance,
     layers: tuple[int, ...] | None = None,
 ) -> Float[Tensor, "B T"]:
     """Nats by which objects explain each seen frame better than the background alone.
 
-    See `PictureRenderer.gain`.
+    See `LayeredRenderer.gain`.
     """
     renderer, parts = scene.renderer, []
     for time in scene.stretches(AT_ONCE // means.shape[1]):
@@ -176,7 +187,9 @@ def explained(
     return torch.where(scene.observed, torch.cat(parts, 1), 0.0)
 
 
-def arrange(scene: Scene[PictureRenderer], means: Float[Tensor, "B N T 2"], looks: Looks) -> Looks:
+def arrange(
+    scene: Scene[LayeredRenderer], means: Float[Tensor, "B N T 2"], looks: Appearance
+) -> Appearance:
     """The looks with the order that explains the frames best, two objects exchanged at a time."""
     for pair in itertools.combinations(range(means.shape[1]), 2):
         swapped = looks.order.clone()
@@ -192,7 +205,11 @@ def arrange(scene: Scene[PictureRenderer], means: Float[Tensor, "B N T 2"], look
 
 
 def likelier(
-    scene: Scene[PictureRenderer], one: Sightings, other: Sightings, looks: Looks, expected: Place
+    scene: Scene[LayeredRenderer],
+    one: Sightings,
+    other: Sightings,
+    looks: Appearance,
+    expected: PixelGaussian,
 ) -> Sightings:
     """Of each frame the sightings that explain it better, what is expected being the prior."""
 

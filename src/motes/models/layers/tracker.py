@@ -7,7 +7,7 @@ import torch
 from motes.core.axes import Bool, Float, Tensor
 from motes.kalman import mixture
 from motes.models.layers.likelihood_maps import Kinds
-from motes.models.layers.renderer import Looks, PictureRenderer
+from motes.models.layers.renderer import Appearance, LayeredRenderer
 from motes.models.layers.search import (
     arrange,
     explained,
@@ -17,16 +17,16 @@ from motes.models.layers.search import (
     revisit,
 )
 from motes.models.sprites.forward_pass import Scene
-from motes.models.sprites.grid_posterior import PlacePosterior, Stretches
+from motes.models.sprites.grid_posterior import GridPosterior, PosteriorBlocks
 from motes.models.sprites.leave_one_out import expect
-from motes.models.sprites.likelihood_maps import Place, chosen
+from motes.models.sprites.likelihood_maps import PixelGaussian, chosen
 from motes.models.sprites.tracker import FINE_WINDOW, begun_later, best_of
 
 
 @torch.no_grad()
 def search_pictures(
-    scene: Scene[PictureRenderer], hypotheses: int = 1, *, window: int
-) -> Stretches:
+    scene: Scene[LayeredRenderer], hypotheses: int = 1, *, window: int
+) -> PosteriorBlocks:
     """Return q(a | v), a stretch of frames at a time, as often as it is asked for.
 
     All of q is as it was found: neighbouring cells look different here, so that none has to be
@@ -48,8 +48,8 @@ def search_pictures(
 
 
 def _search(
-    scene: Scene[PictureRenderer], trusted: Bool[Tensor, "B T"], window: int
-) -> tuple[Place, Place, Looks]:
+    scene: Scene[LayeredRenderer], trusted: Bool[Tensor, "B T"], window: int
+) -> tuple[PixelGaussian, PixelGaussian, Appearance]:
     """Follow the objects through the trusted frames, then look everywhere.
 
     What comes out is where they are, where the other frames say that they are, and their looks.
@@ -59,7 +59,7 @@ def _search(
     expected = expect(scene, found)
     place = chosen(trusted[:, None].expand_as(found.seen), found.place, expected)
     anyhow = torch.arange(kind.shape[1], device=kind.device).expand_as(kind)
-    looks = arrange(scene, place.mean, Looks(kind, anyhow))
+    looks = arrange(scene, place.mean, Appearance(kind, anyhow))
     found, looks = revisit(scene, coarse, place, looks, expected)
     expected = expect(scene, found)
     looks = arrange(scene, found.place.mean, looks)
@@ -78,17 +78,17 @@ def _search(
 
 @torch.no_grad()
 def _stretches(
-    scene: Scene[PictureRenderer], place: Place, expected: Place, looks: Looks
-) -> Iterator[tuple[slice, PlacePosterior]]:
+    scene: Scene[LayeredRenderer], place: PixelGaussian, expected: PixelGaussian, looks: Appearance
+) -> Iterator[tuple[slice, GridPosterior]]:
     """q, the weights of cells around the places found, a stretch of frames at a time."""
     fine = Kinds.fine(scene.renderer, FINE_WINDOW)
     for time, cells, seen in look_closely(scene, fine, place, looks, expected):
-        there = Place(*(part[:, :, time] for part in expected))
-        yield time, PlacePosterior.of(cells, seen, there, scene.renderer)._replace(looks=looks)
+        there = PixelGaussian(*(part[:, :, time] for part in expected))
+        yield time, GridPosterior.of(cells, seen, there, scene.renderer)._replace(looks=looks)
 
 
 def _bound(
-    scene: Scene[PictureRenderer], place: Place, expected: Place, looks: Looks
+    scene: Scene[LayeredRenderer], place: PixelGaussian, expected: PixelGaussian, looks: Appearance
 ) -> Float[Tensor, " B"]:
     """The bound at the means of q, up to what is the same for all searches of a clip."""
     parts = [(q.means, q.seen, q.entropy()) for _, q in _stretches(scene, place, expected, looks)]

@@ -13,8 +13,8 @@ from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman.lgssm import POSITION_DIM
 from motes.models.model import Model, Posterior
-from motes.models.paper.inference import Encoding, InferenceNetwork
-from motes.models.sprites.grid_posterior import LongPosterior, PlacePosterior
+from motes.models.paper.inference import GaussianPosterior, InferenceNetwork
+from motes.models.sprites.grid_posterior import GridPosterior, StreamedPosterior
 
 LONG = 256  # frames of a clip of which not all that was found is held
 HYPOTHESES = 3  # that a search which answers a question chooses from
@@ -36,7 +36,9 @@ def encode(
     """
     found = model.search(frames, num_objects, observed, hypotheses=HYPOTHESES)
     if found is not None:
-        return LongPosterior.of(found) if frames.shape[1] > LONG else PlacePosterior.joined(found)
+        return (
+            StreamedPosterior.of(found) if frames.shape[1] > LONG else GridPosterior.joined(found)
+        )
     assert isinstance(model.inference, InferenceNetwork)
     seen_later = observed.flip(1).cumsum(1).flip(1) > 0
     if not bool((~observed & seen_later).any()):
@@ -60,10 +62,10 @@ def _encode_across_gaps(
     frames: Float[Tensor, "B T height width"],
     observed: Bool[Tensor, "B T"],
     num_objects: Int[Tensor, " B"],
-) -> Encoding:
+) -> GaussianPosterior:
     """Frame by frame, imagining each hidden one before going on."""
     dynamics = model.dynamics.components()
-    belief = kalman.Belief(dynamics.initial_mean, dynamics.initial_covariance)
+    belief = kalman.StateEstimate(dynamics.initial_mean, dynamics.initial_covariance)
     log_weights = model.dynamics.log_weights().expand(len(frames), model.max_objects, -1)
     states = network.initial_states(num_objects)
     means, scales = [], []
@@ -80,12 +82,12 @@ def _encode_across_gaps(
         )
         log_weights = log_weights + log_density
         belief = kalman.predict(dynamics, *belief)
-    return Encoding(torch.stack(means, 2), torch.stack(scales, 2))
+    return GaussianPosterior(torch.stack(means, 2), torch.stack(scales, 2))
 
 
 def expected_frame(
     model: Model,
-    belief: kalman.Belief,
+    belief: kalman.StateEstimate,
     log_weights: Float[Tensor, "B N K"],
     num_objects: Int[Tensor, " B"],
 ) -> Float[Tensor, "B height width"]:

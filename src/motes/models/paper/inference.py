@@ -15,7 +15,7 @@ from motes.models.paper.recurrence import recur
 AT_ONCE = 256  # frames whose states are held side by side, which bounds memory
 
 
-class Encoding(NamedTuple):
+class GaussianPosterior(NamedTuple):
     """q(a | v): an independent Gaussian for each position, in latent units."""
 
     means: Float[Tensor, "B N T 2"]
@@ -90,7 +90,7 @@ class InferenceNetwork(nn.Module):
 
     def forward(
         self, frames: Float[Tensor, "B T height width"], num_objects: Int[Tensor, " B"]
-    ) -> Encoding:
+    ) -> GaussianPosterior:
         """Return q(a | v) for all objects and frames.
 
         Args:
@@ -105,7 +105,7 @@ class InferenceNetwork(nn.Module):
         means, scales = (
             torch.cat(parts, 1).permute(2, 0, 1, 3) for parts in zip(*read, strict=True)
         )
-        return Encoding(means, scales)
+        return GaussianPosterior(means, scales)
 
     def initial_states(self, num_objects: Int[Tensor, " B"]) -> Float[Tensor, "B N state"]:
         """Return s_0 of each object, learned separately for each number of objects.

@@ -5,8 +5,8 @@ from torch.nn.functional import conv2d
 
 from motes.core.axes import Float, Int, Tensor
 from motes.models.sprites.likelihood_maps import (
-    Glyph,
-    Place,
+    PixelGaussian,
+    SpriteTemplate,
     determinant,
     from_left_to_right,
     left_over,
@@ -15,7 +15,10 @@ from motes.models.sprites.likelihood_maps import (
 
 
 def detect(
-    glyph: Glyph, frame: Float[Tensor, "B height width"], num_objects: Int[Tensor, " B"], slots: int
+    glyph: SpriteTemplate,
+    frame: Float[Tensor, "B height width"],
+    num_objects: Int[Tensor, " B"],
+    slots: int,
 ) -> tuple[Float[Tensor, "B N 2"], Float[Tensor, "B N"]]:
     """Places of objects in a frame of which nothing is known, and how much each explains, in nats.
 
@@ -50,10 +53,10 @@ def detect(
 
 
 def spot(
-    glyph: Glyph,
+    glyph: SpriteTemplate,
     frame: Float[Tensor, "B height width"],
     covered: Float[Tensor, "B pixels"],
-    prior: Place,
+    prior: PixelGaussian,
 ) -> tuple[Float[Tensor, "B 2"], Float[Tensor, " B"]]:
     """The likeliest pixel of one object in the whole frame, and the log of its joint density.
 
@@ -69,7 +72,9 @@ def spot(
 
 
 def survey(
-    glyph: Glyph, frame: Float[Tensor, "B height width"], covered: Float[Tensor, "B pixels"]
+    glyph: SpriteTemplate,
+    frame: Float[Tensor, "B height width"],
+    covered: Float[Tensor, "B pixels"],
 ) -> Float[Tensor, "B pixels"]:
     """How well one object would explain a frame in each of its pixels, against without it.
 
@@ -83,7 +88,7 @@ def survey(
     return score.flatten(1)
 
 
-def frame_pixels(glyph: Glyph) -> Float[Tensor, "pixels 2"]:
+def frame_pixels(glyph: SpriteTemplate) -> Float[Tensor, "pixels 2"]:
     """(x, y) of the pixels of a frame, row by row."""
     sizes = (torch.arange(size).to(glyph.depth) for size in glyph.image_size)
     y, x = torch.meshgrid(*sizes, indexing="ij")

@@ -13,9 +13,9 @@ from motes.core.memory import side_by_side
 from motes.kalman.lgssm import LGSSM, POSITION_DIM, Dynamics
 from motes.models.sprites.detection import detect, spot
 from motes.models.sprites.likelihood_maps import (
-    Glyph,
     Look,
-    Place,
+    PixelGaussian,
+    SpriteTemplate,
     View,
     by_clip,
     chosen,
@@ -26,7 +26,7 @@ from motes.models.sprites.likelihood_maps import (
     unexplained,
 )
 from motes.models.sprites.patches import Shown, Window, pixel_of, squares
-from motes.models.sprites.renderer import GlyphRenderer, Stage
+from motes.models.sprites.renderer import SpriteRenderer, Stage
 
 LOOKS = 2  # at each frame: the second shares lit pixels out by what the first one found
 AT_ONCE = 2**22  # pixels of frames, for each object, that are held side by side: bounds memory
@@ -83,7 +83,7 @@ class Scene(Generic[AnyRenderer]):
         return Shown.during(self.frames, self.clip, self.observed, time)
 
     def stretches(self, at_once: int) -> Iterator[slice]:
-        """Stretches of the clip; all searches together see so many frames of one, or one each."""
+        """PosteriorBlocks of the clip; all searches together see so many frames of one, or one each."""
         step = max(side_by_side(at_once, self.frames) // len(self.clip), 1)
         return (slice(t, t + step) for t in range(0, self.observed.shape[1], step))
 
@@ -112,23 +112,25 @@ class Sightings(NamedTuple):
     Where it was not, the place is what the dynamics say.
     """
 
-    place: Place  # B N T, or B N
+    place: PixelGaussian  # B N T, or B N
     seen: Bool[Tensor, "B N *T"]
 
     @staticmethod
     def joined(parts: list["Sightings"], axis: int) -> "Sightings":
         """Those of some objects after the others (axis 1), or of some frames (axis 2)."""
         means, covariances = zip(*(part.place for part in parts), strict=True)
-        place = Place(torch.cat(means, axis), torch.cat(covariances, axis))
+        place = PixelGaussian(torch.cat(means, axis), torch.cat(covariances, axis))
         return Sightings(place, torch.cat([part.seen for part in parts], axis))
 
     def one_frame(self) -> "Sightings":
         """Those in a frame as those in a stretch of one."""
-        return Sightings(Place(*(part[:, :, None] for part in self.place)), self.seen[..., None])
+        return Sightings(
+            PixelGaussian(*(part[:, :, None] for part in self.place)), self.seen[..., None]
+        )
 
     def by_clips(self, num_clips: int) -> "Sightings":
         """Those in frames, one clip after the other, [M N], as [B N T]."""
-        place = Place(*(by_clip(part, num_clips) for part in self.place))
+        place = PixelGaussian(*(by_clip(part, num_clips) for part in self.place))
         return Sightings(place, by_clip(self.seen, num_clips))
 
     def taken(self, clips: Int[Tensor, " b"]) -> "Sightings":
@@ -143,14 +145,16 @@ class Sightings(NamedTuple):
     def reordered(self, source: Int[Tensor, "B N T"]) -> "Sightings":
         """Every object at the place of another one, frame by frame."""
         mean, covariance = self.place
-        place = Place(
+        place = PixelGaussian(
             mean.take_along_dim(source[..., None], 1),
             covariance.take_along_dim(source[..., None, None], 1),
         )
         return Sightings(place, self.seen.take_along_dim(source, 1))
 
 
-def follow(scene: Scene[GlyphRenderer], glyph: Glyph, trusted: Bool[Tensor, "B T"]) -> Sightings:
+def follow(
+    scene: Scene[SpriteRenderer], glyph: SpriteTemplate, trusted: Bool[Tensor, "B T"]
+) -> Sightings:
     """Finds the objects in the first trusted frame and follows them forwards from there.
 
     One that does not show in that frame, or is lost later, is looked for in the whole of each
@@ -159,7 +163,7 @@ def follow(scene: Scene[GlyphRenderer], glyph: Glyph, trusted: Bool[Tensor, "B T
     renderer, present = scene.renderer, scene.present
     (B, N), device = present.shape, present.device
     components = scene.dynamics.components()
-    belief = kalman.Belief(components.initial_mean, components.initial_covariance)
+    belief = kalman.StateEstimate(components.initial_mean, components.initial_covariance)
     log_weights = scene.dynamics.log_weights().expand(B, N, -1)
     first = trusted.int().argmax(1)
     start, nats = detect(glyph, scene.frame(first), scene.num_objects, N)
@@ -169,9 +173,9 @@ def follow(scene: Scene[GlyphRenderer], glyph: Glyph, trusted: Bool[Tensor, "B T
         frame = scene.frame(t)
         prediction = predict_place(components, belief, log_weights, renderer)
         new = (first == t)[:, None] & (nats > glyph.least)
-        place = guess = chosen(new, Place(start, wide), prediction)
+        place = guess = chosen(new, PixelGaussian(start, wide), prediction)
         # Of a first place nothing is known before.
-        prior = chosen(new, Place(start, 1e6 * wide), prediction)
+        prior = chosen(new, PixelGaussian(start, 1e6 * wide), prediction)
         seen = trusted[:, t, None].expand(B, N)
         around = squares(frame, glyph.far)
         for _ in range(LOOKS if bool(seen.any()) else 0):
@@ -193,12 +197,12 @@ def follow(scene: Scene[GlyphRenderer], glyph: Glyph, trusted: Bool[Tensor, "B T
 
 
 def recover(
-    glyph: Glyph,
+    glyph: SpriteTemplate,
     frame: Float[Tensor, "B height width"],
     found: Sightings,
     lost: Bool[Tensor, "B N"],
 ) -> Sightings:
-    """Looks for lost objects in a whole frame, in the ink that objects in sight leave unexplained.
+    """Appearance for lost objects in a whole frame, in the ink that objects in sight leave unexplained.
 
     An object that was hidden may show again farther from its prediction than the window reaches.
     It is back where that is likelier than that it does not show: by the prediction, which may be
@@ -217,8 +221,10 @@ def recover(
         clips = lost[:, n].nonzero()[:, 0]
         at, here = (clips, slice(n, n + 1)), frame[clips]
         covered = 1 - (1 - covers(glyph, means[clips], seen[clips])).prod(1)
-        prior = Place(means[at], covariances[at])
-        best, told = spot(glyph, here, covered, Place(means[clips, n], covariances[clips, n]))
+        prior = PixelGaussian(means[at], covariances[at])
+        best, told = spot(
+            glyph, here, covered, PixelGaussian(means[clips, n], covariances[clips, n])
+        )
         near = Window.around(best[:, None], glyph.far, glyph.image_size)
         view = View.through(near, glyph, around, clips)
         shade = squares((1 - covered).view_as(here), glyph.far)
@@ -227,15 +233,15 @@ def recover(
         back = (told > glyph.missed)[:, None] & (looked.told > glyph.least)
         means[at], covariances[at] = chosen(back, looked.place(), prior)
         seen[at] |= back
-    return Sightings(Place(means, covariances), seen)
+    return Sightings(PixelGaussian(means, covariances), seen)
 
 
 def predict_place(
     components: LGSSM,
-    belief: kalman.Belief,
+    belief: kalman.StateEstimate,
     log_weights: Float[Tensor, "B N K"],
     renderer: Stage,
-) -> Place:
+) -> PixelGaussian:
     """Mean and covariance of the mixture of the components' predictions, in pixels."""
     weights = log_weights.softmax(-1)[..., None]
     means = belief.mean[..., :POSITION_DIM]
@@ -244,11 +250,14 @@ def predict_place(
     offsets = means - mean[:, :, None]
     scatter = covariances + offsets[..., :, None] * offsets[..., None, :]
     covariance = (weights[..., None] * scatter).sum(2) * renderer.pixels_per_unit**2
-    return Place(renderer.to_pixels(mean).float(), covariance.float())
+    return PixelGaussian(renderer.to_pixels(mean).float(), covariance.float())
 
 
 def look_again(
-    scene: Scene[GlyphRenderer], glyph: Glyph, guess: Place, expected: Place
+    scene: Scene[SpriteRenderer],
+    glyph: SpriteTemplate,
+    guess: PixelGaussian,
+    expected: PixelGaussian,
 ) -> Iterator[tuple[slice, Look, Sightings]]:
     """`revisit`, a stretch of frames at a time, so that memory does not grow with the clip.
 
@@ -256,14 +265,19 @@ def look_again(
     """
     pixels = scene.present.shape[1] * math.prod(scene.renderer.image_size)
     for time in scene.stretches(AT_ONCE // pixels):
-        here, there = (Place(*(part[:, :, time] for part in all)) for all in (guess, expected))
+        here, there = (
+            PixelGaussian(*(part[:, :, time] for part in all)) for all in (guess, expected)
+        )
         yield time, *revisit(scene.during(time), glyph, here, there)
 
 
 def revisit(
-    scene: Scene[GlyphRenderer], glyph: Glyph, guess: Place, expected: Place
+    scene: Scene[SpriteRenderer],
+    glyph: SpriteTemplate,
+    guess: PixelGaussian,
+    expected: PixelGaussian,
 ) -> tuple[Look, Sightings]:
-    """Looks at all frames at once, near a guess, with what is expected there as the prior.
+    """Appearance at all frames at once, near a guess, with what is expected there as the prior.
 
     One object after the other, each time as the others stand: what they light is explained.
     Frames that were not seen are left out, and objects that are not there; one is then where it is
@@ -278,13 +292,13 @@ def revisit(
     present = scene.present.repeat_interleave(T, 0)
     lights = present.clone()
     looked_for = present & scene.observed.flatten()[:, None]
-    prior, pixels = Place(*map(by_frame, expected)), pixel_of(by_frame(guess.mean), size)
-    place, seen = Place(*(part.clone() for part in prior)), torch.zeros_like(present)
+    prior, pixels = PixelGaussian(*map(by_frame, expected)), pixel_of(by_frame(guess.mean), size)
+    place, seen = PixelGaussian(*(part.clone() for part in prior)), torch.zeros_like(present)
     centre, told = torch.zeros_like(place.mean), torch.zeros_like(place.mean[..., 0])
     log_weights = told[..., None].repeat(1, 1, len(glyph.offsets)) - math.log(len(glyph.offsets))
     for n in range(N):
         at = looked_for[:, n].nonzero()[:, 0], slice(n, n + 1)
-        its_prior = Place(*(part[at] for part in prior))
+        its_prior = PixelGaussian(*(part[at] for part in prior))
         view = View.through(Window.at(pixels[at], glyph.far, size), glyph, frames, at[0])
         others = torch.arange(N, device=at[0].device) != n
         dark = darkness(glyph, view, *(part[at[0]][:, others] for part in (pixels, lights)))

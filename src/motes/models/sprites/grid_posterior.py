@@ -9,9 +9,15 @@ import torch
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.memory import side_by_side
 from motes.kalman.lgssm import map_vector, square_root
-from motes.models.layers.renderer import Looks
-from motes.models.paper.inference import Encoding
-from motes.models.sprites.likelihood_maps import Look, Place, mahalanobis, moments, probabilities
+from motes.models.layers.renderer import Appearance
+from motes.models.paper.inference import GaussianPosterior
+from motes.models.sprites.likelihood_maps import (
+    Look,
+    PixelGaussian,
+    mahalanobis,
+    moments,
+    probabilities,
+)
 from motes.models.sprites.renderer import Stage
 
 REGION = 0.9  # the probability whose region an answer's ellipse shall hold
@@ -48,7 +54,7 @@ class Hiding(NamedTuple):
         return Hiding(*(torch.cat(part, 2) for part in zip(*parts, strict=True)))
 
 
-class PlacePosterior(NamedTuple):
+class GridPosterior(NamedTuple):
     """q(a | v): for each object and frame weights of cells, uniform within each. Latent units.
 
     Where an object was not seen (the frame hidden, or the object behind something) q is what
@@ -65,20 +71,20 @@ class PlacePosterior(NamedTuple):
     seen: Bool[Tensor, "B N T"]
     expected_means: Float[Tensor, "B N T 2"]  # by the other frames
     expected_covariances: Float[Tensor, "B N T 2 2"]
-    looks: Looks | None = None  # of pictures: a point mass on kinds and order
+    looks: Appearance | None = None  # of pictures: a point mass on kinds and order
     hiding: Hiding | None = None  # where something may hide objects
 
     @staticmethod
     def of(
         cells: Look,
         seen: Bool[Tensor, "B N T"],
-        expected: Place,
+        expected: PixelGaussian,
         renderer: Stage,
         hiding: Hiding | None = None,
-    ) -> "PlacePosterior":
+    ) -> "GridPosterior":
         """What a fine look found, and what is expected where nothing was seen."""
         unit = renderer.pixels_per_unit
-        return PlacePosterior(
+        return GridPosterior(
             origin=renderer.from_pixels(cells.centre),
             log_weights=cells.log_weights,
             offsets=cells.offsets / unit,
@@ -172,11 +178,11 @@ class PlacePosterior(NamedTuple):
         """The means of all objects that are there, and in which frames they were seen."""
         return self.means[present], self.seen[present]
 
-    def gaussian(self) -> Encoding:
+    def gaussian(self) -> GaussianPosterior:
         """The nearest thing in the paper's family: independent coordinates."""
-        return Encoding(self.means, self.covariances().diagonal(dim1=-2, dim2=-1).sqrt())
+        return GaussianPosterior(self.means, self.covariances().diagonal(dim1=-2, dim2=-1).sqrt())
 
-    def widened(self, slots: int) -> "PlacePosterior":
+    def widened(self, slots: int) -> "GridPosterior":
         """With slots for so many objects; those after the last repeat it and mean nothing."""
         size, device = self.seen.shape[1], self.seen.device
         if size == slots:
@@ -187,12 +193,12 @@ class PlacePosterior(NamedTuple):
         hiding = None if self.hiding is None else self.hiding.taken(objects)
         return self._replace(looks=looks, hiding=hiding, **parts)
 
-    def pieces(self) -> Iterator[tuple[slice, "PlacePosterior"]]:
+    def pieces(self) -> Iterator[tuple[slice, "GridPosterior"]]:
         """All of it, for all frames and those after them."""
         yield slice(None), self
 
     @staticmethod
-    def joined(stretches: "Stretches") -> "PlacePosterior":
+    def joined(stretches: "PosteriorBlocks") -> "GridPosterior":
         """The posterior of one stretch of frames after the other."""
         parts = [q for _, q in stretches()]
         joined: dict[str, Any] = {
@@ -202,37 +208,37 @@ class PlacePosterior(NamedTuple):
         return parts[0]._replace(hiding=Hiding.joined(hidden) if hidden else None, **joined)
 
 
-Stretches = Callable[[], Iterator[tuple[slice, PlacePosterior]]]
+PosteriorBlocks = Callable[[], Iterator[tuple[slice, GridPosterior]]]
 
 
-class LongPosterior(NamedTuple):
+class StreamedPosterior(NamedTuple):
     """q(a | v) of a long clip: its moments, and cells that are found again when they are needed.
 
     The cells of a clip may take more memory than its frames.
 
-    Law: says what `PlacePosterior` does
+    Law: says what `GridPosterior` does
     (test_a_posterior_in_stretches_says_what_the_whole_one_does).
     """
 
-    stretches: Stretches  # the cells, some frames after the others
+    stretches: PosteriorBlocks  # the cells, some frames after the others
     means: Float[Tensor, "B N T 2"]
     spreads: Float[Tensor, "B N T 2 2"]
     nats: Float[Tensor, "B N T"]
     seen: Bool[Tensor, "B N T"]
     known: Bool[Tensor, "B N T"]
-    looks: Looks | None = None
+    looks: Appearance | None = None
 
     @staticmethod
-    def of(stretches: Stretches) -> "LongPosterior":
+    def of(stretches: PosteriorBlocks) -> "StreamedPosterior":
         """The posterior whose cells come in these stretches."""
         parts = []
         for _, q in stretches():
             looks = q.looks  # the same in all of them
             parts.append((q.means, q.covariances(), q.entropy(), q.seen, q.known))
         means, spreads, nats, *flags = (torch.cat(part, 2) for part in zip(*parts, strict=True))
-        return LongPosterior(stretches, means, spreads, nats, flags[0], flags[1], looks)
+        return StreamedPosterior(stretches, means, spreads, nats, flags[0], flags[1], looks)
 
-    def pieces(self) -> Iterator[tuple[slice, PlacePosterior]]:
+    def pieces(self) -> Iterator[tuple[slice, GridPosterior]]:
         """A stretch after the other; the last one is for all frames after it as well."""
         for time, q in self.stretches():
             ends = time.stop >= self.seen.shape[2]
@@ -247,7 +253,7 @@ class LongPosterior(NamedTuple):
         return torch.cat([q.log_density(noise[:, :, time]) for time, q in self.stretches()], 2)
 
     def entropy(self) -> Float[Tensor, "B N T"]:
-        """The entropy of each position in nats, see `PlacePosterior.entropy`."""
+        """The entropy of each position in nats, see `GridPosterior.entropy`."""
         return self.nats
 
     def covariances(self) -> Float[Tensor, "B N T 2 2"]:

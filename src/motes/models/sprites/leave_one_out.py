@@ -11,10 +11,10 @@ from motes.kalman.blocks import diagonal_blocks, prior_positions
 from motes.kalman.gaussian import distinct, hide, log_scale, whitener
 from motes.kalman.lgssm import POSITION_DIM, Dynamics, aligned, identity, map_vector
 from motes.models.sprites.forward_pass import AnyRenderer, Scene, Sightings
-from motes.models.sprites.likelihood_maps import Place, determinant
+from motes.models.sprites.likelihood_maps import PixelGaussian, determinant
 
 
-def expect(scene: Scene[AnyRenderer], found: Sightings) -> Place:
+def expect(scene: Scene[AnyRenderer], found: Sightings) -> PixelGaussian:
     """Where each object should be in each frame by its sightings in all the other frames.
 
     Under the likeliest kind of start.
@@ -25,7 +25,7 @@ def expect(scene: Scene[AnyRenderer], found: Sightings) -> Place:
     positions = renderer.from_pixels(found.place.mean).double()
     short = positions.shape[2] <= kalman.DENSE_FRAMES
     expected = (by_regression if short else by_smoothing)(scene.dynamics, positions, found.seen)
-    return Place(
+    return PixelGaussian(
         renderer.to_pixels(expected.mean).float(),
         (expected.covariance * renderer.pixels_per_unit**2).float(),
     )
@@ -33,7 +33,7 @@ def expect(scene: Scene[AnyRenderer], found: Sightings) -> Place:
 
 def by_regression(
     dynamics: Dynamics, positions: Float[Tensor, "B N T 2"], seen: Bool[Tensor, "B N T"]
-) -> Place:
+) -> PixelGaussian:
     """From the joint Gaussian N(m, C) of all positions of an object. Latent units.
 
     With L the inverse of C over the seen ones, zero elsewhere, and x = L (a - m), the others say
@@ -57,7 +57,7 @@ def by_regression(
     covariance = covariances[which, kind[..., 0]]
     away = map_vector(covariance, under_kind(x))
     told = under_kind(m + map_vector(C, x))
-    return Place(torch.where(seen[..., None], positions - away, told), covariance)
+    return PixelGaussian(torch.where(seen[..., None], positions - away, told), covariance)
 
 
 class Joint(NamedTuple):
@@ -94,19 +94,19 @@ def joint(
 
 def by_smoothing(
     dynamics: Dynamics, positions: Float[Tensor, "B N T 2"], seen: Bool[Tensor, "B N T"]
-) -> Place:
+) -> PixelGaussian:
     """The smoother's belief less what the sighting of the frame itself told it. Latent units."""
     components = dynamics.components()
     likely = mixture.component_log_posterior(dynamics, positions, seen).argmax(-1)
     states = kalman.smooth(components, positions[:, :, None], seen[:, :, None])
-    m, P = mixture.under(states, likely)
+    m, P = mixture.select_component(states, likely)
     smoothed, P = m[..., :POSITION_DIM], P[..., :POSITION_DIM, :POSITION_DIM]
     own = torch.where(seen[..., None, None], inverse(components.position_noise), 0.0)
     precision = inverse(P)
     covariance = inverse(precision - own)
     told_by_others = map_vector(precision, smoothed) - map_vector(own, positions)
     mean = map_vector(covariance, told_by_others)
-    return Place(mean, covariance + components.position_noise)
+    return PixelGaussian(mean, covariance + components.position_noise)
 
 
 def inverse(matrix: Float[Tensor, "*batch 2 2"]) -> Float[Tensor, "*batch 2 2"]:

@@ -7,7 +7,7 @@ from torch.nn.functional import conv1d, pad
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.models.sprites.patches import Window, squares, window_offsets
-from motes.models.sprites.renderer import GlyphRenderer, log_white
+from motes.models.sprites.renderer import SpriteRenderer, log_white
 
 # Nats that a frame must tell of an object's place, or the object was not seen: it is behind
 # something, or lost, and what came out is the prior.
@@ -15,23 +15,23 @@ TOLD = 1.0
 SHARE = 0.03  # of what a whole object tells, likewise: the edge of another tells less [Choice 37]
 
 
-class Place(NamedTuple):
+class PixelGaussian(NamedTuple):
     """Beliefs about where objects are, in pixels."""
 
     mean: Float[Tensor, "*batch 2"]
     covariance: Float[Tensor, "*batch 2 2"]
 
-    def taken(self, clips: Int[Tensor, " b"]) -> "Place":
+    def taken(self, clips: Int[Tensor, " b"]) -> "PixelGaussian":
         """Those of some of the clips."""
-        return Place(self.mean[clips], self.covariance[clips])
+        return PixelGaussian(self.mean[clips], self.covariance[clips])
 
-    def put(self, clips: Int[Tensor, " b"], others: "Place") -> "Place":
+    def put(self, clips: Int[Tensor, " b"], others: "PixelGaussian") -> "PixelGaussian":
         """With those of some clips replaced."""
         mean = self.mean.index_copy(0, clips, others.mean)
-        return Place(mean, self.covariance.index_copy(0, clips, others.covariance))
+        return PixelGaussian(mean, self.covariance.index_copy(0, clips, others.covariance))
 
 
-class Glyph(NamedTuple):
+class SpriteTemplate(NamedTuple):
     """What looking needs of the renderer: the glyph at whole-pixel offsets, and the stage.
 
     `phases` is the number of places that are told apart in a pixel along each axis: 1 for a
@@ -57,20 +57,20 @@ class Glyph(NamedTuple):
     spread: Float[Tensor, ""]  # the variance of its ink along one axis in pixels
 
     @staticmethod
-    def coarse(renderer: GlyphRenderer, window: int) -> "Glyph":
+    def coarse(renderer: SpriteRenderer, window: int) -> "SpriteTemplate":
         """The glyph of an object that is anywhere in its pixel."""
-        return Glyph._of(renderer.kernels().mean((0, 1))[None], renderer, 1, window)
+        return SpriteTemplate._of(renderer.kernels().mean((0, 1))[None], renderer, 1, window)
 
     @staticmethod
-    def fine(renderer: GlyphRenderer, window: int) -> "Glyph":
+    def fine(renderer: SpriteRenderer, window: int) -> "SpriteTemplate":
         """The glyph of an object in each cell of its pixel."""
         kernels = renderer.kernels()
-        return Glyph._of(kernels.flatten(0, 1), renderer, len(kernels), window)
+        return SpriteTemplate._of(kernels.flatten(0, 1), renderer, len(kernels), window)
 
     @staticmethod
     def _of(
-        depth: Float[Tensor, "P taps taps"], renderer: GlyphRenderer, phases: int, window: int
-    ) -> "Glyph":
+        depth: Float[Tensor, "P taps taps"], renderer: SpriteRenderer, phases: int, window: int
+    ) -> "SpriteTemplate":
         # One background for all pixels: what is brighter is left to the background by `share`.
         typical = renderer.background().median()
         gain = log_white(depth + typical) - log_white(typical)
@@ -81,7 +81,7 @@ class Glyph(NamedTuple):
         far = window + reach
         dark = (-depth).exp()
         whole = ((1 - dark) * gain - dark * depth).sum((1, 2)).mean()
-        return Glyph(
+        return SpriteTemplate(
             depth=depth,
             lit_gain=gain,
             background=background,
@@ -150,7 +150,7 @@ class Look(NamedTuple):
 
     @staticmethod
     def by_clips(parts: list["Look"], num_clips: int) -> "Look":
-        """Looks at some objects after the others in frames, [M N], as those of clips, [B N T]."""
+        """Appearance at some objects after the others in frames, [M N], as those of clips, [B N T]."""
         names = ("centre", "log_weights", "told", *(["zoom"] if parts[0].zoom is not None else []))
         joined: dict[str, Any] = {
             name: by_clip(torch.cat([getattr(part, name) for part in parts], 1), num_clips)
@@ -163,13 +163,13 @@ class Look(NamedTuple):
         """Those of the places, which sum to one."""
         return probabilities(self.log_weights)
 
-    def place(self) -> Place:
+    def place(self) -> PixelGaussian:
         """Mean and covariance."""
         mean, covariance = moments(self.weights, self.offsets, self.cell)
         if self.zoom is not None:
             zoom = self.zoom[..., None]
             mean, covariance = zoom * mean, zoom[..., None].square() * covariance
-        return Place(self.centre + mean, covariance)
+        return PixelGaussian(self.centre + mean, covariance)
 
 
 def by_clip(values: Tensor, num_clips: int) -> Tensor:
@@ -188,12 +188,12 @@ def probabilities(log_weights: Float[Tensor, "*batch places"]) -> Float[Tensor, 
 
 def moments(
     weights: Float[Tensor, "*batch places"], offsets: Float[Tensor, "places 2"], cell: float
-) -> Place:
+) -> PixelGaussian:
     """Mean and covariance over places, each of which stands for its whole cell."""
     mean = weights @ offsets
     second = weights @ (offsets[:, :, None] * offsets[:, None]).flatten(1)
     scatter = second.unflatten(-1, (2, 2)) - mean[..., :, None] * mean[..., None, :]
-    return Place(mean, scatter + cell**2 / 12 * torch.eye(2, device=mean.device))
+    return PixelGaussian(mean, scatter + cell**2 / 12 * torch.eye(2, device=mean.device))
 
 
 class View(NamedTuple):
@@ -207,7 +207,7 @@ class View(NamedTuple):
     @staticmethod
     def through(
         window: Window,
-        glyph: Glyph,
+        glyph: SpriteTemplate,
         frames: Float[Tensor, "frames height width side side"],
         which: Int[Tensor, " B"],
     ) -> "View":
@@ -215,7 +215,9 @@ class View(NamedTuple):
         return View(window, window.cut(frames, which), *window.cut_of_all(glyph.still))
 
 
-def look(glyph: Glyph, view: View, share: Float[Tensor, "B N side side"], prior: Place) -> Look:
+def look(
+    glyph: SpriteTemplate, view: View, share: Float[Tensor, "B N side side"], prior: PixelGaussian
+) -> Look:
     """The posterior belief about each object's place in a window.
 
     Each place is scored by how well the object would explain its share of the lit pixels
@@ -238,7 +240,7 @@ def look(glyph: Glyph, view: View, share: Float[Tensor, "B N side side"], prior:
 
 
 def responsibility(
-    glyph: Glyph, window: Window, guess: Place, present: Bool[Tensor, "B N"]
+    glyph: SpriteTemplate, window: Window, guess: PixelGaussian, present: Bool[Tensor, "B N"]
 ) -> Float[Tensor, "B N side side"]:
     """The share of object n in each pixel of its own window, among all that may light it.
 
@@ -269,7 +271,7 @@ def responsibility(
 
 
 def unexplained(
-    glyph: Glyph, view: View, dark: Float[Tensor, "B N side side"]
+    glyph: SpriteTemplate, view: View, dark: Float[Tensor, "B N side side"]
 ) -> Float[Tensor, "B N side side"]:
     """How much of the gain of a lit pixel is left when others leave it dark with some probability.
 
@@ -280,13 +282,13 @@ def unexplained(
     return left_over(glyph, dark * view.empty)
 
 
-def left_over(glyph: Glyph, dark: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def left_over(glyph: SpriteTemplate, dark: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """What `unexplained` says, of pixels that others and the background leave dark."""
     return (1 - dark).clamp(min=glyph.bare).log() / glyph.bare.log()
 
 
 def darkness(
-    glyph: Glyph, view: View, others: Int[Tensor, "B M 2"], present: Bool[Tensor, "B M"]
+    glyph: SpriteTemplate, view: View, others: Int[Tensor, "B M 2"], present: Bool[Tensor, "B M"]
 ) -> Float[Tensor, "B 1 side side"]:
     """The probability that objects in some pixels leave those that are seen of one object dark.
 
@@ -299,7 +301,7 @@ def darkness(
 
 
 def covers(
-    glyph: Glyph, mean: Float[Tensor, "B N 2"], present: Bool[Tensor, "B N"]
+    glyph: SpriteTemplate, mean: Float[Tensor, "B N 2"], present: Bool[Tensor, "B N"]
 ) -> Float[Tensor, "B N pixels"]:
     """The probability that each object, in the pixel where its mean is, lights each pixel."""
     window = Window.around(mean, glyph.reach, glyph.image_size)
@@ -310,10 +312,10 @@ def covers(
     return canvas * glyph.visibility.flatten()
 
 
-def chosen(flags: Bool[Tensor, "*batch"], yes: Place, no: Place) -> Place:
+def chosen(flags: Bool[Tensor, "*batch"], yes: PixelGaussian, no: PixelGaussian) -> PixelGaussian:
     """The one belief where the flag is set, the other where it is not."""
     mean = torch.where(flags[..., None], yes.mean, no.mean)
-    return Place(mean, torch.where(flags[..., None, None], yes.covariance, no.covariance))
+    return PixelGaussian(mean, torch.where(flags[..., None, None], yes.covariance, no.covariance))
 
 
 def from_left_to_right(

@@ -6,20 +6,20 @@ import torch
 from torch.nn.functional import conv2d, conv_transpose2d, pad
 
 from motes.core.axes import Bool, Float, Tensor
-from motes.models.sprites.grid_posterior import LongPosterior, PlacePosterior
-from motes.models.sprites.likelihood_maps import Place
-from motes.models.sprites.renderer import CELLS, GlyphRenderer
+from motes.models.sprites.grid_posterior import GridPosterior, StreamedPosterior
+from motes.models.sprites.likelihood_maps import PixelGaussian
+from motes.models.sprites.renderer import CELLS, SpriteRenderer
 
 CHUNK = 512  # frames of an object at a time, which bounds memory
 
 
 @torch.no_grad()
 def expected_frames(
-    renderer: GlyphRenderer,
-    q: PlacePosterior | LongPosterior,
+    renderer: SpriteRenderer,
+    q: GridPosterior | StreamedPosterior,
     present: Bool[Tensor, "B N"],
     weights: Float[Tensor, "B N K"],
-    predicted: Place,
+    predicted: PixelGaussian,
 ) -> Float[Tensor, "B T height width"]:
     """The probability of white in each pixel, all positions averaged out.
 
@@ -38,10 +38,10 @@ def expected_frames(
     Law: the average picture of many draws (test_expected_frames_are_the_average_of_draws), of a
     long clip as well (test_a_long_clip_is_answered_as_a_short_one_is).
     """
-    if isinstance(q, LongPosterior):
+    if isinstance(q, StreamedPosterior):
         parts = []
         for time, part in q.pieces():
-            there = Place(*(moments[:, :, :, time] for moments in predicted))
+            there = PixelGaussian(*(moments[:, :, :, time] for moments in predicted))
             parts.append(expected_frames(renderer, part, present, weights, there))
         return torch.cat(parts, 1)
     B, N, _ = q.seen.shape
@@ -55,7 +55,7 @@ def expected_frames(
                 if seen:
                     lit = _lit_by_cells(renderer, q, clip, n, frame)
                 else:
-                    place = Place(*(part[clip, n, :, frame] for part in predicted))
+                    place = PixelGaussian(*(part[clip, n, :, frame] for part in predicted))
                     lit = _lit_by_gaussians(renderer, weights[clip, n], place)
                 log_dark[clip, frame] += torch.log1p(-lit.clamp(max=1 - 1e-7))
     depth = renderer.background() + renderer.shown(-log_dark, renderer.visibility())
@@ -63,7 +63,7 @@ def expected_frames(
 
 
 def _lit_by_cells(
-    renderer: GlyphRenderer, q: PlacePosterior, clip: Tensor, n: int, frame: Tensor
+    renderer: SpriteRenderer, q: GridPosterior, clip: Tensor, n: int, frame: Tensor
 ) -> Float[Tensor, "M height width"]:
     """The probability that an object that was seen lights each pixel."""
     reach, (height, width) = renderer.reach, renderer.image_size
@@ -83,7 +83,7 @@ def _lit_by_cells(
 
 
 def _lit_by_gaussians(
-    renderer: GlyphRenderer, weights: Float[Tensor, "M K"], place: Place
+    renderer: SpriteRenderer, weights: Float[Tensor, "M K"], place: PixelGaussian
 ) -> Float[Tensor, "M height width"]:
     """The probability that an object somewhere in a mixture of Gaussians lights each pixel."""
     reach, (height, width) = renderer.reach, renderer.image_size

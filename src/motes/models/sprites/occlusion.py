@@ -10,19 +10,19 @@ from motes.models.sprites.detection import frame_pixels, survey
 from motes.models.sprites.forward_pass import Scene, Sightings
 from motes.models.sprites.grid_posterior import Hiding
 from motes.models.sprites.likelihood_maps import (
-    Glyph,
-    Place,
+    PixelGaussian,
+    SpriteTemplate,
     covers,
     mahalanobis,
     moments,
 )
-from motes.models.sprites.renderer import GlyphRenderer, Stage
+from motes.models.sprites.renderer import SpriteRenderer, Stage
 
 SPOTS = 32  # draws that stand for a belief
 AT_ONCE = 256  # positions that are supposed side by side, which bounds memory
 
 
-class Supposed(NamedTuple):
+class OccludedObjects(NamedTuple):
     """Beliefs about positions in frames that were seen, of objects that were not. In pixels.
 
     `log_hidden` is the log of the probability that an object does not show, were it where the
@@ -30,7 +30,7 @@ class Supposed(NamedTuple):
     """
 
     there: Bool[Tensor, "B N T"]
-    place: Place  # B N T
+    place: PixelGaussian  # B N T
     spots: Float[Tensor, "B N T spots 2"]  # each as likely as another
     log_hidden: Float[Tensor, "B N T"]
     cost: Float[Tensor, "B N T"]  # divergence from what other frames expect, in nats
@@ -42,8 +42,8 @@ class Supposed(NamedTuple):
 
 
 def suppose(
-    scene: Scene[GlyphRenderer], glyph: Glyph, found: Sightings, expected: Place
-) -> Supposed:
+    scene: Scene[SpriteRenderer], glyph: SpriteTemplate, found: Sightings, expected: PixelGaussian
+) -> OccludedObjects:
     """Weighs every pixel in which an object may be by the chance that it does not show there.
 
     A frame in which an object is not seen tells where it is not. Each frame is taken by itself,
@@ -72,7 +72,7 @@ def suppose(
         mean[at], covariance[at] = moments(weights, pixels, 1.0)
         spots[at] = pixels[even_draws(weights)]
         log_hidden[at], cost[at] = total, (weights * score).sum(-1) - total
-    return Supposed(there, Place(mean, covariance), spots, log_hidden, cost)
+    return OccludedObjects(there, PixelGaussian(mean, covariance), spots, log_hidden, cost)
 
 
 def even_draws(weights: Float[Tensor, "M pixels"]) -> Int[Tensor, "M spots"]:
@@ -84,7 +84,7 @@ def even_draws(weights: Float[Tensor, "M pixels"]) -> Int[Tensor, "M spots"]:
 
 
 def silence(
-    scene: Scene[GlyphRenderer], glyph: Glyph, found: Sightings, at: Int[Tensor, "M 3"]
+    scene: Scene[SpriteRenderer], glyph: SpriteTemplate, found: Sightings, at: Int[Tensor, "M 3"]
 ) -> Float[Tensor, "M pixels"]:
     """The log of how likely a frame is with an unseen object in each pixel, against without it.
 

@@ -53,7 +53,7 @@ class Stage(nn.Module):
         return torch.tensor([(width - 1) / 2, (height - 1) / 2]).to(like)
 
 
-class GlyphRenderer(Stage):
+class SpriteRenderer(Stage):
     """Draws every object as the same glyph, before a background and behind what is in the way.
 
         depth(pixel) = sum_n glyph(pixel - position_n)

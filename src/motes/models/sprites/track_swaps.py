@@ -14,10 +14,10 @@ import torch
 from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman.lgssm import LGSSM, Dynamics, identity, map_vector
-from motes.kalman.sequential import Belief, predict, run_filter
+from motes.kalman.sequential import StateEstimate, predict, run_filter
 from motes.models.sprites.forward_pass import Sightings
 from motes.models.sprites.leave_one_out import joint
-from motes.models.sprites.likelihood_maps import Place, determinant, mahalanobis
+from motes.models.sprites.likelihood_maps import PixelGaussian, determinant, mahalanobis
 
 AT_ONCE = 128  # frames that are weighed side by side, which bounds memory
 APART = 64  # frames between two exchanges that are tried together
@@ -95,7 +95,7 @@ def overlap(
 class Start(NamedTuple):
     """What the frames before a stretch say of it."""
 
-    predicted: Belief | None  # the state in its first frame; None where the clip begins
+    predicted: StateEstimate | None  # the state in its first frame; None where the clip begins
     level: Float[Tensor, "... 1"] | float  # the log density of the positions before
 
 
@@ -175,7 +175,7 @@ def joined_by_filter(
 
 def _heads(
     model: LGSSM, positions: Float[Tensor, "B N T P"], seen: Bool[Tensor, "B N T"], start: Start
-) -> tuple[Belief, Float[Tensor, "B N K T"], Start]:
+) -> tuple[StateEstimate, Float[Tensor, "B N K T"], Start]:
     """For every frame the state as predicted from those before, and the log density of those.
 
     Then the start of the frames that follow.
@@ -183,11 +183,11 @@ def _heads(
     found, told = run_filter(model, positions[:, :, None], seen[:, :, None], start.predicted)
     level = start.level + told.log_density.cumsum(-1)
     following = predict(model, found.means[..., -1, :], found.covariances[..., -1, :, :])
-    predicted = Belief(found.predicted_means, found.predicted_covariances)
+    predicted = StateEstimate(found.predicted_means, found.predicted_covariances)
     return predicted, level - told.log_density, Start(following, level[..., -1:])
 
 
-def gains_in_frame(found: Sightings, expected: Place) -> Float[Tensor, "B N N T"]:
+def gains_in_frame(found: Sightings, expected: PixelGaussian) -> Float[Tensor, "B N N T"]:
     """The same if they were one another in frame t alone.
 
     A place is weighed by where the other frames expect each of the two. That of one that was not

@@ -8,11 +8,11 @@ from torch import nn
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman import mixture
 from motes.models.sprites.forward_pass import Scene, Sightings, follow, look_again
-from motes.models.sprites.grid_posterior import PlacePosterior, Stretches
+from motes.models.sprites.grid_posterior import GridPosterior, PosteriorBlocks
 from motes.models.sprites.leave_one_out import expect
-from motes.models.sprites.likelihood_maps import Glyph, Place, chosen
-from motes.models.sprites.occlusion import Supposed, suppose
-from motes.models.sprites.renderer import GlyphRenderer
+from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate, chosen
+from motes.models.sprites.occlusion import OccludedObjects, suppose
+from motes.models.sprites.renderer import SpriteRenderer
 from motes.models.sprites.track_swaps import best_exchanges, gains_in_frame, gains_onwards
 
 FINE_WINDOW = 2  # pixels around the place found in which cells are told apart
@@ -54,8 +54,8 @@ class Tracker(nn.Module):
 
     @torch.no_grad()
     def search(
-        self, scene: Scene[GlyphRenderer], hypotheses: int = 1, explore: float = 0.0
-    ) -> Stretches:
+        self, scene: Scene[SpriteRenderer], hypotheses: int = 1, explore: float = 0.0
+    ) -> PosteriorBlocks:
         """Return q(a | v), a stretch of frames at a time, as often as it is asked for.
 
         No gradient passes through the search.
@@ -77,7 +77,9 @@ class Tracker(nn.Module):
         supposed = _suppose(scene, found, expected)
         return lambda: _stretches(scene, found, expected, explore, supposed)
 
-    def _best(self, scene: Scene[GlyphRenderer], hypotheses: int) -> tuple[Sightings, Place]:
+    def _best(
+        self, scene: Scene[SpriteRenderer], hypotheses: int
+    ) -> tuple[Sightings, PixelGaussian]:
         """What the best of several searches of each clip found."""
         # At once: a search of one clip is many small steps, and three of them cost little more.
         many = scene.repeated(hypotheses)
@@ -87,14 +89,14 @@ class Tracker(nn.Module):
         return found.taken(best), expected.taken(best)
 
     def _search(
-        self, scene: Scene[GlyphRenderer], trusted: Bool[Tensor, "B T"]
-    ) -> tuple[Sightings, Place, Float[Tensor, " B"]]:
+        self, scene: Scene[SpriteRenderer], trusted: Bool[Tensor, "B T"]
+    ) -> tuple[Sightings, PixelGaussian, Float[Tensor, " B"]]:
         """Follow the objects through the trusted frames, then look everywhere.
 
         What comes out is where they are, where the other frames say that they are, and the bound
         where it was needed; NaN elsewhere.
         """
-        coarse = Glyph.coarse(scene.renderer, self.window)
+        coarse = SpriteTemplate.coarse(scene.renderer, self.window)
         found = follow(scene, coarse, trusted)
         found, expected = self._settle(scene, coarse, found, trusted)
         unknown = torch.full((len(trusted),), torch.nan, device=trusted.device)
@@ -104,11 +106,11 @@ class Tracker(nn.Module):
 
     def _settle(
         self,
-        scene: Scene[GlyphRenderer],
-        coarse: Glyph,
+        scene: Scene[SpriteRenderer],
+        coarse: SpriteTemplate,
         found: Sightings,
         trusted: Bool[Tensor, "B T"],
-    ) -> tuple[Sightings, Place]:
+    ) -> tuple[Sightings, PixelGaussian]:
         """Look again at all frames, where the sightings in some of them say."""
         expected = expect(scene, found)
         place = chosen(trusted[:, None] & found.seen, found.place, expected)
@@ -124,12 +126,12 @@ class Tracker(nn.Module):
 
     def _exchange(
         self,
-        scene: Scene[GlyphRenderer],
-        coarse: Glyph,
+        scene: Scene[SpriteRenderer],
+        coarse: SpriteTemplate,
         found: Sightings,
-        expected: Place,
+        expected: PixelGaussian,
         bound: Float[Tensor, " B"],
-    ) -> tuple[Sightings, Place, Float[Tensor, " B"]]:
+    ) -> tuple[Sightings, PixelGaussian, Float[Tensor, " B"]]:
         """Let two objects exchange parts of their tracks, where the bound rises. [Choice 30]."""
         rounds = min(max(EXCHANGED_FRAMES // scene.observed.shape[1], 1), EXCHANGES)
         for onwards in (True, False):
@@ -183,33 +185,38 @@ def best_of(bound: Float[Tensor, " B"], hypotheses: int) -> Int[Tensor, " clips"
     return best * len(best) + torch.arange(len(best), device=best.device)
 
 
-def _suppose(scene: Scene[GlyphRenderer], found: Sightings, expected: Place) -> Supposed | None:
+def _suppose(
+    scene: Scene[SpriteRenderer], found: Sightings, expected: PixelGaussian
+) -> OccludedObjects | None:
     """Where unseen objects hide; None of a model that does not ask. [Choice 38]."""
     if not scene.renderer.may_hide:
         return None
-    return suppose(scene, Glyph.coarse(scene.renderer, 0), found, expected)
+    return suppose(scene, SpriteTemplate.coarse(scene.renderer, 0), found, expected)
 
 
 @torch.no_grad()
 def _stretches(
-    scene: Scene[GlyphRenderer],
+    scene: Scene[SpriteRenderer],
     found: Sightings,
-    expected: Place,
+    expected: PixelGaussian,
     explore: float = 0.0,
-    supposed: Supposed | None = None,
-) -> Iterator[tuple[slice, PlacePosterior]]:
+    supposed: OccludedObjects | None = None,
+) -> Iterator[tuple[slice, GridPosterior]]:
     """q, the weights of cells around the places found, a stretch of frames at a time."""
-    fine = Glyph.fine(scene.renderer, FINE_WINDOW)
+    fine = SpriteTemplate.fine(scene.renderer, FINE_WINDOW)
     guessed = expected if supposed is None else supposed.place
     for time, cells, _ in look_again(scene, fine, found.place, expected):
-        there = Place(*(part[:, :, time] for part in guessed))
+        there = PixelGaussian(*(part[:, :, time] for part in guessed))
         hiding = None if supposed is None else supposed.during(time, scene.renderer)
         seen = found.seen[:, :, time]
-        yield time, PlacePosterior.of(cells.blended(explore), seen, there, scene.renderer, hiding)
+        yield time, GridPosterior.of(cells.blended(explore), seen, there, scene.renderer, hiding)
 
 
 def _filled(
-    bound: Float[Tensor, " B"], scene: Scene[GlyphRenderer], found: Sightings, expected: Place
+    bound: Float[Tensor, " B"],
+    scene: Scene[SpriteRenderer],
+    found: Sightings,
+    expected: PixelGaussian,
 ) -> Float[Tensor, " B"]:
     """The bound of each search, computed where it is not known yet."""
     unknown = bound.isnan().nonzero()[:, 0]
@@ -219,7 +226,9 @@ def _filled(
     return bound.index_copy(0, unknown, _bound(*parts))
 
 
-def _bound(scene: Scene[GlyphRenderer], found: Sightings, expected: Place) -> Float[Tensor, " B"]:
+def _bound(
+    scene: Scene[SpriteRenderer], found: Sightings, expected: PixelGaussian
+) -> Float[Tensor, " B"]:
     """The bound at the means of q, which is enough to compare one search with another.
 
     Where something may hide objects, those that were not seen are not drawn: the mean of two hiding

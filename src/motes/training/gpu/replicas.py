@@ -18,7 +18,7 @@ from motes.kalman.dense import PositionPrior, position_prior
 from motes.kalman.lgssm import LGSSM, Dynamics
 from motes.models.elbo import BoundTerms, entropy
 from motes.models.model import Model
-from motes.models.paper.inference import Encoding
+from motes.models.paper.inference import GaussianPosterior
 from motes.training.distillation import log_density
 from motes.training.gpu import networks as stacked
 from motes.training.gpu.reference_ops import BETA_1, BETA_2
@@ -151,9 +151,14 @@ class Replicas:
             floor,
         )
         # What is left is done clip by clip: the clips of all replicas are one batch.
-        clips, noise = Encoding(*(part.flatten(0, 1) for part in said)), inputs.noise.flatten(0, 1)
+        clips, noise = (
+            GaussianPosterior(*(part.flatten(0, 1) for part in said)),
+            inputs.noise.flatten(0, 1),
+        )
         if self.data.lessons is not None and self.step < self.config.schedule.taught:
-            lesson = Encoding(*(part[inputs.indices.flatten()] for part in self.data.lessons))
+            lesson = GaussianPosterior(
+                *(part[inputs.indices.flatten()] for part in self.data.lessons)
+            )
             positions = lesson.draw(noise)
             spread = log_density(clips, positions, present.flatten(0, 1))
         else:
