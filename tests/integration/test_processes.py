@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import distributed, multiprocessing
+from torch import distributed as dist
+from torch import multiprocessing
 from try_processes import TOLERANCE, difference, ended, start
 
 from motes import cli
@@ -62,8 +63,8 @@ def seed_both() -> dict[str, torch.Tensor]:
 
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
-    store = distributed.FileStore(f"{folder}/meeting", 2)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    store = dist.FileStore(f"{folder}/meeting", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     stopped = stop_one(Path(folder))
     record = {"stopped": stopped, "broken": break_one(rank), "seeded": seed_both()}
     torch.save(record, f"{folder}/{rank}")
@@ -100,7 +101,7 @@ def test_more_processes_than_clips_of_a_batch_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(tmp_path, PRESETS["smoke"], replicas=1)
-    monkeypatch.setattr(processes, "world", lambda: 9)
-    monkeypatch.setattr(processes, "wait", lambda: None)
+    monkeypatch.setattr(distributed, "world_size", lambda: 9)
+    monkeypatch.setattr(distributed, "barrier", lambda: None)
     with pytest.raises(InputError, match=r"^9 processes share batches of 8 clips; start no more"):
         resume(tmp_path)

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import distributed, multiprocessing
+from torch import distributed as dist
+from torch import multiprocessing
 
 from motes.config import RunConfig, ScheduleConfig
 from motes.data import cannonballs
@@ -315,8 +316,8 @@ def take_steps(config: RunConfig) -> tuple[dict[str, torch.Tensor], BoundTerms, 
 def work(rank: int, folder: str) -> None:
     """One of two processes; saves what it has after three steps."""
     torch.set_num_threads(1)
-    store = distributed.FileStore(f"{folder}/meeting", 2)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    store = dist.FileStore(f"{folder}/meeting", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     state, terms, gradient = take_steps(SHARED_BATCH)
     torch.save({"state": state, "terms": list(terms), "gradient": gradient}, f"{folder}/{rank}")
     distributed.leave(store)
