@@ -6,7 +6,7 @@ Usage: python examples/01_filter_a_trajectory.py
 import torch
 
 from motes import kalman
-from motes.kalman.lgssm import LGSSM, draw_path
+from motes.kalman.model import LGSSM, draw_path
 
 NUM_FRAMES = 30
 

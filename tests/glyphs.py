@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from motes.kalman.lgssm import Dynamics
+from motes.kalman.dynamics import LinearDynamics
 from motes.models.sprites.renderer import BACKGROUND_UNIT, CELLS, SpriteRenderer
 
 DISK = (torch.arange(-3, 4)[:, None].square() + torch.arange(-3, 4).square() <= 4).float()
@@ -51,9 +51,9 @@ def frame_with(places: list[tuple[int, int]], size: int = 24) -> torch.Tensor:
     return frame[:, 3:-3, 3:-3]
 
 
-def straight(speed: float = 0.5) -> Dynamics:
+def straight(speed: float = 0.5) -> LinearDynamics:
     """A single kind of start, anywhere and at any speed, and then nearly straight on."""
-    dynamics = Dynamics(
+    dynamics = LinearDynamics(
         num_components=1, sampling_period=1.0, state_noise=1e-4, position_noise=0.02,
         initial_spread=1.0, generator=torch.Generator().manual_seed(0),
     )  # fmt: skip

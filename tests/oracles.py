@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from scipy.stats import norm
 
-from motes.kalman.lgssm import LGSSM
+from motes.kalman.model import LGSSM
 
 
 class Joint(NamedTuple):

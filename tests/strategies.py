@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
-from motes.kalman.lgssm import LGSSM
+from motes.kalman.model import LGSSM
 
 Shape = tuple[int, ...]
 

@@ -28,7 +28,7 @@ from motes.data import Clips, World, cannonballs
 from motes.evaluation.baselines.bayes_limit import Limit
 from motes.evaluation.evaluate import BATCH, Asked, compare_physics, evaluate
 from motes.evaluation.physics import true_force
-from motes.kalman.lgssm import POSITION_DIM
+from motes.kalman.model import POSITION_DIM
 from motes.models import model as models
 from motes.models.checkpoint import load_with_config, write_json
 from motes.models.model import Model

@@ -15,7 +15,7 @@ import torch
 from mpmath import log, mp, mpf, pi
 
 from motes import kalman
-from motes.kalman.lgssm import LGSSM
+from motes.kalman.model import LGSSM
 from motes.models.checkpoint import write_json
 from motes.training.run_folder import environment
 

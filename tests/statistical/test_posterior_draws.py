@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from motes import kalman
-from motes.kalman.lgssm import LGSSM, Dynamics, draw_path
+from motes.kalman.dynamics import LinearDynamics
 from motes.kalman.mixture import draw_prior
+from motes.kalman.model import LGSSM, draw_path
 from oracles import assert_draws_follow, joint, one_model, posterior
 from strategies import random_model
 
@@ -62,7 +63,7 @@ def test_uncertain_positions_average_the_posterior(generator: torch.Generator) -
 
 
 def test_imagined_paths_follow_the_mixture(generator: torch.Generator) -> None:
-    dynamics = Dynamics(num_components=2, generator=generator)
+    dynamics = LinearDynamics(num_components=2, generator=generator)
     with torch.no_grad():
         dynamics.logits.copy_(torch.tensor([0.3, 0.7]).log())
         component, path = draw_prior(dynamics, (NUM_DRAWS,), T, generator)

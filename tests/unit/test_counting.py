@@ -9,7 +9,7 @@ import motes
 from glyphs import disk_renderer, frame_with
 from motes.core.axes import Tensor
 from motes.data import cannonballs
-from motes.kalman.lgssm import Dynamics
+from motes.kalman.dynamics import LinearDynamics
 from motes.kalman.mixture import draw_prior
 from motes.models.model import Model
 from motes.models.sprites.tracker import Tracker
@@ -22,7 +22,7 @@ SPREAD = 2.0  # pixels, so that one object is in the pixel of another every twen
 
 @pytest.fixture
 def model() -> Model:
-    dynamics = Dynamics(
+    dynamics = LinearDynamics(
         num_components=1,
         initial_spread=SPREAD / 3.0,
         position_noise=1e-4,

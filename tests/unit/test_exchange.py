@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from motes.kalman import mixture
-from motes.kalman.lgssm import Dynamics
+from motes.kalman.dynamics import LinearDynamics
 from motes.models.sprites.forward_pass import Sightings
 from motes.models.sprites.likelihood_maps import PixelGaussian
 from motes.models.sprites.track_swaps import (
@@ -18,8 +18,8 @@ from motes.models.sprites.track_swaps import (
 )
 
 
-def dynamics_of(state_noise: float = 1e-3) -> Dynamics:
-    dynamics = Dynamics(
+def dynamics_of(state_noise: float = 1e-3) -> LinearDynamics:
+    dynamics = LinearDynamics(
         num_components=2,
         sampling_period=0.7,
         state_noise=state_noise,
@@ -69,7 +69,7 @@ def test_what_two_tracks_gain_is_the_evidence_of_the_exchanged_ones(
         torch.testing.assert_close(gains[b, one, other, t], after - before, rtol=1e-9, atol=1e-7)
 
 
-def straight_paths() -> tuple[Dynamics, torch.Tensor]:
+def straight_paths() -> tuple[LinearDynamics, torch.Tensor]:
     """Three objects that go straight on, and their positions."""
     dynamics = dynamics_of(1e-4)
     with torch.no_grad():

@@ -12,7 +12,8 @@ from motes.kalman import blocks as stretch
 from motes.kalman import dense as unrolled
 from motes.kalman.chunked import log_likelihood_chunked
 from motes.kalman.dense import smooth_dense
-from motes.kalman.lgssm import LGSSM, Dynamics, select
+from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.model import LGSSM, select
 from motes.kalman.sequential import smooth_sequential
 from oracles import log_density, one_model
 from strategies import random_model
@@ -20,7 +21,7 @@ from strategies import random_model
 
 def newton(generator: torch.Generator, num_components: int = 2) -> LGSSM:
     """The paper's dynamics at its starting values, with a force."""
-    dynamics = Dynamics(num_components=num_components, generator=generator)
+    dynamics = LinearDynamics(num_components=num_components, generator=generator)
     with torch.no_grad():
         dynamics.force.normal_(std=0.1, generator=generator)
     return LGSSM(*(field.detach() for field in dynamics.components()))
@@ -268,7 +269,7 @@ def test_global_random_state_is_not_touched(generator: torch.Generator) -> None:
 
 def test_a_prepared_prior_gives_the_same_density(generator):
     """Values and gradients, with components that differ in their start alone."""
-    dynamics = Dynamics(num_components=3, generator=generator)
+    dynamics = LinearDynamics(num_components=3, generator=generator)
     with torch.no_grad():
         for parameter in dynamics.parameters():
             parameter += 0.2 * torch.randn(parameter.shape, generator=generator).double()
@@ -308,7 +309,7 @@ def test_doublings_solve_a_triangular_system(num_frames: int, generator: torch.G
 
 def test_tracks_that_share_a_mask_have_the_density_that_each_has_alone(generator):
     """Values and gradients: the masks of five tracks are two, in no order."""
-    dynamics = Dynamics(num_components=2, generator=generator)
+    dynamics = LinearDynamics(num_components=2, generator=generator)
     model = dynamics.components()
     positions = noisy_positions(generator, 5, 1, 6).requires_grad_()
     masks = torch.rand(2, 6, generator=generator) < 0.6
@@ -331,7 +332,7 @@ def test_tracks_that_share_a_mask_have_the_density_that_each_has_alone(generator
 
 @pytest.mark.parametrize("num_frames", [1, 5, kalman.DENSE_FRAMES + 1])
 def test_no_clips_have_no_answers(num_frames: int, generator: torch.Generator) -> None:
-    model = select(Dynamics(generator=generator).components(), torch.tensor(0))
+    model = select(LinearDynamics(generator=generator).components(), torch.tensor(0))
     positions = torch.zeros(2, 0, num_frames, 2)
     for observed in (None, torch.ones(2, 0, num_frames, dtype=torch.bool)):
         assert kalman.log_likelihood(model, positions, observed).shape == (2, 0)

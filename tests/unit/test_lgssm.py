@@ -3,19 +3,14 @@ import pytest
 import torch
 
 from motes.core.errors import InputError
-from motes.kalman.lgssm import (
-    Dynamics,
-    draw_path,
-    map_vector,
-    select,
-    solve_covariance,
-    square_root,
-)
+from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.linalg import map_vector, solve_covariance, square_root
+from motes.kalman.model import draw_path, select
 from strategies import random_covariance
 
 
 def test_starting_values_are_the_papers(generator: torch.Generator) -> None:
-    dynamics = Dynamics(num_components=3, generator=generator)
+    dynamics = LinearDynamics(num_components=3, generator=generator)
     A, u, B, Sigma_H, Sigma_A, mu, Sigma = dynamics.components()
     eye = torch.eye(4, dtype=torch.float64)
     step = [[1, 0, 0.1, 0], [0, 1, 0, 0.1], [0, 0, 1, 0], [0, 0, 0, 1]]
@@ -32,8 +27,8 @@ def test_starting_values_are_the_papers(generator: torch.Generator) -> None:
 
 
 def test_spread_scales_the_start(generator: torch.Generator) -> None:
-    wide = Dynamics(initial_spread=8.0, generator=torch.Generator().manual_seed(1))
-    narrow = Dynamics(initial_spread=1.0, generator=torch.Generator().manual_seed(1))
+    wide = LinearDynamics(initial_spread=8.0, generator=torch.Generator().manual_seed(1))
+    narrow = LinearDynamics(initial_spread=1.0, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(wide.initial_mean.data, 8 * narrow.initial_mean.data)
     torch.testing.assert_close(
         wide.components().initial_covariance, 64 * narrow.components().initial_covariance
@@ -41,7 +36,7 @@ def test_spread_scales_the_start(generator: torch.Generator) -> None:
 
 
 def test_covariances_are_valid_for_any_parameters(generator: torch.Generator) -> None:
-    dynamics = Dynamics(generator=generator)
+    dynamics = LinearDynamics(generator=generator)
     with torch.no_grad():
         for parameter in dynamics.parameters():
             parameter.copy_(2 * torch.randn(parameter.shape, generator=generator))
@@ -54,7 +49,7 @@ def test_covariances_are_valid_for_any_parameters(generator: torch.Generator) ->
 
 
 def test_shared_parts_are_shared_and_the_start_is_not(generator: torch.Generator) -> None:
-    model = Dynamics(num_components=2, generator=generator).components()
+    model = LinearDynamics(num_components=2, generator=generator).components()
     shapes = [tuple(field.shape) for field in model]
     assert shapes == [(4, 4), (4,), (2, 4), (4, 4), (2, 2), (2, 4), (2, 4, 4)]
     assert not torch.equal(model.initial_mean[0], model.initial_mean[1])
@@ -68,7 +63,7 @@ def test_impossible_settings_are_named(
 ) -> None:
     ((name, value),) = setting.items()
     with pytest.raises(InputError, match=f"got {name}={value}; expected a positive"):
-        Dynamics(**setting, generator=generator)
+        LinearDynamics(**setting, generator=generator)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 4])
@@ -92,7 +87,7 @@ def test_square_root_of_regular_covariance_is_choleskys() -> None:
 
 def test_paths_obey_the_equations_of_motion(generator: torch.Generator) -> None:
     """Each row of noise moves exactly what it should: checked against a plain loop."""
-    model = Dynamics(num_components=2, generator=generator).components()
+    model = LinearDynamics(num_components=2, generator=generator).components()
     model = type(model)(*(field.detach() for field in model))
     noise = torch.randn(3, 2, 7, 6, dtype=torch.float64, generator=generator)
     path = draw_path(model, noise)
@@ -109,7 +104,7 @@ def test_paths_obey_the_equations_of_motion(generator: torch.Generator) -> None:
 
 
 def test_select_gives_each_object_its_component(generator: torch.Generator) -> None:
-    model = Dynamics(num_components=3, generator=generator).components()
+    model = LinearDynamics(num_components=3, generator=generator).components()
     component = torch.tensor([[2, 0], [1, 1]])
     chosen = select(model, component)
     assert chosen.transition is model.transition
@@ -119,7 +114,7 @@ def test_select_gives_each_object_its_component(generator: torch.Generator) -> N
 
 
 def test_components_are_drawn_at_the_borders_of_pi(generator: torch.Generator) -> None:
-    dynamics = Dynamics(num_components=3, generator=generator)
+    dynamics = LinearDynamics(num_components=3, generator=generator)
     with torch.no_grad():
         dynamics.logits.copy_(torch.tensor([0.2, 0.5, 0.3]).log())
     noise = torch.tensor([[0.0, 0.19, 0.21], [0.69, 0.71, 0.999999]]).double()
@@ -129,7 +124,8 @@ def test_components_are_drawn_at_the_borders_of_pi(generator: torch.Generator) -
 
 def test_a_linear_law_starts_as_newtons_and_learns_springs_and_drag(generator):
     newton, linear = (
-        Dynamics(linear=flag, generator=torch.Generator().manual_seed(0)) for flag in (False, True)
+        LinearDynamics(linear=flag, generator=torch.Generator().manual_seed(0))
+        for flag in (False, True)
     )
     assert torch.equal(newton.components().transition, linear.components().transition)
     assert "force_field" not in dict(newton.named_parameters())

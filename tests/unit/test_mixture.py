@@ -2,13 +2,13 @@ import numpy as np
 import torch
 
 from motes import kalman
-from motes.kalman.lgssm import Dynamics
+from motes.kalman.dynamics import LinearDynamics
 from motes.kalman.mixture import component_log_posterior, log_prior, under
 from oracles import log_density, one_model
 
 
-def lopsided(generator: torch.Generator) -> Dynamics:
-    dynamics = Dynamics(num_components=3, generator=generator)
+def lopsided(generator: torch.Generator) -> LinearDynamics:
+    dynamics = LinearDynamics(num_components=3, generator=generator)
     with torch.no_grad():
         dynamics.logits.copy_(torch.tensor([0.0, 1.0, -1.0]))
     return dynamics

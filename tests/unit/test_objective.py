@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motes.kalman import mixture
-from motes.kalman.lgssm import Dynamics
+from motes.kalman.dynamics import LinearDynamics
 from motes.models import elbo as objective
 from motes.models.elbo import BoundTerms
 from motes.models.model import Model
@@ -29,9 +29,9 @@ T, P = 4, 2
 VIEW_NOISE = 0.3  # variance of the stand-in's observation of each coordinate
 
 
-def one_component(generator: torch.Generator, spread_log: float) -> Dynamics:
+def one_component(generator: torch.Generator, spread_log: float) -> LinearDynamics:
     """Dynamics with K = 1 and a force; `spread_log` is the log scale of what moves the state."""
-    dynamics = Dynamics(num_components=1, generator=generator)
+    dynamics = LinearDynamics(num_components=1, generator=generator)
     with torch.no_grad():
         dynamics.force.copy_(torch.tensor([0.1, -0.2, 0.3, -0.1]))
         for factor in (dynamics.initial_factor, dynamics.state_factor):
@@ -45,13 +45,13 @@ def gaussian_log_density(x: np.ndarray, mean: np.ndarray, cov: np.ndarray) -> fl
     return -0.5 * (quadratic + np.linalg.slogdet(cov)[1] + len(x) * math.log(2 * math.pi))
 
 
-def prior_moments(dynamics: Dynamics) -> tuple[np.ndarray, np.ndarray]:
+def prior_moments(dynamics: LinearDynamics) -> tuple[np.ndarray, np.ndarray]:
     exact = joint(one_model(dynamics.components(), (1,), (0,)), T)
     return exact.position_mean, exact.position_cov
 
 
 def bound_of_draws(
-    dynamics: Dynamics, views: torch.Tensor, q: GaussianPosterior, noise: torch.Tensor
+    dynamics: LinearDynamics, views: torch.Tensor, q: GaussianPosterior, noise: torch.Tensor
 ) -> torch.Tensor:
     """F with the stand-in view ~ N(a, VIEW_NOISE I) in place of the picture: one number a draw."""
     draws = noise.shape[0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from motes.kalman.lgssm import Dynamics
+from motes.kalman.dynamics import LinearDynamics
 from motes.models.layers import search as picture_search
 from motes.models.layers.likelihood_maps import Cast, Kinds, around, detect, look
 from motes.models.layers.renderer import Appearance, LayeredRenderer
@@ -130,7 +130,7 @@ def crossing(order: list[int], generator: torch.Generator):
 
 
 def scene_with(renderer, frames, generator: torch.Generator) -> Scene[LayeredRenderer]:
-    dynamics = Dynamics(
+    dynamics = LinearDynamics(
         position_noise=0.05, initial_spread=8.0, state_noise=1e-2, generator=generator
     )
     return scene_of(frames[..., None], torch.full((len(frames),), 2), dynamics, renderer)

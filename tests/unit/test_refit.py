@@ -2,7 +2,7 @@
 
 import torch
 
-from motes.kalman.lgssm import Dynamics
+from motes.kalman.dynamics import LinearDynamics
 from motes.models.layers.renderer import FINER, Appearance, LayeredRenderer
 from motes.models.layers.tracker import search_pictures
 from motes.models.sprites.forward_pass import scene_of
@@ -27,7 +27,7 @@ def clips(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def found_in(frames: torch.Tensor, renderer: LayeredRenderer) -> GridPosterior:
-    dynamics = Dynamics(
+    dynamics = LinearDynamics(
         position_noise=0.05,
         initial_spread=8.0,
         state_noise=1e-2,

@@ -8,7 +8,7 @@ import torch
 
 from glyphs import disk_renderer, frame_with, odd_renderer
 from motes import kalman
-from motes.kalman.lgssm import Dynamics
+from motes.kalman.dynamics import LinearDynamics
 from motes.models.sprites.forward_pass import (
     Scene,
     Sightings,
@@ -33,8 +33,8 @@ from oracles import diagonal_blocks, log_density, one_model, posterior
 SIZE, UNIT = 48, 3.0
 
 
-def dynamics_of(num_components: int, seed: int = 0) -> Dynamics:
-    dynamics = Dynamics(
+def dynamics_of(num_components: int, seed: int = 0) -> LinearDynamics:
+    dynamics = LinearDynamics(
         num_components=num_components,
         sampling_period=1.0,
         state_noise=1e-3,
@@ -48,7 +48,9 @@ def dynamics_of(num_components: int, seed: int = 0) -> Dynamics:
     return dynamics
 
 
-def scene_with(frames: torch.Tensor, num_objects: int, dynamics: Dynamics) -> Scene[SpriteRenderer]:
+def scene_with(
+    frames: torch.Tensor, num_objects: int, dynamics: LinearDynamics
+) -> Scene[SpriteRenderer]:
     counts = torch.full((len(frames),), num_objects)
     return scene_of(frames, counts, dynamics, disk_renderer(SIZE, UNIT))
 

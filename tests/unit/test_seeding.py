@@ -3,7 +3,7 @@ import math
 
 import torch
 
-from motes.kalman.lgssm import Dynamics
+from motes.kalman.dynamics import LinearDynamics
 from motes.kalman.mixture import draw_prior, log_prior
 from motes.training.mixture_em import (
     Mixture,
@@ -55,8 +55,8 @@ def test_tracks_that_were_never_seen_leave_the_mixture_as_it_was() -> None:
     assert all(torch.equal(part, before[name]) for name, part in dynamics.state_dict().items())
 
 
-def dynamics_with_starts(starts: list[list[float]]) -> Dynamics:
-    dynamics = Dynamics(
+def dynamics_with_starts(starts: list[list[float]]) -> LinearDynamics:
+    dynamics = LinearDynamics(
         num_components=len(starts),
         sampling_period=1.0,
         state_noise=1e-4,
@@ -102,7 +102,7 @@ def test_a_seeded_mixture_is_valid_and_knows_where_tracks_start(
         assert torch.equal(value, before[name]) != starts_alone, name
 
 
-def two_kinds(generator: torch.Generator) -> tuple[Dynamics, torch.Tensor, torch.Tensor]:
+def two_kinds(generator: torch.Generator) -> tuple[LinearDynamics, torch.Tensor, torch.Tensor]:
     """Dynamics with two kinds of start, tracks of others, and which of their frames were seen."""
     source = dynamics_with_starts([[-4.0, 0.0, 0.5, 0.3], [4.0, 1.0, -0.5, 0.3]])
     positions = draw_prior(source, (60,), 8, generator)[1].positions

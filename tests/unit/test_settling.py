@@ -1,16 +1,16 @@
 import torch
 
 from motes.core.axes import Bool, Float, Tensor
-from motes.kalman.lgssm import Dynamics
+from motes.kalman.dynamics import LinearDynamics
 from motes.kalman.mixture import draw_prior, log_prior
 from motes.training.dynamics_fit import fit_dynamics
 
 NUM_TRACKS, NUM_FRAMES = 400, 12
 
 
-def falling(force: float, position_noise: float) -> Dynamics:
+def falling(force: float, position_noise: float) -> LinearDynamics:
     """Dynamics of objects that fall."""
-    dynamics = Dynamics(
+    dynamics = LinearDynamics(
         sampling_period=1.0,
         state_noise=1e-4,
         position_noise=position_noise,
@@ -22,7 +22,7 @@ def falling(force: float, position_noise: float) -> Dynamics:
 
 
 def tracks_of(
-    dynamics: Dynamics, generator: torch.Generator
+    dynamics: LinearDynamics, generator: torch.Generator
 ) -> tuple[Float[Tensor, "M T 2"], Bool[Tensor, "M T"]]:
     """Tracks of which every tenth is hidden for a while."""
     _, path = draw_prior(dynamics, (NUM_TRACKS,), NUM_FRAMES, generator)
@@ -31,7 +31,7 @@ def tracks_of(
     return path.positions.detach(), seen
 
 
-def standard_error(dynamics: Dynamics, positions: Tensor, seen: Tensor) -> float:
+def standard_error(dynamics: LinearDynamics, positions: Tensor, seen: Tensor) -> float:
     """Of the force downwards, from the curvature of the likelihood."""
 
     def log_likelihood(force: float) -> Tensor:

@@ -11,7 +11,7 @@ from glyphs import disk_renderer, frame_with, straight
 from motes.bench.scale import peak_memory
 from motes.data import World, draw_clips
 from motes.kalman import mixture
-from motes.kalman.lgssm import Dynamics
+from motes.kalman.dynamics import LinearDynamics
 from motes.models.model import Model
 from motes.models.sprites.forward_pass import Sightings, follow, revisit, scene_of
 from motes.models.sprites.grid_posterior import GridPosterior
@@ -24,10 +24,10 @@ from oracles import diagonal_blocks, one_model, posterior
 SIZE, PIXELS_PER_UNIT, WINDOW = 48, 3.0, 7
 
 
-def true_dynamics(world: World) -> Dynamics:
+def true_dynamics(world: World) -> LinearDynamics:
     """The world's physics in latent units: a step is a frame, a start is left or right."""
     scale = world.pixels_per_unit / PIXELS_PER_UNIT
-    dynamics = Dynamics(
+    dynamics = LinearDynamics(
         sampling_period=1.0,
         state_noise=1e-6,
         position_noise=float(world.position_covariance[0, 0] * np.prod(np.abs(scale))),
@@ -59,7 +59,7 @@ def track(
     renderer: SpriteRenderer | None = None,
     hypotheses: int = 1,
     max_objects: int = 1,
-    dynamics: Dynamics | None = None,
+    dynamics: LinearDynamics | None = None,
     explore: float = 0.0,
 ) -> GridPosterior:
     renderer = disk_renderer(SIZE) if renderer is None else renderer

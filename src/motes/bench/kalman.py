@@ -13,7 +13,8 @@ from motes.bench import naive, peers
 from motes.bench.peers import Answer
 from motes.bench.timing import in_turns
 from motes.core.axes import Bool, Float, Tensor
-from motes.kalman.lgssm import LGSSM, Dynamics, draw_path, select
+from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.model import LGSSM, draw_path, select
 
 NUM_CLIPS = 60
 NUM_COMPONENTS = 2
@@ -75,7 +76,7 @@ def bench_kalman(smoke: bool = False) -> dict[str, Any]:
 def _problem(num_frames: int) -> tuple[LGSSM, Float[Tensor, "B T P"]]:
     """The paper's mixture at its starting values, and clips drawn from its first component."""
     generator = torch.Generator().manual_seed(0)
-    dynamics = Dynamics(num_components=NUM_COMPONENTS, generator=generator)
+    dynamics = LinearDynamics(num_components=NUM_COMPONENTS, generator=generator)
     model = LGSSM(*(field.detach() for field in dynamics.components()))
     noise = torch.randn(NUM_CLIPS, num_frames, 6, dtype=torch.float64, generator=generator)
     return model, draw_path(select(model, torch.tensor(0)), noise).positions

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import softplus
 
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.kalman.lgssm import LGSSM
+from motes.kalman.model import LGSSM
 from motes.models.paper.inference import GaussianPosterior, InferenceNetwork
 from motes.models.paper.renderer import Renderer
 

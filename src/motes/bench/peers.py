@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from motes.core.axes import Bool, Float, Tensor
-from motes.kalman.lgssm import LGSSM
+from motes.kalman.model import LGSSM
 
 Answer = list[NDArray[np.float64]]
 

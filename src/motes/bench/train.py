@@ -12,7 +12,7 @@ from motes.bench import naive
 from motes.bench.timing import in_turns
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman import mixture
-from motes.kalman.lgssm import Dynamics
+from motes.kalman.dynamics import LinearDynamics
 from motes.models import elbo as objective
 from motes.models.model import Model
 from motes.models.paper.inference import InferenceNetwork
@@ -38,7 +38,7 @@ class Sizes(NamedTuple):
 class Parts(NamedTuple):
     """The paper's three parts, in the order of `Model.parameters`."""
 
-    dynamics: Dynamics
+    dynamics: LinearDynamics
     renderer: Renderer
     inference: InferenceNetwork
 
@@ -108,7 +108,7 @@ def bench_train(smoke: bool = False) -> dict[str, Any]:
 
 def _parts(sizes: Sizes, generator: torch.Generator) -> Parts:
     return Parts(
-        dynamics=Dynamics(generator=generator),
+        dynamics=LinearDynamics(generator=generator),
         renderer=Renderer(sizes.image_size, sizes.state_size, generator),
         inference=InferenceNetwork(
             sizes.image_size, sizes.max_objects, sizes.state_size, 0.01, 0.5, generator

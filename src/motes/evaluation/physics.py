@@ -6,7 +6,8 @@ import torch
 
 from motes.core.axes import Float, Tensor
 from motes.data import Clips
-from motes.kalman.lgssm import POSITION_DIM, map_vector
+from motes.kalman.linalg import map_vector
+from motes.kalman.model import POSITION_DIM
 from motes.models.model import Model
 
 

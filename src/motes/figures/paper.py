@@ -8,7 +8,8 @@ import torch
 
 from motes.data import cannonballs
 from motes.figures.stored import Stored
-from motes.kalman.lgssm import Dynamics, draw_path, select
+from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.model import draw_path, select
 from motes.output.plots import (
     FORECAST,
     INFERRED,
@@ -73,7 +74,7 @@ def _latent_map(stored: Stored) -> Callable[[np.ndarray], np.ndarray]:
 def initialisation(stored: Stored) -> "Figure":
     """Figure 4: paths that the dynamics draw before any training; nothing stored is needed."""
     generator = torch.Generator().manual_seed(4)
-    dynamics = Dynamics(generator=generator)
+    dynamics = LinearDynamics(generator=generator)
     with torch.no_grad():
         component = torch.tensor([0, 1, 0])
         noise = torch.randn(3, 30, 6, generator=generator, dtype=torch.float64)

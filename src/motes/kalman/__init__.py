@@ -17,7 +17,7 @@ from motes.core.axes import Bool, Float, Tensor
 from motes.core.errors import InputError
 from motes.kalman.chunked import log_likelihood_chunked
 from motes.kalman.dense import Smoothed, log_likelihood_dense, smooth_dense
-from motes.kalman.lgssm import LGSSM, draw_path
+from motes.kalman.model import LGSSM, draw_path
 from motes.kalman.sequential import (
     Filtered,
     StateEstimate,
@@ -127,7 +127,7 @@ def draw_states(
         model: The dynamics.
         positions: What was seen.
         observed: Where; everywhere, if None.
-        noise: As for `motes.kalman.lgssm.draw_path`; more leading axes give more draws.
+        noise: As for `motes.kalman.model.draw_path`; more leading axes give more draws.
 
     Law: zero noise gives the smoothed means (test_zero_noise_gives_the_smoothed_mean); moments are
         those of the posterior (test_posterior_draws_have_the_moments_of_the_posterior).

@@ -12,7 +12,8 @@ import torch
 from torch.linalg import solve_triangular
 
 from motes.core.axes import Float, Tensor
-from motes.kalman.lgssm import LGSSM, identity, map_vector
+from motes.kalman.linalg import identity, map_vector
+from motes.kalman.model import LGSSM
 
 
 def differences(

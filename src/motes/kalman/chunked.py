@@ -13,8 +13,17 @@ from torch.nn.functional import pad
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman.blocks import Block, unroll
-from motes.kalman.gaussian import hide, log_density, log_scale, per_axis, valid, whitener
-from motes.kalman.lgssm import LGSSM, aligned, identity, map_vector
+from motes.kalman.linalg import (
+    hide,
+    identity,
+    log_density,
+    log_scale,
+    map_vector,
+    per_axis,
+    valid,
+    whitener,
+)
+from motes.kalman.model import LGSSM, aligned
 
 AT_ONCE = 32  # stretches that are held side by side, which bounds memory
 

@@ -26,17 +26,18 @@ from motes.kalman.blocks import (
     prior_gradients,
     prior_positions,
 )
-from motes.kalman.gaussian import (
+from motes.kalman.linalg import (
     cholesky,
     distinct,
     hide,
     log_density,
     log_density_gradients,
     log_scale,
+    map_vector,
     per_axis,
     whitener,
 )
-from motes.kalman.lgssm import LGSSM, aligned, map_vector
+from motes.kalman.model import LGSSM, aligned
 
 
 class Smoothed(NamedTuple):

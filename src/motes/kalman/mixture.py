@@ -4,11 +4,12 @@ import torch
 
 from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.kalman.lgssm import POSITION_DIM, STATE_DIM, Dynamics, Path, draw_path, select
+from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.model import POSITION_DIM, STATE_DIM, Path, draw_path, select
 
 
 def log_prior(
-    dynamics: Dynamics,
+    dynamics: LinearDynamics,
     positions: Float[Tensor, "... T P"],
     observed: Bool[Tensor, "... T"] | None = None,
 ) -> Float[Tensor, "..."]:
@@ -29,7 +30,7 @@ def log_prior(
 
 
 def component_log_posterior(
-    dynamics: Dynamics,
+    dynamics: LinearDynamics,
     positions: Float[Tensor, "... T P"],
     observed: Bool[Tensor, "... T"] | None = None,
 ) -> Float[Tensor, "... K"]:
@@ -51,7 +52,7 @@ def select_component(states: kalman.Smoothed, component: Int[Tensor, "B N"]) -> 
 
 
 def _log_joint(
-    dynamics: Dynamics,
+    dynamics: LinearDynamics,
     positions: Float[Tensor, "... T P"],
     observed: Bool[Tensor, "... T"] | None,
 ) -> Float[Tensor, "... K"]:
@@ -62,7 +63,7 @@ def _log_joint(
 
 
 def draw_prior(
-    dynamics: Dynamics, shape: tuple[int, ...], num_frames: int, generator: torch.Generator
+    dynamics: LinearDynamics, shape: tuple[int, ...], num_frames: int, generator: torch.Generator
 ) -> tuple[Int[Tensor, "..."], Path]:
     """Components and paths that the model imagines, `shape` of them; nothing is seen.
 

@@ -13,8 +13,8 @@ import torch
 
 from motes.core.axes import Bool, Float, Tensor
 from motes.kalman.dense import Smoothed
-from motes.kalman.gaussian import cholesky
-from motes.kalman.lgssm import LGSSM, identity, map_vector, solve_covariance
+from motes.kalman.linalg import cholesky, identity, map_vector, solve_covariance
+from motes.kalman.model import LGSSM
 
 AT_ONCE = 256  # frames that the smoother holds side by side, which bounds memory
 

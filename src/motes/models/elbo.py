@@ -12,7 +12,7 @@ import torch
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman import mixture
-from motes.kalman.lgssm import Dynamics
+from motes.kalman.dynamics import LinearDynamics
 from motes.models.layers.renderer import Appearance
 from motes.models.model import Model, Posterior
 from motes.models.paper.inference import GaussianPosterior
@@ -50,7 +50,7 @@ def entropy(
 
 
 def log_prior(
-    dynamics: Dynamics,
+    dynamics: LinearDynamics,
     positions: Float[Tensor, "B N T 2"],
     present: Bool[Tensor, "B N"],
     seen: Bool[Tensor, "B _ T"] | None = None,

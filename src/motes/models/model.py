@@ -7,7 +7,7 @@ from motes import kalman
 from motes.config import RunConfig
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.data.colour import ColourAxis
-from motes.kalman.lgssm import Dynamics
+from motes.kalman.dynamics import LinearDynamics
 from motes.models.layers.renderer import Appearance, LayeredRenderer
 from motes.models.layers.tracker import search_pictures
 from motes.models.paper.inference import GaussianPosterior, InferenceNetwork
@@ -47,7 +47,7 @@ class Model(nn.Module):
 
     def __init__(
         self,
-        dynamics: Dynamics,
+        dynamics: LinearDynamics,
         renderer: Renderer | SpriteRenderer | LayeredRenderer,
         inference: InferenceNetwork | Tracker,
         *,
@@ -265,7 +265,7 @@ def build(config: RunConfig) -> Model:
     """A fresh model, its weights drawn from the run's seed."""
     generator = torch.Generator().manual_seed(config.seed)
     size, part = (config.data.height, config.data.width), config.model
-    dynamics = Dynamics(
+    dynamics = LinearDynamics(
         num_components=part.num_components,
         sampling_period=part.sampling_period,
         state_noise=part.state_noise,

@@ -15,7 +15,8 @@ from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.memory import require_memory
 from motes.kalman import mixture
-from motes.kalman.lgssm import POSITION_DIM, map_vector, square_root
+from motes.kalman.linalg import map_vector, square_root
+from motes.kalman.model import POSITION_DIM
 from motes.models.elbo import appearance_of, detected_mask
 from motes.models.layers.renderer import Appearance
 from motes.models.model import Model, Posterior

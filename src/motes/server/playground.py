@@ -15,7 +15,8 @@ from motes.core.errors import InputError
 from motes.data import Clips, draw_clips, load_clips
 from motes.data.colour import in_grey
 from motes.evaluation.physics import learned_force, learned_starts
-from motes.kalman.lgssm import draw_path, map_vector
+from motes.kalman.linalg import map_vector
+from motes.kalman.model import draw_path
 from motes.models.checkpoint import load_with_config
 from motes.models.model import Model
 from motes.output.demo import demo_world

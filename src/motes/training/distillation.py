@@ -17,7 +17,8 @@ from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
 from motes.evaluation.metrics import reorder
 from motes.kalman import mixture
-from motes.kalman.lgssm import POSITION_DIM, Dynamics
+from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.model import POSITION_DIM
 from motes.models.checkpoint import find_model, load_with_config, read_config, shipped_names
 from motes.models.elbo import BoundTerms, log_prior, reconstruction
 from motes.models.model import Model
@@ -128,7 +129,7 @@ def infer_pseudo_labels(
 
 
 def starting_order(
-    dynamics: Dynamics, first: Float[Tensor, "B N 2"], present: Bool[Tensor, "B N"]
+    dynamics: LinearDynamics, first: Float[Tensor, "B N 2"], present: Bool[Tensor, "B N"]
 ) -> Int[Tensor, "B N"]:
     """The order of objects by their kind of start, then along the axis where that kind is widest.
 

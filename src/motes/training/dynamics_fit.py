@@ -4,13 +4,13 @@ import torch
 
 from motes.core.axes import Bool, Float, Tensor
 from motes.kalman import mixture
-from motes.kalman.lgssm import Dynamics
+from motes.kalman.dynamics import LinearDynamics
 
 ITERATIONS = 50
 
 
 def fit_dynamics(
-    dynamics: Dynamics, positions: Float[Tensor, "M T 2"], seen: Bool[Tensor, "M T"]
+    dynamics: LinearDynamics, positions: Float[Tensor, "M T 2"], seen: Bool[Tensor, "M T"]
 ) -> None:
     """Moves all parameters to where they make these tracks likeliest, by L-BFGS.
 

@@ -6,7 +6,8 @@ import torch
 
 from motes import kalman
 from motes.core.axes import Bool, Float, Tensor
-from motes.kalman.lgssm import Dynamics, identity, map_vector
+from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.linalg import identity, map_vector
 
 RESTARTS = 8
 ITERATIONS = 50
@@ -30,7 +31,7 @@ class StateInformation(NamedTuple):
 
 @torch.no_grad()
 def seed_mixture(
-    dynamics: Dynamics, positions: Float[Tensor, "M T 2"], seen: Bool[Tensor, "M T"]
+    dynamics: LinearDynamics, positions: Float[Tensor, "M T 2"], seen: Bool[Tensor, "M T"]
 ) -> None:
     """Replaces pi, mu and Sigma by the mixture that makes these tracks likeliest.
 
@@ -60,7 +61,7 @@ def seed_mixture(
 
 
 def told_of_first_states(
-    dynamics: Dynamics, positions: Float[Tensor, "M T 2"], seen: Bool[Tensor, "M T"]
+    dynamics: LinearDynamics, positions: Float[Tensor, "M T 2"], seen: Bool[Tensor, "M T"]
 ) -> StateInformation:
     """The likelihood of each track as a function of its first state.
 

@@ -8,7 +8,7 @@ import torch
 
 from motes.core.axes import Float, Tensor
 from motes.data import OpticalTrap, World
-from motes.kalman.lgssm import LGSSM
+from motes.kalman.model import LGSSM
 
 ROUNDING = 1 / 12  # variance of a position that is known up to its pixel
 

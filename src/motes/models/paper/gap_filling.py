@@ -11,7 +11,7 @@ import torch
 
 from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.kalman.lgssm import POSITION_DIM
+from motes.kalman.model import POSITION_DIM
 from motes.models.model import Model, Posterior
 from motes.models.paper.inference import GaussianPosterior, InferenceNetwork
 from motes.models.sprites.grid_posterior import GridPosterior, StreamedPosterior

@@ -10,7 +10,8 @@ import torch
 from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.memory import side_by_side
-from motes.kalman.lgssm import LGSSM, POSITION_DIM, Dynamics
+from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.model import LGSSM, POSITION_DIM
 from motes.models.sprites.detection import detect, spot
 from motes.models.sprites.likelihood_maps import (
     Look,
@@ -48,7 +49,7 @@ class Scene(Generic[AnyRenderer]):
     observed: Bool[Tensor, "B T"]
     num_objects: Int[Tensor, " B"]
     present: Bool[Tensor, "B N"]
-    dynamics: Dynamics
+    dynamics: LinearDynamics
     renderer: AnyRenderer
 
     def repeated(self, times: int) -> "Scene[AnyRenderer]":
@@ -91,7 +92,7 @@ class Scene(Generic[AnyRenderer]):
 def scene_of(
     frames: Float[Tensor, "B T height width *C"],
     num_objects: Int[Tensor, " B"],
-    dynamics: Dynamics,
+    dynamics: LinearDynamics,
     renderer: AnyRenderer,
     observed: Bool[Tensor, "B T"] | None = None,
 ) -> Scene[AnyRenderer]:

@@ -8,7 +8,7 @@ import torch
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.memory import side_by_side
-from motes.kalman.lgssm import map_vector, square_root
+from motes.kalman.linalg import map_vector, square_root
 from motes.models.layers.renderer import Appearance
 from motes.models.paper.inference import GaussianPosterior
 from motes.models.sprites.likelihood_maps import (

@@ -8,8 +8,9 @@ from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman import mixture
 from motes.kalman.blocks import diagonal_blocks, prior_positions
-from motes.kalman.gaussian import distinct, hide, log_scale, whitener
-from motes.kalman.lgssm import POSITION_DIM, Dynamics, aligned, identity, map_vector
+from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.linalg import distinct, hide, identity, log_scale, map_vector, whitener
+from motes.kalman.model import POSITION_DIM, aligned
 from motes.models.sprites.forward_pass import AnyRenderer, Scene, Sightings
 from motes.models.sprites.likelihood_maps import PixelGaussian, determinant
 
@@ -32,7 +33,7 @@ def expect(scene: Scene[AnyRenderer], found: Sightings) -> PixelGaussian:
 
 
 def by_regression(
-    dynamics: Dynamics, positions: Float[Tensor, "B N T 2"], seen: Bool[Tensor, "B N T"]
+    dynamics: LinearDynamics, positions: Float[Tensor, "B N T 2"], seen: Bool[Tensor, "B N T"]
 ) -> PixelGaussian:
     """From the joint Gaussian N(m, C) of all positions of an object. Latent units.
 
@@ -73,7 +74,9 @@ class Joint(NamedTuple):
 
 
 def joint(
-    dynamics: Dynamics, positions: Float[Tensor, "*tracks T 2"], seen: Bool[Tensor, "*tracks T"]
+    dynamics: LinearDynamics,
+    positions: Float[Tensor, "*tracks T 2"],
+    seen: Bool[Tensor, "*tracks T"],
 ) -> Joint:
     """What densities of tracks of a short clip are made of."""
     prior = prior_positions(aligned(dynamics.components()), positions.shape[-2])
@@ -93,7 +96,7 @@ def joint(
 
 
 def by_smoothing(
-    dynamics: Dynamics, positions: Float[Tensor, "B N T 2"], seen: Bool[Tensor, "B N T"]
+    dynamics: LinearDynamics, positions: Float[Tensor, "B N T 2"], seen: Bool[Tensor, "B N T"]
 ) -> PixelGaussian:
     """The smoother's belief less what the sighting of the frame itself told it. Latent units."""
     components = dynamics.components()

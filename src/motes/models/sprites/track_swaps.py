@@ -13,7 +13,9 @@ import torch
 
 from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.kalman.lgssm import LGSSM, Dynamics, identity, map_vector
+from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.linalg import identity, map_vector
+from motes.kalman.model import LGSSM
 from motes.kalman.sequential import StateEstimate, predict, run_filter
 from motes.models.sprites.forward_pass import Sightings
 from motes.models.sprites.leave_one_out import joint
@@ -100,7 +102,7 @@ class Start(NamedTuple):
 
 
 def gains_onwards(
-    dynamics: Dynamics, positions: Float[Tensor, "B N T P"], seen: Bool[Tensor, "B N T"]
+    dynamics: LinearDynamics, positions: Float[Tensor, "B N T P"], seen: Bool[Tensor, "B N T"]
 ) -> Float[Tensor, "B N N T"]:
     """The gain in log p(a) if objects i and j were one another from frame t on, in nats.
 
@@ -121,7 +123,7 @@ def gains_onwards(
 
 
 def joined_by_density(
-    dynamics: Dynamics, positions: Float[Tensor, "B N T P"], seen: Bool[Tensor, "B N T"]
+    dynamics: LinearDynamics, positions: Float[Tensor, "B N T P"], seen: Bool[Tensor, "B N T"]
 ) -> Float[Tensor, "B N N T"]:
     """The log evidence of each object's frames before t with another's from t on.
 

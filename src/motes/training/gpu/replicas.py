@@ -15,7 +15,8 @@ from torch.func import functional_call
 from motes.core.axes import Bool, Float, Float64, Tensor
 from motes.data.clips import PackedFrames
 from motes.kalman.dense import PositionPrior, position_prior
-from motes.kalman.lgssm import LGSSM, Dynamics
+from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.model import LGSSM
 from motes.models.elbo import BoundTerms, entropy
 from motes.models.model import Model
 from motes.models.paper.inference import GaussianPosterior
@@ -333,7 +334,7 @@ def stack_moments(trainers: Sequence[Trainer], names: Sequence[str]) -> Moments:
 class _Parts(torch.nn.Module):
     """The matrices of the dynamics as a module's output, which `functional_call` asks for."""
 
-    def __init__(self, dynamics: Dynamics) -> None:
+    def __init__(self, dynamics: LinearDynamics) -> None:
         super().__init__()
         self.dynamics = dynamics
 

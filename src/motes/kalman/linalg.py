@@ -1,4 +1,4 @@
-"""Gaussian vectors of which some coordinates were not seen."""
+"""Linear algebra of batched Gaussians: products, factors and densities with missing coordinates."""
 
 import math
 from string import ascii_lowercase
@@ -6,7 +6,76 @@ from string import ascii_lowercase
 import torch
 
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.kalman.lgssm import identity
+
+
+def map_vector(
+    matrix: Float[Tensor, "... rows columns"], vector: Float[Tensor, "... columns"]
+) -> Float[Tensor, "... rows"]:
+    """The product of matrices and vectors whose leading axes broadcast.
+
+    A matrix that is shared by a batch of vectors is not copied for each of them: the axes that only
+    the vectors have become the rows of one product. `einsum` does that too, and takes longer.
+    """
+    if matrix.ndim == 2:
+        return vector @ matrix.mT
+    lead, more = matrix.shape[:-2], vector.ndim + 1 - matrix.ndim
+    if lead == vector.shape[:-1]:
+        product: Tensor = (matrix @ vector.unsqueeze(-1)).squeeze(-1)
+        return product
+    if more == 1 and lead == vector.shape[1:-1]:
+        batched: Tensor = (vector.movedim(0, -2) @ matrix.mT).movedim(-2, 0)
+        return batched
+    return torch.einsum("...ij,...j->...i", matrix, vector)
+
+
+def identity(size: int, like: Tensor) -> Float[Tensor, "size size"]:
+    """The identity matrix, in the type and on the device of another tensor."""
+    return torch.eye(size, dtype=like.dtype, device=like.device)
+
+
+def square_root(covariance: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:
+    """The lower-triangular L with L L' = covariance, for singular covariances too.
+
+    A noise that is switched off (Sigma_H = 0, a velocity that is known) is a legal model, and
+    `torch.linalg.cholesky` refuses it. Columns whose pivot is zero up to rounding are left zero.
+
+    Law: L L' = covariance also when it is singular (test_square_root_of_singular_covariance).
+    """
+    size = covariance.shape[-1]
+    scale = torch.finfo(covariance.dtype).eps * size * covariance.diagonal(dim1=-2, dim2=-1)
+    remainder, columns = covariance, []
+    for j in range(size):
+        pivot = remainder[..., j, j]
+        regular = (pivot > scale[..., j]).unsqueeze(-1)
+        # The pivot is replaced before the root, so that no gradient of sqrt(0) is ever formed.
+        root = torch.where(regular.squeeze(-1), pivot, 1.0).sqrt().unsqueeze(-1)
+        below = remainder[..., j] * (torch.arange(size, device=covariance.device) >= j)
+        column = torch.where(regular, below / root, 0.0)
+        columns.append(column)
+        remainder = remainder - column.unsqueeze(-1) * column.unsqueeze(-2)
+    return torch.stack(columns, -1)
+
+
+def solve_covariance(
+    covariance: Float[Tensor, "... n n"], right: Float[Tensor, "... n m"]
+) -> Float[Tensor, "... n m"]:
+    """A solution X of covariance X = right, for singular covariances too, whose range holds right.
+
+    Law: the product gives the right side back (test_a_singular_covariance_is_solved_for).
+    """
+    L, size = square_root(covariance), covariance.shape[-1]
+    pivots = L.diagonal(dim1=-2, dim2=-1)
+    regular = pivots > 0
+    inverse = torch.where(regular, 1 / torch.where(regular, pivots, 1.0), 0.0)
+    y: list[Tensor] = []
+    for i in range(size):
+        known = sum(L[..., i, j, None] * y[j] for j in range(i))
+        y.append((right[..., i, :] - known) * inverse[..., i, None])
+    x: dict[int, Tensor] = {}
+    for i in reversed(range(size)):
+        known = sum(L[..., j, i, None] * x[j] for j in range(i + 1, size))
+        x[i] = (y[i] - known) * inverse[..., i, None]
+    return torch.stack([x[i] for i in range(size)], -2)
 
 
 def distinct(
