@@ -1,6 +1,7 @@
 """Long videos: the Kalman code against the same equations in sixty digits (tools/try_kalman.py)."""
 
 import pytest
+
 from tools.try_kalman import CASES, errors
 
 # The bounds are those of float64 over 3,000 steps: 1e-16 a step on means of up to 1e6 standard

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import tyro
-from tools.make_cli_docs import help_text
 
 from motes import cli
+from tools.make_cli_docs import help_text
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")

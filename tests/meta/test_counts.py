@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import torch
-from tools import score_counts
 
 from motes.data import cannonballs
+from tools import score_counts
 
 
 def test_the_paragraph_of_counts_is_that_of_the_stored_record() -> None:

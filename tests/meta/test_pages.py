@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tools import make_cli_docs, make_results
 
 from motes.output.report_words import LIMITS
+from tools import make_cli_docs, make_results
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

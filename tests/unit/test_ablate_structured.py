@@ -6,10 +6,10 @@ import sys
 
 import pytest
 import score_seeds
-from tools import ablate_structured, seed_tables
-from tools.ablate_structured import PARTS, without
 
 from motes.training.presets import preset
+from tools import ablate_structured, seed_tables
+from tools.ablate_structured import PARTS, without
 
 
 @pytest.mark.parametrize("part", PARTS)

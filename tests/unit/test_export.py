@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from tests.tiny import tiny_model
 
 from motes.core.errors import InputError
 from motes.output.overlay import MAX_GIF_FRAMES, Trails, draw_trails, write_overlay
@@ -12,6 +11,7 @@ from motes.output.tables import in_video, table
 from motes.queries import sample
 from motes.queries.answer import COLUMNS
 from motes.video import VideoMap
+from tests.tiny import tiny_model
 
 T = 6
 

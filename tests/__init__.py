@@ -1,0 +1,1 @@
+"""Tests of the package; helper modules lie beside this file."""
