@@ -13,14 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from oracle import Law
 from score_worlds import say, store
-
-import motes
-from motes.core.axes import Bool, Float, Tensor
-from motes.data import Clips, worlds
-from motes.evaluation.baselines.oracle import Law
-from motes.evaluation.metrics import radius_of
-from motes.evaluation.world_scores import (
+from world_scores import (
     TASKS,
     Ask,
     ask_law,
@@ -30,6 +25,11 @@ from motes.evaluation.world_scores import (
     squares,
     unseen_clips,
 )
+
+import motes
+from motes.core.axes import Bool, Float, Tensor
+from motes.data import Clips, worlds
+from motes.evaluation.metrics import radius_of
 from motes.training.run_folder import environment
 
 TASK = TASKS["bounce"]

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from world_scores import COUNTED, TEST_SEED, believed_counts, count_scores
 
 import motes
 from motes.core.axes import Float, Tensor
 from motes.data import Clips, cannonballs, save_clips
-from motes.evaluation.world_scores import COUNTED, TEST_SEED, believed_counts, count_scores
 from motes.models.checkpoint import write_json
 from motes.training.presets import preset
 from motes.training.run_folder import environment

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from oracle import Law, Tracks, log_evidence
 from score_worlds import learn, say, store
+from world_scores import TASKS, TEST_SEED, ask_law, inside
 
 import motes
 from motes.bench.scale import peak_memory
 from motes.core.axes import Float, Tensor
 from motes.data import Clips, worlds
 from motes.evaluation import metrics
-from motes.evaluation.baselines.oracle import Law, Tracks, log_evidence
-from motes.evaluation.world_scores import TASKS, TEST_SEED, ask_law, inside
 from motes.models.model import Model
 from motes.queries.answer import Answer
 from motes.training.run_folder import environment

@@ -22,14 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-import motes
-from motes.core.axes import Float, Tensor
-from motes.data import Clips, save_clips, worlds
-from motes.evaluation import metrics
-from motes.evaluation.baselines.oracle import Law
-from motes.evaluation.baselines.trackpy import choose_settings, follow_blobs
-from motes.evaluation.world_scores import (
+from oracle import Law
+from world_scores import (
     TASKS,
     Task,
     ask_law,
@@ -38,6 +32,12 @@ from motes.evaluation.world_scores import (
     score_world,
     unseen_clips,
 )
+
+import motes
+from motes.core.axes import Float, Tensor
+from motes.data import Clips, save_clips, worlds
+from motes.evaluation import metrics
+from motes.evaluation.baselines.trackpy import choose_settings, follow_blobs
 from motes.models.checkpoint import write_json
 from motes.training.presets import preset
 from motes.training.run_folder import environment

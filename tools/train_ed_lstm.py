@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from ed_lstm import EDLSTM, Layers, Recurrent, loss
+from stored_examples import save_arrays
 
 import motes
-from motes.evaluation.baselines.ed_lstm import EDLSTM, Layers, Recurrent, loss
 from motes.evaluation.evaluate import evaluate
 from motes.evaluation.metrics import frame_losses
-from motes.output.examples import save_arrays
 from motes.training.run_folder import environment
 
 # encoder and decoder, size of the state, frames after which its own are fed in training

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from stored_examples import collect, save_arrays
 
 import motes
 from motes.cli import main
@@ -13,7 +14,6 @@ from motes.core.errors import InputError
 from motes.data import World
 from motes.evaluation.evaluate import gap_mask
 from motes.figures import FIGURES, Stored, paper
-from motes.output.examples import collect, save_arrays
 from motes.output.plots import pdf, png
 from tiny import tiny_config, tiny_model
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from ed_lstm import EDLSTM, Layers, Recurrent, loss
 
 from motes.core.errors import InputError
-from motes.evaluation.baselines.ed_lstm import EDLSTM, Layers, Recurrent, loss
 
 KINDS: tuple[Layers, ...] = ("one", "two", "convolutional")
 

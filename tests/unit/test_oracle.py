@@ -3,15 +3,15 @@
 from itertools import permutations, product
 
 import numpy as np
+import oracle
 import pytest
 import torch
+from oracle import Law, oracle_tracks, predict_with_oracle
 
 from motes import kalman
 from motes.data import OpticalTrap, World, worlds
 from motes.data.worlds.cannonballs import draw_clips
 from motes.evaluation import metrics
-from motes.evaluation.baselines import oracle
-from motes.evaluation.baselines.oracle import Law, oracle_tracks, predict_with_oracle
 
 
 def evidence(law, tracks):

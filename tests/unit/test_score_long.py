@@ -1,10 +1,10 @@
 """Long clips: whether objects that look alike could have been told apart better."""
 
 import pytest
+from oracle import Law, log_evidence
 from score_long import surplus
 
 from motes.data import worlds
-from motes.evaluation.baselines.oracle import Law, log_evidence
 
 
 def test_the_surplus_is_what_an_exchange_costs():

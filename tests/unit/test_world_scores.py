@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import world_scores
+from oracle import Tracks
+from world_scores import Task
 
 from motes.data import worlds
-from motes.evaluation import world_scores
-from motes.evaluation.baselines.oracle import Tracks
-from motes.evaluation.world_scores import Task
 
 TASK = Task("bar", "bar", (2,), num_clips=6)
 

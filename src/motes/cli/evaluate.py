@@ -27,7 +27,6 @@ def evaluate(
     num_clips: int = 600,
     seed: int = 1_000_000,
     out: Path | None = None,
-    examples: Path | None = None,
     report: Path | None = None,
     results: Path = Path("results"),
     as_json: Json = False,
@@ -47,7 +46,6 @@ def evaluate(
         num_clips: how many fresh clips.
         seed: of the fresh clips; training uses other seeds.
         out: JSON file to write.
-        examples: npz file to write, with what `motes figures` shows of a model.
         report: HTML file to write for a person: table, figures, the clips that went wrong.
         results: folder of stored records that stand beside the model in the report.
         as_json: print one JSON line instead of a table.
@@ -56,8 +54,8 @@ def evaluate(
 
     check_places(out, report)
     loaded = None if model in BASELINES else load_with_config(model)
-    if loaded is None and (examples is not None or report is not None):
-        raise InputError(f"{model} is a baseline; --examples and --report tell of models")
+    if loaded is None and report is not None:
+        raise InputError(f"{model} is a baseline; --report describes models")
     data = DataConfig() if loaded is None else loaded[1].data
     if clips is None and loaded is not None and not loaded[0].black_and_white:
         raise InputError(f"{model} is a model of pictures; give --clips like those it learned from")
@@ -74,10 +72,6 @@ def evaluate(
     }
     if out is not None:
         write_json(out, record)
-    if loaded is not None and examples is not None:
-        from motes.output.examples import collect, save_arrays
-
-        save_arrays(examples, collect(loaded[0], given))
     if loaded is not None and report is not None:
         _write_report(report, loaded[0], given, record, results)
     tell(record, as_json, score_table(record))

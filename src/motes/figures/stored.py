@@ -123,8 +123,8 @@ class Stored:
         if name in TOOLS:
             return f"{TOOLS[name]} of the source tree makes it"
         return (
-            f"run first: motes evaluate {name} --out {self.folder / name}.json "
-            f"--examples {self.folder / 'figures' / name}.npz"
+            f"run first: motes evaluate {name} --out {self.folder / name}.json; "
+            f"experiments/paper_figures/stored_examples.py {name} {self.folder / 'figures' / name}.npz"
         )
 
 

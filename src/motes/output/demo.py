@@ -14,6 +14,7 @@ from motes.core.axes import Tensor
 from motes.core.errors import InputError
 from motes.data import Clips, World, draw_clips
 from motes.evaluation.evaluate import NUM_CONTEXT, Asked, compare_physics, evaluate, gap_mask
+from motes.evaluation.latent_grid import latent_grid
 from motes.evaluation.physics import Starts, first_points_and_steps, learned_starts, true_starts
 from motes.figures.stored import true_view
 from motes.models.checkpoint import load_with_config, save_model, write_text
@@ -21,7 +22,6 @@ from motes.models.model import Model
 from motes.models.pixel_map import find_pixel_map
 from motes.output import html as report
 from motes.output import plots as pictures
-from motes.output.examples import latent_grid
 from motes.output.learning import TrainedRun, way_taken
 from motes.output.plots import Style, View
 from motes.output.report_words import ANSWERS, LAW
@@ -290,10 +290,7 @@ def _draw_starts(model: Model, clips: Clips) -> Any:
 
 
 def _draw_latent_grid(model: Model, clips: Clips) -> Any:
-    grid = latent_grid(model, clips)
-    names = ("grid_centroids", "grid_expected", "visited")
-    tiles = grid["grid_tiles"].astype(np.float32) / 255
-    return pictures.latent_grid(tiles, *(grid[name].astype(np.float32) for name in names))
+    return pictures.latent_grid(*latent_grid(model, clips))
 
 
 def _array(values: Tensor) -> np.ndarray:

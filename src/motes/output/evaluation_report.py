@@ -9,17 +9,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from motes.data import Clips
 from motes.evaluation import metrics
 from motes.evaluation.labels import CONTENDERS, HEADS, TABLE, form_of
+from motes.evaluation.latent_grid import latent_grid
 from motes.models.model import Model
 from motes.output import evaluation_plots as own
 from motes.output import plots as pictures
 from motes.output.demo import ask_examples
-from motes.output.examples import latent_grid
 from motes.output.html import document, figure, section, table
 
 Record = dict[str, Any]
@@ -131,14 +130,11 @@ def _figures(
     )
     drawn = own.reliability(record)
     yield figure("reliability", pictures.png(drawn), "Are the error bars honest?", caption)
-    grid = latent_grid(model, clips)
-    arrays = {n: v.astype(np.float32) for n, v in grid.items()}
-    arrays["grid_tiles"] /= 255
     caption = (
         "One ball drawn over a grid of the model's own coordinates, and where it landed. A sound "
         "map is a straight mesh wherever real balls flew (grey)."
     )
-    drawn = own.latent_map(arrays)
+    drawn = pictures.latent_grid(*latent_grid(model, clips))
     yield figure("latent_grid", pictures.png(drawn), "Is the inner map of space sound?", caption)
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
+from oracle import Law, Tracks, predict_with_oracle
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.data import Clips, worlds
 from motes.evaluation import metrics
-from motes.evaluation.baselines.oracle import Law, Tracks, predict_with_oracle
 from motes.models.model import Model
 from motes.queries import infer, interpolate
 from motes.queries.answer import Answer

@@ -1,0 +1,84 @@
+"""Store what the figures show of a model: answers about the first test clips, the latent grid.
+
+Usage: python experiments/paper_figures/stored_examples.py NAME results/figures/NAME.npz
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from motes.core.axes import Float, Tensor
+from motes.core.files import atomic_path
+from motes.data import Clips, cannonballs
+from motes.evaluation.evaluate import NUM_CONTEXT, gap_mask
+from motes.evaluation.latent_grid import latent_grid
+from motes.models.checkpoint import load_with_config
+from motes.models.model import Model
+from motes.queries import forecast, infer, interpolate
+
+NUM_CLIPS, TEST_SEED = 600, 1_000_000  # those of `motes evaluate`
+NUM_EXAMPLES = 15  # the first test clips, without selection
+KEPT = ("positions", "pixels", "path_pixels", "pixel_covariances", "path_pixel_covariances")
+
+
+def collect(model: Model, clips: Clips) -> dict[str, np.ndarray]:
+    """Return the answers to all questions about the first clips, and the latent grid."""
+    some = clips[:NUM_EXAMPLES]
+    frames, counts, num_frames = some.frames.float(), some.num_objects, some.video.shape[1]
+    answers = {
+        "infer": infer(model, frames, counts),
+        "forecast": forecast(model, frames[:, :NUM_CONTEXT], counts, num_frames - NUM_CONTEXT),
+        "interpolation": interpolate(model, frames, gap_mask(num_frames), counts),
+    }
+    found: dict[str, np.ndarray] = {}
+    for question, answer in answers.items():
+        for name in KEPT:
+            found[f"{question}_{name}"] = _half(getattr(answer, name))
+        found[f"{question}_mean_frames"] = _levels(answer.mean_frames)
+    found["forecast_frames"] = _levels(answers["forecast"].frames)
+    tiles, centroids, expected, visited = map(torch.from_numpy, latent_grid(model, clips))
+    return found | {
+        "grid_tiles": _levels(tiles),
+        "grid_centroids": _half(centroids),
+        "grid_expected": _half(expected),
+        "visited": _half(visited),
+    }
+
+
+def save_arrays(path: Path, arrays: dict[str, Any]) -> None:
+    """Write a compressed npz file atomically; the folder is made if it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+def _half(values: Float[Tensor, "..."]) -> np.ndarray:
+    halved: np.ndarray = values.detach().cpu().numpy().astype(np.float16)
+    return halved
+
+
+def _levels(probabilities: Float[Tensor, "..."]) -> np.ndarray:
+    levels: np.ndarray = (255 * probabilities).round().to(torch.uint8).cpu().numpy()
+    return levels
+
+
+def main() -> None:
+    """Collect and store the arrays of one model."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("model", help="name of a shipped model, or a run folder")
+    parser.add_argument("out", type=Path, help="npz file to write")
+    arguments = parser.parse_args()
+    model, config = load_with_config(arguments.model)
+    data = config.data
+    counts, size = sorted(set(data.num_objects)), (data.height, data.width)
+    clips = cannonballs(NUM_CLIPS, counts, data.num_frames, size, TEST_SEED)
+    save_arrays(arguments.out, collect(model, clips))
+
+
+if __name__ == "__main__":
+    main()
