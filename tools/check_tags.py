@@ -1,8 +1,8 @@
 """Say where the tags in the source and the pages that explain them disagree.
 
 Three kinds of tag stand in docstrings and comments: `[Eq. name]`, the paper's equation, which has
-one home and a row in docs/paper_map.md; `[Choice k]`, a heading of docs/decisions.md; and `Law:`,
-a property together with the tests that check it.
+one home and a row in docs/reference/paper_map.md; `[Choice k]`, a heading of
+docs/explanation/choices.md; and `Law:`, a property together with the tests that check it.
 
 Usage: python tools/check_tags.py
 """
@@ -21,7 +21,7 @@ HEADING = re.compile(r"^## \[Choice (\d+)\]", re.MULTILINE)
 LAW = re.compile(r"Law:(.*?)(?:\n\s*\n|\Z)", re.DOTALL)
 TEST = re.compile(r"\btest_\w+(?<!_)\b(?!\.py)")
 TEST_FILE = re.compile(r"\btests/[\w/]+\.py\b")
-LINK = re.compile(r"\[`([\w.]+)`\]\(\.\./([\w/.]+)\)")
+LINK = re.compile(r"\[`([\w.]+)`\]\((?:\.\./)+([\w/.]+)\)")
 
 
 class Place(NamedTuple):
@@ -88,9 +88,9 @@ def equation_problems(source: str, found: Iterable[Place], table: Iterable[Row])
         if tag not in homes:
             yield f"[Eq. {tag}] stands in src outside of a docstring"
         elif homes[tag] not in listed.get(tag, []):
-            yield f"[Eq. {tag}] is at {homes[tag]}; docs/paper_map.md has no row that says so"
+            yield f"[Eq. {tag}] is at {homes[tag]}; paper_map.md has no row that says so"
     for tag in listed.keys() - counts.keys():
-        yield f"docs/paper_map.md lists [Eq. {tag}], which no docstring in src has"
+        yield f"docs/reference/paper_map.md lists [Eq. {tag}], which no docstring in src has"
 
 
 def row_problems(table: Iterable[Row], found: Iterable[Place], tests: set[str]) -> Iterator[str]:
@@ -99,10 +99,10 @@ def row_problems(table: Iterable[Row], found: Iterable[Place], tests: set[str]) 
     for row in table:
         for name, file in row.places:
             if files.get(name) != file:
-                yield f"docs/paper_map.md: {name} is not in {file}"
+                yield f"docs/reference/paper_map.md: {name} is not in {file}"
         for test in row.tests:
             if test not in tests:
-                yield f"docs/paper_map.md: there is no test {test}"
+                yield f"docs/reference/paper_map.md: there is no test {test}"
 
 
 def law_problems(found: Iterable[Place], tests: set[str]) -> Iterator[str]:
@@ -120,11 +120,11 @@ def choice_problems(source: str, page: str) -> Iterator[str]:
     """Compare the choices tagged in the source with the headings of the page."""
     tagged, explained = set(CHOICE.findall(source)), HEADING.findall(page)
     for number in sorted(tagged - set(explained), key=int):
-        yield f"[Choice {number}] stands in src and not in docs/decisions.md"
+        yield f"[Choice {number}] stands in src and not in docs/explanation/choices.md"
     for number in sorted(set(explained) - tagged, key=int):
-        yield f"[Choice {number}] stands in docs/decisions.md and nowhere in src"
+        yield f"[Choice {number}] stands in docs/explanation/choices.md and nowhere in src"
     if explained != [str(k + 1) for k in range(len(explained))]:
-        yield f"docs/decisions.md numbers its choices {explained}; count from 1"
+        yield f"docs/explanation/choices.md numbers its choices {explained}; count from 1"
 
 
 def problems(root: Path = ROOT) -> list[str]:
@@ -132,8 +132,8 @@ def problems(root: Path = ROOT) -> list[str]:
     paths = sorted((root / "src" / "motes").rglob("*.py"))
     source = "\n".join(path.read_text(encoding="utf-8") for path in paths)
     found, tests = places(root), test_names(root)
-    table = rows((root / "docs" / "paper_map.md").read_text(encoding="utf-8"))
-    decisions = (root / "docs" / "decisions.md").read_text(encoding="utf-8")
+    table = rows((root / "docs" / "reference" / "paper_map.md").read_text(encoding="utf-8"))
+    decisions = (root / "docs" / "explanation" / "choices.md").read_text(encoding="utf-8")
     return [
         *equation_problems(source, found, table),
         *row_problems(table, found, tests),

@@ -1,4 +1,4 @@
-"""Write docs/cli.md from the help text of every verb.
+"""Write docs/reference/cli.md from the help text of every verb.
 
 Usage: python tools/make_cli_docs.py
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from motes import cli
 
-PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "cli.md"
 WIDTH = "100"
 OPENING = """# The command line
 

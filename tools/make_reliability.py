@@ -1,4 +1,4 @@
-"""Write docs/reliability.md from the stored records: what was tried, and how it ended.
+"""Write docs/results/reliability.md from the stored records: what was tried, and how it ended.
 
 Usage: python tools/make_reliability.py
 """
@@ -10,7 +10,7 @@ from typing import Any
 from motes.bench.scale import FAMILIES, growth
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "results" / "reliability.md"
 MISSING = "No record is stored yet; run `{command}`."
 STILL = "Everything else stays at {frames} frames, {objects} objects, {clips} clip, {size} px."
 MEMORY = (
@@ -185,7 +185,7 @@ def curves(record: Record) -> str:
     return (
         f"{table(head, rows)}\n\nPowers over the last tenfold: 1 is linear, 0 is flat. "
         f"{STILL.format(**record['crossing'])} {MEMORY}\n\n"
-        "![Seconds and memory over every axis](images/scale.png)"
+        "![Seconds and memory over every axis](../images/scale.png)"
     )
 
 
@@ -224,11 +224,7 @@ def page(folder: Path = ROOT / "results") -> str:
             place = f"commit {commit[0][:10]}{commit[1]}{commit[2]}"
             text = f"{write(record)}\n\n`{command}`, {place}."
         parts.append(f"\n## {title}\n\n{text}\n")
-    return "".join(parts) + (
-        "\n## Load on the playground\n\nIn [playground.md](playground.md).\n\n"
-        "## Several machines, and what they need\n\nIn [scaling.md](scaling.md); what the package "
-        "is built on, in [dependencies.md](dependencies.md).\n"
-    )
+    return "".join(parts)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write the tables of docs/{results,structured,worlds,playground}.md and README.md from results/.
+"""Write the tables of docs/results/*.md and README.md from the stored records.
 
 `motes evaluate --out` and `motes bench --out` wrote the records; no number is typed by hand.
 
@@ -48,6 +48,7 @@ SCORES = {
     },
 }  # fmt: skip
 SHORT = ("tracked", "noisy_rmse", "forecast_rmse", "interpolation_rmse", "forecast_loss")
+README_ROWS = ("limit", "cannonballs-structured", "cannonballs-48", "ed-lstm", "trackpy")
 STRUCTURED = (*SHORT, "infer_coverage90", "forecast_coverage90")
 PERCENTS = ("p50", "p95")
 Record = dict[str, Any]
@@ -85,14 +86,19 @@ def score_table(record: Record, names: Sequence[str], beside: Mapping[str, Recor
     return "\n".join(lines)
 
 
-def short_table(records: Mapping[str, Record], names: Sequence[str] = SHORT) -> str:
-    """Return all contenders in one table, numbers for N = 1 / 2 / 3."""
-    rows = [f"| N = 1 / 2 / 3 | {' | '.join(HEADS[name] for name in names)} |"]
-    rows.append("|---" * (1 + len(names)) + "|")
+def short_table(
+    records: Mapping[str, Record],
+    names: Sequence[str] = SHORT,
+    rows: Sequence[str] = tuple(CONTENDERS),
+) -> str:
+    """Return the chosen rows in one table, numbers for N = 1 / 2 / 3."""
+    lines = [f"| N = 1 / 2 / 3 | {' | '.join(HEADS[name] for name in names)} |"]
+    lines.append("|---" * (1 + len(names)) + "|")
     for name, record in contenders(records).items():
-        cells = " | ".join(triple(record, score) for score in names)
-        rows.append(f"| {_name(name)} | {cells} |")
-    return "\n".join(rows) if len(rows) > 2 else "No record is stored yet."
+        if name in rows:
+            cells = " | ".join(triple(record, score) for score in names)
+            lines.append(f"| {_name(name)} | {cells} |")
+    return "\n".join(lines) if len(lines) > 2 else "No record is stored yet."
 
 
 def count_table(records: Mapping[str, Record], count: str) -> str:
@@ -290,8 +296,8 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
     """Return the pages as they should be."""
     records = read_records(root / "results")
     contents = {
-        "docs/results.md": long_form(records),
-        "docs/structured.md": "\n\n".join(
+        "docs/results/cannonballs.md": long_form(records),
+        "docs/results/sprites.md": "\n\n".join(
             [
                 scores_of("cannonballs-structured", records, STRUCTURED),
                 "### From seed to seed",
@@ -304,9 +310,9 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
                 ablation_table(records),
             ]
         ),
-        "docs/worlds.md": worlds_page(records["worlds"], records["bounces"], origin),
-        "docs/playground.md": server_page(records),
-        "README.md": short_table(records),
+        "docs/results/worlds.md": worlds_page(records["worlds"], records["bounces"], origin),
+        "docs/results/playground.md": server_page(records),
+        "README.md": short_table(records, rows=README_ROWS),
     }
     return {root / n: fill((root / n).read_text("utf-8"), text) for n, text in contents.items()}
 

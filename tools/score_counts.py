@@ -33,7 +33,7 @@ from motes.training.train import train
 
 ROOT = Path(__file__).parent.parent
 RECORD, PICTURE = ROOT / "results" / "counts.json", ROOT / "docs" / "images" / "counts.png"
-PAGE = ROOT / "docs" / "structured.md"
+PAGE = ROOT / "docs" / "results" / "sprites.md"
 OPEN, CLOSE = "<!-- counts: made by tools/score_counts.py -->", "<!-- end of counts -->"
 SEEN = (1, 2, 3, 5, 30)  # frames that are seen
 BATCH, GPU_BATCH = 25, 300
@@ -161,7 +161,7 @@ def told(record: dict[str, Record]) -> str:
         f"the probability of the true count. {', '.join(origins)}."
     )
     picture = "![Counts that were given a probability, and how often they were true]"
-    return "\n".join([*lines, "", below, "", f"{picture}(images/counts.png)"])
+    return "\n".join([*lines, "", below, "", f"{picture}(../images/counts.png)"])
 
 
 def write_page(record: dict[str, Record]) -> None:

@@ -15,7 +15,7 @@ from tools.make_cli_docs import help_text
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
-PAGES = [README, *((ROOT / "docs" / f"{n}.md").read_text("utf-8") for n in ("cli", "own_video"))]
+PAGES = [page.read_text("utf-8") for page in sorted((ROOT / "docs").rglob("*.md"))] + [README]
 # In backticks, after "Example:", or in a block; a command ends where its line or its code does.
 SHOWN = re.compile(r"(?:`|Example: |^    )motes ([a-z]+ [^`\n#]*[^`\n# ])", re.MULTILINE)
 COMMANDS = sorted({command for page in PAGES for command in SHOWN.findall(page)})

@@ -11,7 +11,7 @@ from motes.output.report_words import LIMITS
 from tools import make_cli_docs, make_results
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 # Taken apart, so that this file does not hold what it looks for.
 HOMES = re.compile(
