@@ -5,18 +5,18 @@ import math
 import torch
 
 from motes.kalman.dynamics import LinearDynamics
-from motes.models.sprites.renderer import BACKGROUND_UNIT, CELLS, SpriteRenderer
+from motes.models.sprites.renderer import BACKGROUND_UNIT, CELLS_PER_PIXEL, SpriteRenderer
 
 DISK = (torch.arange(-3, 4)[:, None].square() + torch.arange(-3, 4).square() <= 4).float()
 
 
 def odd_renderer(
-    size: tuple[int, int], reach: int = 2, pixels_per_unit: float = 3.0, seed: int = 0
+    size: tuple[int, int], radius: int = 2, pixels_per_unit: float = 3.0, seed: int = 0
 ) -> SpriteRenderer:
     """In float64; neither glyph nor background nor visibility has a symmetry."""
     generator = torch.Generator().manual_seed(seed)
     renderer = SpriteRenderer(
-        size, reach=reach, initial_width=1.5, pixels_per_unit=pixels_per_unit
+        size, radius=radius, initial_width=1.5, pixels_per_unit=pixels_per_unit
     ).double()
     with torch.no_grad():
         renderer.visibility_logit.fill_(0.5)
@@ -33,11 +33,13 @@ def disk_renderer(size: int, pixels_per_unit: float = 3.0) -> SpriteRenderer:
     So does a camera that rounds: the picture is the same for all places in a pixel.
     """
     renderer = SpriteRenderer(
-        (size, size), reach=3, initial_width=3.0, pixels_per_unit=pixels_per_unit
+        (size, size), radius=3, initial_width=3.0, pixels_per_unit=pixels_per_unit
     )
     root = torch.where(DISK > 0, 2.0, 1e-2)
     with torch.no_grad():
-        renderer.root_depth.copy_(root.repeat_interleave(CELLS, 0).repeat_interleave(CELLS, 1))
+        renderer.root_depth.copy_(
+            root.repeat_interleave(CELLS_PER_PIXEL, 0).repeat_interleave(CELLS_PER_PIXEL, 1)
+        )
         renderer.root_background.fill_(math.sqrt(1e-4) / BACKGROUND_UNIT)
         renderer.visibility_logit.fill_(20.0)
     return renderer

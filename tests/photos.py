@@ -13,11 +13,11 @@ from motes.models.layers.renderer import (
     SCALE_UNIT,
     LayeredRenderer,
 )
-from motes.models.sprites.renderer import CELLS
+from motes.models.sprites.renderer import CELLS_PER_PIXEL
 
 
 def odd_pictures(
-    size: tuple[int, int], channels: int = 2, num_kinds: int = 3, reach: int = 2, seed: int = 0
+    size: tuple[int, int], channels: int = 2, num_classes: int = 3, radius: int = 2, seed: int = 0
 ) -> LayeredRenderer:
     """In float64; neither glyphs nor background have a symmetry."""
     generator = torch.Generator().manual_seed(seed)
@@ -28,23 +28,23 @@ def odd_pictures(
     renderer = LayeredRenderer(
         size,
         channels=channels,
-        num_kinds=num_kinds,
-        reach=reach,
+        num_classes=num_classes,
+        radius=radius,
         initial_width=1.5,
         pixels_per_unit=3.0,
     ).double()
     with torch.no_grad():
         renderer.root_depth.copy_(1.5 * random(*renderer.root_depth.shape))
-        renderer.raw_colour.copy_(random(num_kinds, channels) / COLOUR_UNIT)
+        renderer.raw_colour.copy_(random(num_classes, channels) / COLOUR_UNIT)
         renderer.raw_background.copy_((0.1 + 0.8 * random(*size, channels)) / BACKGROUND_UNIT)
         renderer.raw_scale.copy_((0.05 + 0.1 * random(channels)).log() / SCALE_UNIT)
-        renderer.kind_logits.copy_(random(num_kinds))
+        renderer.kind_logits.copy_(random(num_classes))
     return renderer
 
 
 def naive_opacity(
     renderer: LayeredRenderer,
-    kind: int,
+    sprite_class: int,
     centre: np.ndarray,
     x: int,
     y: int,
@@ -52,13 +52,15 @@ def naive_opacity(
     rounded: bool = True,
 ) -> float:
     """How much an object covers of a pixel: its table where the offset is, between the cells."""
-    table = 1 - np.exp(-(renderer.root_depth[kind].detach().numpy() ** 2))
-    places, last = FINER * CELLS, len(table) - 1
+    table = 1 - np.exp(-(renderer.root_depth[sprite_class].detach().numpy() ** 2))
+    places, last = FINER * CELLS_PER_PIXEL, len(table) - 1
     # A painter rounds a position to the middle of a thirty-second of its pixel.
     corner = np.rint(centre)
     nearest = corner + (np.floor((centre - corner + 0.5) * places) + 0.5) / places - 0.5
     middle = nearest if rounded else centre
-    column, row = ((np.array([x, y]) - middle + renderer.reach + 0.5) * CELLS - 0.5).tolist()
+    column, row = (
+        (np.array([x, y]) - middle + renderer.radius + 0.5) * CELLS_PER_PIXEL - 0.5
+    ).tolist()
     if not (-0.5 <= column <= last + 0.5 and -0.5 <= row <= last + 0.5):
         return 0.0
     total = 0.0
@@ -72,7 +74,7 @@ def naive_opacity(
 def naive_mean(
     renderer: LayeredRenderer,
     centres: np.ndarray,
-    kinds: list[int],
+    classes: list[int],
     order: list[int],
     exact: int | None = None,
 ) -> np.ndarray:
@@ -84,8 +86,8 @@ def naive_mean(
     colours = renderer.colours().detach().numpy()
     for y, x in np.ndindex(picture.shape[:2]):
         for n in order:
-            a = naive_opacity(renderer, kinds[n], centres[n], x, y, rounded=n != exact)
-            picture[y, x] = (1 - a) * picture[y, x] + a * colours[kinds[n]]
+            a = naive_opacity(renderer, classes[n], centres[n], x, y, rounded=n != exact)
+            picture[y, x] = (1 - a) * picture[y, x] + a * colours[classes[n]]
     return picture
 
 
@@ -103,7 +105,7 @@ def hollow_pictures(size: int, shift: float = 0.0, warp: float = 0.0) -> Layered
     depends on where in a pixel they are.
     """
     renderer = LayeredRenderer(
-        (size, size), channels=1, num_kinds=2, reach=4, initial_width=2.0, pixels_per_unit=3.0
+        (size, size), channels=1, num_classes=2, radius=4, initial_width=2.0, pixels_per_unit=3.0
     )
     axis = renderer.cell_offsets()
     axis = axis + shift + warp * torch.sin(2 * torch.pi * axis)

@@ -21,7 +21,7 @@ from unittest import mock
 from score_seeds import STARTS, Record, configuration, kept, learn, score, score_new
 
 from motes.models.checkpoint import write_json
-from motes.models.sprites.renderer import by_phase
+from motes.models.sprites.renderer import phase_kernels
 
 SIZE, FRAMES = 48, 30
 
@@ -44,17 +44,19 @@ PARTS: dict[str, tuple[Change, ...]] = {
         Change("motes.training.step", "fit_dynamics", lambda *arguments: None),
     ),
     "one cell a pixel": (
-        Change("motes.models.sprites.renderer", "CELLS", 1),
-        Change("motes.models.sprites.renderer", "by_phase", partial(by_phase, phases=1)),
-        Change("motes.models.sprites.marginal_frames", "CELLS", 1),
+        Change("motes.models.sprites.renderer", "CELLS_PER_PIXEL", 1),
+        Change("motes.models.sprites.renderer", "phase_kernels", partial(phase_kernels, phases=1)),
+        Change("motes.models.sprites.marginal_frames", "CELLS_PER_PIXEL", 1),
     ),
-    "one look at first": (Change("motes.models.sprites.forward_pass", "LOOKS", 1),),
+    "one look at first": (Change("motes.models.sprites.forward_pass", "PASSES_PER_FRAME", 1),),
     "no search of whole frames": (
         Change(
             "motes.models.sprites.forward_pass", "recover", lambda glyph, frame, found, lost: found
         ),
     ),
-    "edges are sightings": (Change("motes.models.sprites.likelihood_maps", "SHARE", 0.0),),
+    "edges are sightings": (
+        Change("motes.models.sprites.likelihood_maps", "MIN_LLR_FRACTION", 0.0),
+    ),
     "no second look": (Change("motes.models.sprites.tracker", "REVISITS", 0),),
     "no exchange": (Change("motes.models.sprites.tracker", "EXCHANGES", 0),),
     "no later hypotheses": (Change("motes.models.paper.gap_filling", "HYPOTHESES", 1),),

@@ -134,8 +134,8 @@ def test_an_exchange_in_one_frame_is_undone_where_only_one_was_seen_too(both: bo
     assert torch.equal(right.seen[0], seen)
     assert torch.equal(right.place.mean[0], truth)
     # In nats of the Gaussians where they are expected: of both places, or of the one seen.
-    far = (truth[1, 7] - truth[2, 7]).square().sum() / 0.1
-    torch.testing.assert_close(gain[0], far if both else far / 2)
+    crop_radius = (truth[1, 7] - truth[2, 7]).square().sum() / 0.1
+    torch.testing.assert_close(gain[0], crop_radius if both else crop_radius / 2)
     assert (source[1, 2] == 2).all()
 
 

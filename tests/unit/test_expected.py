@@ -12,7 +12,7 @@ from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.likelihood_maps import PixelGaussian
 from motes.models.sprites.marginal_frames import expected_frames
 from motes.models.sprites.patches import window_offsets
-from motes.models.sprites.renderer import CELLS, SpriteRenderer
+from motes.models.sprites.renderer import CELLS_PER_PIXEL, SpriteRenderer
 
 HEIGHT, WIDTH, UNIT, WINDOW = 12, 14, 3.0, 1
 K = 2
@@ -45,7 +45,7 @@ def repeated(q: GridPosterior, clips: int, frames: int) -> GridPosterior:
     tensors = {
         name: value.repeat(clips, 1, frames, *[1] * (value.ndim - 3))
         for name, value in q._asdict().items()
-        if name not in ("offsets", "cell", "looks", "hiding")
+        if name not in ("offsets", "cell", "appearance", "occlusion")
     }
     return q._replace(**tensors)
 
@@ -123,8 +123,10 @@ def test_expected_frames_are_the_average_of_draws(generator: torch.Generator) ->
     """Two objects in two frames; the second is hidden in the second frame."""
     renderer, present, draws = renderer_of(), torch.ones(1, 2, dtype=torch.bool), 20_000
     # A camera that rounds: where in its pixel a hidden object is does not matter.
-    root = renderer.root_depth[::CELLS, ::CELLS].clone()
-    renderer.root_depth.copy_(root.repeat_interleave(CELLS, 0).repeat_interleave(CELLS, 1))
+    root = renderer.root_depth[::CELLS_PER_PIXEL, ::CELLS_PER_PIXEL].clone()
+    renderer.root_depth.copy_(
+        root.repeat_interleave(CELLS_PER_PIXEL, 0).repeat_interleave(CELLS_PER_PIXEL, 1)
+    )
     first = posterior_at(renderer, [[6, 5], [8, 7]], torch.randn(2, 144, generator=generator))
     q = repeated(first, 1, 2)
     q.seen[0, 1, 1] = False

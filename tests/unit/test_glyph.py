@@ -7,9 +7,9 @@ from glyphs import odd_renderer
 from motes.models.sprites.likelihood_maps import SpriteTemplate
 from motes.models.sprites.renderer import (
     BACKGROUND_UNIT,
-    CELLS,
-    LEAST_BACKGROUND,
-    LEAST_COVER,
+    CELLS_PER_PIXEL,
+    MIN_BACKGROUND,
+    MIN_OCCLUSION,
     SpriteRenderer,
 )
 
@@ -32,7 +32,7 @@ def scene(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
 def naive_glyph(renderer: SpriteRenderer, dx: float, dy: float) -> torch.Tensor | float:
     """The value of the cell of the table in which an offset (pixel minus object) lies."""
     cells = renderer.root_depth.shape[0]
-    row, column = (math.floor((d + REACH + 0.5) * CELLS) for d in (dy, dx))
+    row, column = (math.floor((d + REACH + 0.5) * CELLS_PER_PIXEL) for d in (dy, dx))
     if not (0 <= row < cells and 0 <= column < cells):
         return 0.0
     return renderer.root_depth[row, column] ** 2
@@ -42,8 +42,8 @@ def naive_logits(
     renderer: SpriteRenderer, positions: torch.Tensor, present: torch.Tensor
 ) -> torch.Tensor:
     B, N, T, _ = positions.shape
-    background = (BACKGROUND_UNIT * renderer.root_background) ** 2 + LEAST_BACKGROUND
-    visibility = (1 - LEAST_COVER) / (1 + torch.exp(-renderer.visibility_logit))
+    background = (BACKGROUND_UNIT * renderer.root_background) ** 2 + MIN_BACKGROUND
+    visibility = (1 - MIN_OCCLUSION) / (1 + torch.exp(-renderer.visibility_logit))
     logits = torch.zeros(B, T, HEIGHT, WIDTH, dtype=torch.float64)
     for b in range(B):
         for t in range(T):
@@ -100,7 +100,7 @@ def test_the_likelihood_of_sparse_frames_is_that_of_the_logits() -> None:
 def test_without_a_cover_a_pixel_is_dark_only_if_every_object_leaves_it_dark(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("motes.models.sprites.renderer.LEAST_COVER", 0.0)
+    monkeypatch.setattr("motes.models.sprites.renderer.MIN_OCCLUSION", 0.0)
     renderer, generator = glyph_renderer(1)
     with torch.no_grad():
         renderer.visibility_logit.fill_(50.0)
@@ -130,7 +130,7 @@ def test_learning_goes_on_where_a_deep_object_leaves_a_pixel_dark() -> None:
 
 def test_unless_the_hidden_teach_they_tell_what_hides_them_and_not_how_objects_look() -> None:
     renderer, generator = glyph_renderer()
-    renderer.may_hide = True
+    renderer.models_occlusion = True
     positions, present = scene(generator)
     frames = (torch.rand(2, 3, HEIGHT, WIDTH, generator=generator) < 0.4).double()
     parts = [renderer.root_depth, renderer.visibility_logit]
@@ -190,21 +190,24 @@ def test_an_object_outside_leaves_the_frame_empty(distance: float) -> None:
 def test_kernels_are_what_an_object_in_each_cell_of_a_pixel_adds() -> None:
     renderer, _ = glyph_renderer(4)
     kernels = renderer.kernels()
-    assert kernels.shape == (CELLS, CELLS, 2 * REACH + 1, 2 * REACH + 1)
-    for row, column in torch.cartesian_prod(*[torch.arange(CELLS)] * 2).tolist():
-        x, y = ((cell + 0.5) / CELLS - 0.5 for cell in (column, row))
+    assert kernels.shape == (CELLS_PER_PIXEL, CELLS_PER_PIXEL, 2 * REACH + 1, 2 * REACH + 1)
+    for row, column in torch.cartesian_prod(*[torch.arange(CELLS_PER_PIXEL)] * 2).tolist():
+        x, y = ((cell + 0.5) / CELLS_PER_PIXEL - 0.5 for cell in (column, row))
         for i, j in torch.cartesian_prod(*[torch.arange(2 * REACH + 1)] * 2).tolist():
             expected = naive_glyph(renderer, j - REACH - x, i - REACH - y)
             torch.testing.assert_close(kernels[row, column, i, j], expected, **TOLERANCE)
 
 
 def test_ink_has_the_mass_and_the_variance_of_the_first_blob() -> None:
-    renderer = SpriteRenderer((30, 30), reach=9, initial_width=1.7, pixels_per_unit=1.0)
-    glyph = SpriteTemplate.coarse(renderer, 1)
-    mass, spread = glyph.mass, glyph.spread
+    renderer = SpriteRenderer((30, 30), radius=9, initial_width=1.7, pixels_per_unit=1.0)
+    template = SpriteTemplate.coarse(renderer, 1)
+    mass, spread = template.mass, template.spread
     # The blob, and that an object is in the middle of any of four cells of its pixel. The table
     # ends more than five widths from the centre: 1e-7 of the ink lies beyond.
-    anywhere = sum(((cell + 0.5) / CELLS - 0.5) ** 2 for cell in range(CELLS)) / CELLS
+    anywhere = (
+        sum(((cell + 0.5) / CELLS_PER_PIXEL - 0.5) ** 2 for cell in range(CELLS_PER_PIXEL))
+        / CELLS_PER_PIXEL
+    )
     assert spread.item() == pytest.approx(1.7**2 + anywhere, rel=1e-5)
     assert mass.item() == pytest.approx(2 * math.pi * 1.7**2, rel=1e-5)
 

@@ -15,8 +15,13 @@ from motes.models.pixel_map import align
 from motes.models.sprites.forward_pass import Sightings, revisit, scene_of
 from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate
-from motes.models.sprites.occlusion import SPOTS, OccludedObjects, even_draws, suppose
-from motes.models.sprites.renderer import CELLS, LEAST_COVER, SpriteRenderer
+from motes.models.sprites.occlusion import (
+    NUM_SAMPLES,
+    OccludedObjects,
+    infer_occluded,
+    systematic_samples,
+)
+from motes.models.sprites.renderer import CELLS_PER_PIXEL, MIN_OCCLUSION, SpriteRenderer
 from motes.models.sprites.tracker import Tracker, _bound, begun_later
 from motes.training.presets import preset
 
@@ -26,21 +31,21 @@ COVER = slice(10, 18)  # columns
 
 
 def naive(
-    glyph: SpriteTemplate,
+    template: SpriteTemplate,
     frame: np.ndarray,
     other: np.ndarray,
     mean: np.ndarray,
     covariance: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
     """Mean, covariance, log probability and divergence of an unseen object beside a seen one."""
-    depth, gain = glyph.depth.mean(0).numpy(), glyph.lit_gain.mean(0).numpy()
-    shows, background = glyph.visibility.numpy(), glyph.background.numpy()
+    depth, gain = template.depth.mean(0).numpy(), template.lit_llr.mean(0).numpy()
+    shows, background = template.visibility.numpy(), template.background.numpy()
     lit_by_other = np.zeros((HEIGHT, WIDTH))
     for i, j in itertools.product(range(2 * REACH + 1), repeat=2):
         y, x = int(other[1]) + i - REACH, int(other[0]) + j - REACH
         if 0 <= y < HEIGHT and 0 <= x < WIDTH:
             lit_by_other[y, x] = shows[y, x] * (1 - np.exp(-depth[i, j]))
-    bare = 1 - np.exp(-np.median(background))
+    white_background = 1 - np.exp(-np.median(background))
     scores, before, places = [], [], []
     for row, column in np.ndindex(HEIGHT, WIDTH):
         score = 0.0
@@ -49,10 +54,10 @@ def naive(
             if not (0 <= y < HEIGHT and 0 <= x < WIDTH):
                 continue
             white = 1 - (1 - lit_by_other[y, x]) * np.exp(-background[y, x])
-            left = np.log(max(white, bare)) / np.log(bare)
+            left = np.log(max(white, white_background)) / np.log(white_background)
             lit = frame[y, x]
             score += shows[y, x] * (lit * left * gain[i, j] - (1 - lit) * depth[i, j])
-        scores.append(np.logaddexp(min(score, 0.0), glyph.missed.item()))
+        scores.append(np.logaddexp(min(score, 0.0), template.log_miss.item()))
         away = np.array([column, row]) - mean
         before.append(np.exp(-0.5 * away @ np.linalg.solve(covariance, away)))
         places.append([column, row])
@@ -73,35 +78,37 @@ def test_supposing_equals_the_naive_loop(generator: torch.Generator) -> None:
     expected = PixelGaussian(means, factor @ factor.mT + 2 * torch.eye(2).double())
     seen = torch.tensor([[[True], [False]], [[False], [True]]])
     with torch.no_grad():
-        glyph = SpriteTemplate.coarse(renderer, 0)
+        template = SpriteTemplate.coarse(renderer, 0)
         scene = scene_of(frames, torch.full((len(frames),), 2), straight(), renderer)
-        ours = suppose(scene, glyph, Sightings(expected, seen), expected)
-    assert torch.equal(ours.there, ~seen)
+        ours = infer_occluded(scene, template, Sightings(expected, seen), expected)
+    assert torch.equal(ours.occluded, ~seen)
     for b, n in ((0, 1), (1, 0)):
         place = (expected.mean[b, n, 0].numpy(), expected.covariance[b, n, 0].numpy())
         other = expected.mean[b, 1 - n, 0].numpy()
-        centre, spread, log_hidden, cost = naive(glyph, frames[b, 0].numpy(), other, *place)
+        centre, spread, log_occluded, divergence = naive(
+            template, frames[b, 0].numpy(), other, *place
+        )
         np.testing.assert_allclose(ours.place.mean[b, n, 0], centre, rtol=1e-9)
         np.testing.assert_allclose(ours.place.covariance[b, n, 0], spread, rtol=1e-8)
-        np.testing.assert_allclose(ours.log_hidden[b, n, 0], log_hidden, rtol=1e-9)
-        np.testing.assert_allclose(ours.cost[b, n, 0], cost, rtol=1e-8)
+        np.testing.assert_allclose(ours.log_occluded[b, n, 0], log_occluded, rtol=1e-9)
+        np.testing.assert_allclose(ours.divergence[b, n, 0], divergence, rtol=1e-8)
         # What was seen stays as it was.
         assert torch.equal(ours.place.mean[b, 1 - n], expected.mean[b, 1 - n])
-        assert ours.log_hidden[b, 1 - n] == ours.cost[b, 1 - n] == 0
+        assert ours.log_occluded[b, 1 - n] == ours.divergence[b, 1 - n] == 0
 
 
 def test_even_draws_are_as_many_as_the_weights_say(generator: torch.Generator) -> None:
     weights = torch.rand(3, 7, generator=generator, dtype=torch.float64).softmax(-1)
-    for drawn, weight in zip(even_draws(weights), weights, strict=True):
+    for drawn, weight in zip(systematic_samples(weights), weights, strict=True):
         # At the middles of equal parts: of each pixel as many as parts fit in, give or take one.
         counts = torch.bincount(drawn, minlength=7)
-        assert ((counts - SPOTS * weight).abs() <= 1).all()
+        assert ((counts - NUM_SAMPLES * weight).abs() <= 1).all()
 
 
 def behind_a_cover() -> tuple[torch.Tensor, SpriteRenderer]:
     """A disk that runs to the right, below a cover from column 10 to 17, and stops there."""
     renderer = disk_renderer(SIZE)
-    renderer.may_hide = True
+    renderer.models_occlusion = True
     with torch.no_grad():
         renderer.visibility_logit[:, COVER] = -20.0
     columns = [3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 12, 12]
@@ -124,14 +131,14 @@ def followed(frames: torch.Tensor, renderer: SpriteRenderer, speed: float) -> Oc
     scene = scene_of(frames, torch.tensor([1]), straight(), renderer)
     found = Sightings(expected, (time < 7)[None, None])
     with torch.no_grad():
-        return suppose(scene, SpriteTemplate.coarse(renderer, 0), found, expected)
+        return infer_occluded(scene, SpriteTemplate.coarse(renderer, 0), found, expected)
 
 
 def test_what_does_not_show_is_below_the_cover() -> None:
     frames, renderer = behind_a_cover()
-    supposed = followed(frames, renderer, speed=1.6)  # 20.6 in the last frame
+    occluded = followed(frames, renderer, speed=1.6)  # 20.6 in the last frame
     # A disk has a radius of 2: wholly covered it is at 12 to 15. From the ninth frame on it is.
-    for x in (supposed.place.mean[0, 0, 9:, 0], supposed.spots[0, 0, 9:, :, 0]):
+    for x in (occluded.place.mean[0, 0, 9:, 0], occluded.samples[0, 0, 9:, :, 0]):
         assert (x >= 12).all()
         assert (x <= 15).all()
 
@@ -139,12 +146,12 @@ def test_what_does_not_show_is_below_the_cover() -> None:
 def test_a_tracker_supposes_only_if_objects_may_hide() -> None:
     frames, renderer = behind_a_cover()
     ours = track(frames, 1, renderer)
-    renderer.may_hide = False
+    renderer.models_occlusion = False
     usual = track(frames, 1, renderer)
     assert torch.equal(ours.seen, usual.seen)
-    assert usual.hiding is None
+    assert usual.occlusion is None
     assert torch.equal(usual.known, usual.seen)
-    assert ours.hiding is not None
+    assert ours.occlusion is not None
     assert ours.known.all()
     unseen = ~ours.seen[0, 0]
     assert 2 <= unseen.sum() <= 6
@@ -179,7 +186,7 @@ def test_what_is_hidden_of_an_object_does_not_shift_the_map_to_pixels() -> None:
     # The disk is symmetric up to the rounding of its cells.
     torch.testing.assert_close(model.pixel_offset, torch.full((2,), (SIZE - 1) / 2))
     with torch.no_grad():  # one pixel to the right
-        model.renderer.root_depth.copy_(model.renderer.root_depth.roll(CELLS, 1))
+        model.renderer.root_depth.copy_(model.renderer.root_depth.roll(CELLS_PER_PIXEL, 1))
     align(model, FRAMES)
     # Its faint border, 36 pixels with a depth of 1e-4, wraps around: 3e-4 of the ink stays.
     shifted = torch.tensor([SIZE + 1, SIZE - 1]) / 2
@@ -191,7 +198,7 @@ def test_an_answer_tells_where_an_object_hides_but_foretells_as_ever() -> None:
     answer = motes.forecast(model, frames, 1, horizon=4)
     q = model.track(frames, torch.tensor([1]), torch.ones(1, FRAMES, dtype=torch.bool))
     assert q is not None
-    assert q.hiding is not None
+    assert q.occlusion is not None
     torch.testing.assert_close(answer.positions[:, :, :FRAMES], q.means)
     assert not answer.found[0, 0, FRAMES - 1]
     # After the last frame nobody looks: the law alone goes on, from the path.
@@ -228,7 +235,7 @@ def test_to_hide_in_the_open_costs_a_search_what_it_costs_a_pixel_to_be_covered(
             bounds.append(float(_bound(scene, Sightings(place, seen[..., 0]), place)))
     below, beyond = bounds
     # In five frames; what is wholly covered costs 2e-4 at most, by the disk's faint border.
-    assert abs((below - beyond) + 5 * math.log(LEAST_COVER)) < 0.01
+    assert abs((below - beyond) + 5 * math.log(MIN_OCCLUSION)) < 0.01
 
 
 def test_an_unseen_object_does_not_explain_what_another_lights() -> None:
@@ -255,7 +262,7 @@ def test_twice_as_many_searches_are_made_where_something_may_hide_objects(
         return begun_later(observed, hypotheses)
 
     monkeypatch.setattr("motes.models.sprites.tracker.begun_later", noted)
-    for renderer.may_hide in (True, False):
+    for renderer.models_occlusion in (True, False):
         Tracker(7).search(scene_of(frames, torch.tensor([2]), straight(), renderer), 3)
     assert asked == [6, 3]
 
@@ -264,7 +271,7 @@ def test_one_that_hides_does_not_take_the_sightings_of_one_that_stands_where_it_
     None
 ):
     renderer = disk_renderer(SIZE)
-    renderer.may_hide = True
+    renderer.models_occlusion = True
     with torch.no_grad():
         renderer.visibility_logit[16:] = -20.0
     # By its sightings, of which there are none, the second is in the middle as well.

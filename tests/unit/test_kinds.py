@@ -6,7 +6,7 @@ from torch.nn.functional import avg_pool2d, interpolate
 
 from motes.core.errors import InputError
 from motes.models.layers.renderer import Appearance, LayeredRenderer
-from motes.models.sprites.renderer import CELLS
+from motes.models.sprites.renderer import CELLS_PER_PIXEL
 from motes.training.sprite_init import Cuttings, aligned, seed_kinds
 from photos import hollow_pictures
 
@@ -17,14 +17,14 @@ def scene(generator: torch.Generator):
     counts = 1 + torch.arange(B) % 2
     positions = 8 * (torch.rand(B, 2, T, 2, generator=generator) - 0.5)
     kind = torch.randint(2, (B, 2), generator=generator)
-    looks = Appearance(kind, torch.arange(2).expand(B, 2))
-    drawn = truth(positions, torch.arange(2) < counts[:, None], looks).sigmoid().detach()
+    appearance = Appearance(kind, torch.arange(2).expand(B, 2))
+    drawn = truth(positions, torch.arange(2) < counts[:, None], appearance).sigmoid().detach()
     return truth, drawn + 0.03 * torch.randn(drawn.shape, generator=generator), counts
 
 
 def fresh() -> LayeredRenderer:
     return LayeredRenderer(
-        (32, 32), channels=1, num_kinds=2, reach=4, initial_width=2.0, pixels_per_unit=3.0
+        (32, 32), channels=1, num_classes=2, radius=4, initial_width=2.0, pixels_per_unit=3.0
     )
 
 
@@ -74,7 +74,10 @@ def test_kinds_are_sharp_within_a_pixel(generator):
     ring = int(found.colours().flatten().argmin())
     sharp, expected = tables[0], tables[1].flip(0) if ring == 0 else tables[1]
     smooth = interpolate(
-        avg_pool2d(expected[None], CELLS), scale_factor=CELLS, mode="bilinear", align_corners=False
+        avg_pool2d(expected[None], CELLS_PER_PIXEL),
+        scale_factor=CELLS_PER_PIXEL,
+        mode="bilinear",
+        align_corners=False,
     )[0]
     # Better than the best that pixels which do not know where in them the object is could do.
     assert (sharp - expected).abs().mean() < (smooth - expected).abs().mean()

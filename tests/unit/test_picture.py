@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from motes.models.layers.renderer import Appearance
-from motes.models.sprites.patches import Shown
+from motes.models.sprites.patches import FrameBatch
 from photos import naive_log_density, naive_mean, odd_pictures
 
 SIZE = (9, 11)
 PRESENT = torch.tensor([[True, True, True], [True, False, True]])
-LOOKS = Appearance(torch.tensor([[0, 2, 1], [1, 0, 0]]), torch.tensor([[2, 0, 1], [0, 1, 2]]))
+APPEARANCE = Appearance(torch.tensor([[0, 2, 1], [1, 0, 0]]), torch.tensor([[2, 0, 1], [0, 1, 2]]))
 
 
 def scattered(generator: torch.Generator, num_frames: int = 3) -> torch.Tensor:
@@ -25,16 +25,16 @@ def means(renderer, positions):
     pixels = renderer.to_pixels(positions).numpy()
     pictures = np.zeros((*positions.shape[:1], positions.shape[2], *SIZE, renderer.channels))
     for clip, frame in np.ndindex(pictures.shape[:2]):
-        order = [n for n in LOOKS.order[clip].tolist() if PRESENT[clip, n]]
-        kinds = LOOKS.kind[clip].tolist()
-        pictures[clip, frame] = naive_mean(renderer, pixels[clip, :, frame], kinds, order)
+        order = [n for n in APPEARANCE.order[clip].tolist() if PRESENT[clip, n]]
+        classes = APPEARANCE.sprite_class[clip].tolist()
+        pictures[clip, frame] = naive_mean(renderer, pixels[clip, :, frame], classes, order)
     return pictures
 
 
 @pytest.mark.parametrize("channels", [1, 2])
 def test_pictures_equal_the_naive_loop(channels, generator):
     renderer, positions = odd_pictures(SIZE, channels), scattered(generator)
-    drawn = renderer(positions, PRESENT, LOOKS).sigmoid().detach().view(2, 3, *SIZE, channels)
+    drawn = renderer(positions, PRESENT, APPEARANCE).sigmoid().detach().view(2, 3, *SIZE, channels)
     np.testing.assert_allclose(drawn, means(renderer, positions), rtol=0, atol=1e-12)
 
 
@@ -43,7 +43,7 @@ def test_the_likelihood_of_a_picture_is_that_of_its_mean(channels, generator):
     renderer, positions = odd_pictures(SIZE, channels), scattered(generator)
     frames = torch.rand(2, 3, *SIZE, channels, generator=generator, dtype=torch.float64)
     given = frames[..., 0] if channels == 1 else frames
-    found = renderer.log_likelihood(positions, PRESENT, given, LOOKS).detach()
+    found = renderer.log_likelihood(positions, PRESENT, given, APPEARANCE).detach()
     expected = means(renderer, positions)
     for clip, frame in np.ndindex(2, 3):
         nats = naive_log_density(renderer, frames[clip, frame].numpy(), expected[clip, frame])
@@ -56,16 +56,18 @@ def test_who_stands_in_front_changes_nothing_away_from_the_two_that_are_exchange
     renderer, positions = odd_pictures(SIZE), 0.5 * scattered(generator)  # so that many overlap
     frames = torch.rand(2, 3, *SIZE, 2, generator=generator, dtype=torch.float64)
     everything = torch.ones(2, 3, dtype=torch.bool)
-    shown = Shown.during(frames, torch.arange(2), everything, slice(None))
+    shown = FrameBatch.during(frames, torch.arange(2), everything, slice(None))
     for pair in itertools.combinations(range(3), 2):
-        swapped = LOOKS.order.clone()
-        swapped[:, pair] = LOOKS.order[:, pair[::-1]]
-        other = LOOKS._replace(order=swapped)
+        swapped = APPEARANCE.order.clone()
+        swapped[:, pair] = APPEARANCE.order[:, pair[::-1]]
+        other = APPEARANCE._replace(order=swapped)
         nats, near = (
-            torch.stack([explain(looks) for looks in (LOOKS, other)]).diff(dim=0)
+            torch.stack([explain(appearance) for appearance in (APPEARANCE, other)]).diff(dim=0)
             for explain in (
-                lambda looks: renderer.log_likelihood(positions, PRESENT, frames, looks),
-                lambda looks, pair=pair: renderer.gain(positions, PRESENT, looks, shown, pair),
+                lambda appearance: renderer.log_likelihood(positions, PRESENT, frames, appearance),
+                lambda appearance, pair=pair: renderer.gain(
+                    positions, PRESENT, appearance, shown, pair
+                ),
             )
         )
         assert nats.abs().max() > 1
@@ -76,29 +78,33 @@ def test_what_an_absent_object_holds_cannot_matter(generator):
     renderer, positions = odd_pictures(SIZE), scattered(generator)
     frames = torch.rand(2, 3, *SIZE, 2, generator=generator, dtype=torch.float64)
     spoiled = torch.where(PRESENT[..., None, None], positions, torch.nan)
-    one = renderer.log_likelihood(positions, PRESENT, frames, LOOKS)
-    assert torch.equal(one, renderer.log_likelihood(spoiled, PRESENT, frames, LOOKS))
-    assert torch.equal(renderer(positions, PRESENT, LOOKS), renderer(spoiled, PRESENT, LOOKS))
+    one = renderer.log_likelihood(positions, PRESENT, frames, APPEARANCE)
+    assert torch.equal(one, renderer.log_likelihood(spoiled, PRESENT, frames, APPEARANCE))
+    assert torch.equal(
+        renderer(positions, PRESENT, APPEARANCE), renderer(spoiled, PRESENT, APPEARANCE)
+    )
 
 
 def test_kinds_and_orders_are_a_distribution():
     renderer = odd_pictures(SIZE)
     present = torch.ones(1, 2, dtype=torch.bool)
     cases = list(itertools.product(range(3), range(3), ([0, 1], [1, 0])))
-    looks = Appearance(
+    appearance = Appearance(
         *(torch.tensor(part) for part in ([case[:2] for case in cases], [c[2] for c in cases]))
     )
-    total = float(renderer.log_prior(looks, present.expand(len(cases), 2)).detach().exp().sum())
+    total = float(
+        renderer.log_prior(appearance, present.expand(len(cases), 2)).detach().exp().sum()
+    )
     assert total == pytest.approx(1, abs=1e-6)  # lgamma of a count is in float32
 
 
 def test_the_cover_of_an_object_is_centred_where_the_naive_loop_paints(generator):
-    renderer = odd_pictures(SIZE, num_kinds=1)
+    renderer = odd_pictures(SIZE, num_classes=1)
     with torch.no_grad():
         renderer.raw_background.zero_()
         renderer.raw_colour.fill_(10.0)  # a colour of one before nothing: a picture of opacity
     positions = scattered(generator)[0, 0]
-    covered = renderer.cover(positions).detach()
+    covered = renderer.coverage(positions).detach()
     for place, cover in zip(renderer.to_pixels(positions).numpy(), covered, strict=True):
         painted = naive_mean(renderer, place[None], [0], [0])[..., 0]
         np.testing.assert_allclose(cover, painted, rtol=0, atol=1e-12)

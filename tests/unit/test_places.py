@@ -5,19 +5,18 @@ import pytest
 import torch
 
 from glyphs import disk_renderer, frame_with, odd_renderer
-from motes.models.sprites.detection import detect, spot
+from motes.models.sprites.detection import detect, redetect
 from motes.models.sprites.likelihood_maps import (
+    CropView,
     PixelGaussian,
     SpriteTemplate,
-    View,
-    chosen,
-    covers,
-    darkness,
-    look,
-    responsibility,
-    unexplained,
+    coverage,
+    dark_probability,
+    evaluate_window,
+    responsibilities,
+    unexplained_fraction,
 )
-from motes.models.sprites.patches import Window, pixel_of, squares, window_offsets
+from motes.models.sprites.patches import Window, nearest_pixel, sliding_crops, window_offsets
 from motes.models.sprites.renderer import BACKGROUND_UNIT
 
 HEIGHT, WIDTH, REACH = 9, 11, 2
@@ -26,15 +25,17 @@ HEIGHT, WIDTH, REACH = 9, 11, 2
 def odd_glyph(phases: int, window: int = 1) -> SpriteTemplate:
     renderer = odd_renderer((HEIGHT, WIDTH), REACH)
     with torch.no_grad():
-        glyph = (SpriteTemplate.coarse if phases == 1 else SpriteTemplate.fine)(renderer, window)
-    assert glyph.phases == phases
-    return glyph
+        template = (SpriteTemplate.coarse if phases == 1 else SpriteTemplate.fine)(renderer, window)
+    assert template.phases == phases
+    return template
 
 
-def seen_around(glyph: SpriteTemplate, mean: torch.Tensor, frames: torch.Tensor) -> View:
+def seen_around(template: SpriteTemplate, mean: torch.Tensor, frames: torch.Tensor) -> CropView:
     """What is seen of frames around places."""
-    near = Window.around(mean, glyph.far, (HEIGHT, WIDTH))
-    return View.through(near, glyph, squares(frames, glyph.far), torch.arange(len(frames)))
+    near = Window.around(mean, template.crop_radius, (HEIGHT, WIDTH))
+    return CropView.through(
+        near, template, sliding_crops(frames, template.crop_radius), torch.arange(len(frames))
+    )
 
 
 def random_place(generator: torch.Generator, num_clips: int, num_objects: int) -> PixelGaussian:
@@ -50,10 +51,10 @@ def distance(offset: np.ndarray, covariance: np.ndarray) -> float:
 
 
 def naive_shares(
-    glyph: SpriteTemplate, guess: PixelGaussian, present: list[bool], n: int
+    template: SpriteTemplate, guess: PixelGaussian, present: list[bool], n: int
 ) -> np.ndarray:
     """The share of object n in each pixel, among all objects and the background."""
-    depth, background = glyph.depth.numpy().mean(0), glyph.background.numpy()
+    depth, background = template.depth.numpy().mean(0), template.background.numpy()
     mass, second = 0.0, 0.0
     for i, j in itertools.product(range(2 * REACH + 1), repeat=2):
         mass += depth[i, j]
@@ -74,7 +75,7 @@ def naive_shares(
 
 
 def naive_look(
-    glyph: SpriteTemplate,
+    template: SpriteTemplate,
     frame: np.ndarray,
     share: np.ndarray,
     prior: PixelGaussian,
@@ -82,14 +83,14 @@ def naive_look(
     window: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Places of one object, how each explains the frame, its weight: place by place and pixel."""
-    depth, shows = glyph.depth.numpy(), glyph.visibility.numpy()
-    typical = glyph.background.median().item()
+    depth, shows = template.depth.numpy(), template.visibility.numpy()
+    typical = template.background.median().item()
     gain = np.log((1 - np.exp(-depth - typical)) / (1 - np.exp(-typical)))
-    cells, near = range(glyph.phases), range(-window, window + 1)
-    missed = np.median(1 - shows)
+    cells, near = range(template.phases), range(-window, window + 1)
+    log_miss = np.median(1 - shows)
     places, gains, scores = [], [], []
     for row, column, dy, dx in itertools.product(cells, cells, near, near):
-        score, phase = 0.0, row * glyph.phases + column
+        score, phase = 0.0, row * template.phases + column
         for i, j in itertools.product(range(2 * REACH + 1), repeat=2):
             x, y = centre + np.array([dx + j, dy + i]) - REACH
             if not (0 <= x < WIDTH and 0 <= y < HEIGHT):
@@ -98,9 +99,9 @@ def naive_look(
                 score += shows[y, x] * share[y, x] * gain[phase, i, j]
             else:
                 score -= shows[y, x] * depth[phase, i, j]
-        within = (np.array([column, row]) + 0.5) / glyph.phases - 0.5
+        within = (np.array([column, row]) + 0.5) / template.phases - 0.5
         places.append(centre + np.array([dx, dy]) + within)
-        gains.append(np.log(np.exp(score) + missed))
+        gains.append(np.log(np.exp(score) + log_miss))
         away = distance(places[-1] - prior.mean.numpy(), prior.covariance.numpy())
         scores.append(gains[-1] - 0.5 * away)
     after = np.exp(np.array(scores) - max(scores))
@@ -112,25 +113,27 @@ def test_looking_equals_the_naive_loop(
     phases: int, window: int, generator: torch.Generator
 ) -> None:
     guess, prior = (random_place(generator, 2, 3) for _ in range(2))
-    glyph = odd_glyph(phases, window)
+    template = odd_glyph(phases, window)
     frames = (torch.rand(2, HEIGHT, WIDTH, generator=generator) < 0.3).double()
     present = torch.tensor([[True, True, True], [True, True, False]])
-    view = seen_around(glyph, guess.mean, frames)
-    found = look(glyph, view, responsibility(glyph, view.window, guess, present), prior)
-    summary = found.place()
+    view = seen_around(template, guess.mean, frames)
+    found = evaluate_window(
+        template, view, responsibilities(template, view.window, guess, present), prior
+    )
+    summary = found.moments()
     for b, n in present.nonzero().tolist():
         share = naive_shares(
-            glyph, PixelGaussian(*(part[b] for part in guess)), present[b].tolist(), n
+            template, PixelGaussian(*(part[b] for part in guess)), present[b].tolist(), n
         )
         centre = np.clip(np.rint(guess.mean[b, n].numpy()), 0, [WIDTH - 1, HEIGHT - 1]).astype(int)
         its_prior = PixelGaussian(*(part[b, n] for part in prior))
         places, gains, weights = naive_look(
-            glyph, frames[b].numpy(), share, its_prior, centre, window
+            template, frames[b].numpy(), share, its_prior, centre, window
         )
         np.testing.assert_allclose(found.centre[b, n] + found.offsets, places, atol=1e-12)
         # The width of the ink is kept in float32: an error of 6e-8, in scores of order ten.
         np.testing.assert_allclose(found.log_weights[b, n].exp(), weights, rtol=1e-6, atol=1e-12)
-        np.testing.assert_allclose(found.told[b, n], weights @ gains, rtol=1e-5)
+        np.testing.assert_allclose(found.log_likelihood_ratio[b, n], weights @ gains, rtol=1e-5)
         mean = weights @ places
         covariance = (weights[:, None] * (places - mean)).T @ (places - mean)
         covariance += np.eye(2) / phases**2 / 12  # anywhere in its cell
@@ -140,9 +143,9 @@ def test_looking_equals_the_naive_loop(
 
 @pytest.mark.parametrize("phases", [1, 4])
 def test_gains_are_what_an_object_adds_to_the_log_probability_of_white(phases: int) -> None:
-    glyph = odd_glyph(phases)
-    typical = glyph.background.median().item()
-    for depth, gain in zip(glyph.depth.flatten(), glyph.lit_gain.flatten(), strict=True):
+    template = odd_glyph(phases)
+    typical = template.background.median().item()
+    for depth, gain in zip(template.depth.flatten(), template.lit_llr.flatten(), strict=True):
         expected = np.log((1 - np.exp(-depth.item() - typical)) / (1 - np.exp(-typical)))
         assert gain.item() == pytest.approx(expected, rel=1e-9)
 
@@ -155,26 +158,26 @@ def test_the_coarse_glyph_is_the_average_of_the_fine_one() -> None:
 def test_shares_of_a_pixel_sum_to_one_over_all_that_may_light_it(
     generator: torch.Generator,
 ) -> None:
-    guess, glyph = random_place(generator, 2, 3), odd_glyph(1)
+    guess, template = random_place(generator, 2, 3), odd_glyph(1)
     present = torch.tensor([[True, True, True], [False, True, True]])
     middle = torch.tensor([5.0, 4.0], dtype=torch.float64).expand(2, 3, 2)
     one_for_all = Window.around(middle, 4, (HEIGHT, WIDTH))
-    alone = glyph._replace(background=torch.zeros_like(glyph.background))
-    share = responsibility(alone, one_for_all, guess, present)
+    alone = template._replace(background=torch.zeros_like(template.background))
+    share = responsibilities(alone, one_for_all, guess, present)
     torch.testing.assert_close(share.sum(1), torch.ones_like(share[:, 0]), rtol=0, atol=1e-12)
     assert (share[1, 0] == 0).all()
     assert share[0].std() > 0.1
-    bright = responsibility(glyph, one_for_all, guess, present)
+    bright = responsibilities(template, one_for_all, guess, present)
     assert (bright.sum(1) < 1).all()
     # All objects give way to the background in the same proportion.
     torch.testing.assert_close(bright / bright.sum(1, keepdim=True), share)
 
 
 def test_an_object_covers_what_its_glyph_lights_in_the_frame(generator: torch.Generator) -> None:
-    glyph, mean = odd_glyph(4), random_place(generator, 2, 3).mean
+    template, mean = odd_glyph(4), random_place(generator, 2, 3).mean
     present = torch.tensor([[True, True, True], [True, False, True]])
-    ours = covers(glyph, mean, present).view(2, 3, HEIGHT, WIDTH)
-    depth, shows = glyph.depth.numpy().mean(0), glyph.visibility.numpy()
+    ours = coverage(template, mean, present).view(2, 3, HEIGHT, WIDTH)
+    depth, shows = template.depth.numpy().mean(0), template.visibility.numpy()
     for b, n, row, column in np.ndindex(2, 3, HEIGHT, WIDTH):
         x, y = np.clip(np.rint(mean[b, n].numpy()), 0, [WIDTH - 1, HEIGHT - 1]).astype(int)
         i, j = row - y + REACH, column - x + REACH
@@ -185,13 +188,15 @@ def test_an_object_covers_what_its_glyph_lights_in_the_frame(generator: torch.Ge
 
 
 def test_others_leave_dark_what_they_do_not_cover(generator: torch.Generator) -> None:
-    glyph, mean = odd_glyph(4), random_place(generator, 40, 3).mean
+    template, mean = odd_glyph(4), random_place(generator, 40, 3).mean
     mean[0, 1] = mean[0, 0] + 100  # as far as can be
     present = torch.rand(40, 3, generator=generator) < 0.8
-    view = seen_around(glyph, mean[:, :1], torch.zeros(40, HEIGHT, WIDTH).double())
-    ours = darkness(glyph, view, pixel_of(mean[:, 1:], (HEIGHT, WIDTH)), present[:, 1:])
-    whole = (1 - covers(glyph, mean[:, 1:], present[:, 1:])).prod(1).view(40, HEIGHT, WIDTH)
-    theirs = view.window.cut(squares(whole, glyph.far), torch.arange(40))
+    view = seen_around(template, mean[:, :1], torch.zeros(40, HEIGHT, WIDTH).double())
+    ours = dark_probability(
+        template, view, nearest_pixel(mean[:, 1:], (HEIGHT, WIDTH)), present[:, 1:]
+    )
+    whole = (1 - coverage(template, mean[:, 1:], present[:, 1:])).prod(1).view(40, HEIGHT, WIDTH)
+    theirs = view.window.crop(sliding_crops(whole, template.crop_radius), torch.arange(40))
     inside = view.window.inside
     assert (theirs[inside] < 0.9).any()
     torch.testing.assert_close(ours[inside], theirs[inside])
@@ -201,27 +206,27 @@ def test_others_leave_dark_what_they_do_not_cover(generator: torch.Generator) ->
 def test_what_others_light_for_sure_is_no_gain_and_what_nobody_lights_is_all(
     generator: torch.Generator,
 ) -> None:
-    glyph, mean = odd_glyph(1), random_place(generator, 2, 3).mean
+    template, mean = odd_glyph(1), random_place(generator, 2, 3).mean
     covered = torch.rand(2, HEIGHT, WIDTH, generator=generator, dtype=torch.float64)
     covered[:, :, ::3], covered[:, :, 1::3] = 0.0, 1.0
-    view = seen_around(glyph, mean, 1 - covered)
-    near, share = view.window, unexplained(glyph, view, view.seen)
-    bare = 1 - np.exp(-glyph.background.median().item())
+    view = seen_around(template, mean, 1 - covered)
+    near, share = view.window, unexplained_fraction(template, view.frame * view.background_dark)
+    white_background = 1 - np.exp(-template.background.median().item())
     for b, n, i, j in near.inside.nonzero().tolist():
         x, y = near.x[b, n, j].item(), near.y[b, n, i].item()
         by_others = covered[b, y, x].item()
-        white = 1 - (1 - by_others) * np.exp(-glyph.background[y, x].item())
-        expected = min(np.log(white) / np.log(bare), 1.0)
+        white = 1 - (1 - by_others) * np.exp(-template.background[y, x].item())
+        expected = min(np.log(white) / np.log(white_background), 1.0)
         assert share[b, n, i, j].item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 def test_blending_spreads_a_share_over_the_cells_of_each_pixel(generator: torch.Generator) -> None:
     window, share = 1, 0.3
     guess = random_place(generator, 2, 3)
-    glyph = odd_glyph(4, window)
+    template = odd_glyph(4, window)
     frames = (torch.rand(2, HEIGHT, WIDTH, generator=generator) < 0.3).double()
-    view = seen_around(glyph, guess.mean, frames)
-    fine = look(glyph, view, torch.ones_like(view.seen), guess)
+    view = seen_around(template, guess.mean, frames)
+    fine = evaluate_window(template, view, torch.ones_like(view.frame), guess)
     blended, weights = fine.blended(share).log_weights.exp(), fine.log_weights.exp()
     pixel = fine.offsets.round()
     for k in range(len(pixel)):
@@ -235,7 +240,7 @@ def test_blending_spreads_a_share_over_the_cells_of_each_pixel(generator: torch.
 def test_a_place_is_chosen_by_its_flag(generator: torch.Generator) -> None:
     yes, no = random_place(generator, 2, 3), random_place(generator, 2, 3)
     flags = torch.tensor([[True, False, True], [False, False, True]])
-    picked = chosen(flags, yes, no)
+    picked = PixelGaussian.where(flags, yes, no)
     for b, n in np.ndindex(2, 3):
         source = yes if flags[b, n] else no
         for part, expected in zip(picked, source, strict=True):
@@ -274,17 +279,17 @@ def test_a_slot_for_which_no_ink_is_left_explains_nothing() -> None:
 
 
 def test_spotting_equals_the_naive_loop(generator: torch.Generator) -> None:
-    glyph = odd_glyph(4)
+    template = odd_glyph(4)
     frames = (torch.rand(3, HEIGHT, WIDTH, generator=generator) < 0.3).double()
     covered = torch.rand(3, HEIGHT * WIDTH, generator=generator, dtype=torch.float64)
     prior = PixelGaussian(*(part[:, 0] for part in random_place(generator, 3, 1)))
-    found, told = spot(glyph, frames, covered, prior)
-    depth, shows = glyph.depth.mean(0).numpy(), glyph.visibility.numpy()
-    gain = glyph.lit_gain.mean(0).numpy()
-    typical = 1 - np.exp(-glyph.background.median().item())
+    found, told = redetect(template, frames, covered, prior)
+    depth, shows = template.depth.mean(0).numpy(), template.visibility.numpy()
+    gain = template.lit_llr.mean(0).numpy()
+    typical = 1 - np.exp(-template.background.median().item())
     for b in range(3):
         best = (-np.inf, np.zeros(2))
-        dark = (1 - covered[b].view(HEIGHT, WIDTH).numpy()) * np.exp(-glyph.background.numpy())
+        dark = (1 - covered[b].view(HEIGHT, WIDTH).numpy()) * np.exp(-template.background.numpy())
         left = np.log(np.maximum(1 - dark, typical)) / np.log(typical)
         scale = 2 * np.pi * np.sqrt(np.linalg.det(prior.covariance[b].numpy()))
         for row, column in np.ndindex(HEIGHT, WIDTH):
@@ -314,16 +319,16 @@ def test_what_the_background_lights_is_no_object() -> None:
 
 def test_cells_are_those_that_the_renderer_tells_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing is lit, scores are the log likelihood of an object in each cell."""
-    monkeypatch.setattr("motes.models.sprites.renderer.LEAST_COVER", 0.0)
+    monkeypatch.setattr("motes.models.sprites.renderer.MIN_OCCLUSION", 0.0)
     renderer = odd_renderer((HEIGHT, WIDTH), REACH)
     with torch.no_grad():
         renderer.visibility_logit.fill_(200.0)
     centre = torch.tensor([[[5.0, 4.0]]], dtype=torch.float64)
     frame = torch.zeros(1, HEIGHT, WIDTH, dtype=torch.float64)
     anywhere = PixelGaussian(centre, 1e12 * torch.eye(2).double()[None, None])
-    glyph = SpriteTemplate.fine(renderer, 1)
-    view = seen_around(glyph, centre, frame)
-    found = look(glyph, view, torch.ones_like(view.seen), anywhere)
+    template = SpriteTemplate.fine(renderer, 1)
+    view = seen_around(template, centre, frame)
+    found = evaluate_window(template, view, torch.ones_like(view.frame), anywhere)
     places = renderer.from_pixels(centre + window_offsets(4, 1))
     nats = renderer.log_likelihood(
         places[None], torch.tensor([[True]]), frame[:, None].expand(1, 144, -1, -1)

@@ -10,7 +10,7 @@ from scipy import stats
 
 from glyphs import odd_renderer
 from motes.models.sprites.grid_posterior import OF_OBJECTS, REGION, GridPosterior, StreamedPosterior
-from motes.models.sprites.likelihood_maps import Look, PixelGaussian
+from motes.models.sprites.likelihood_maps import PixelGaussian, WindowPosterior
 from motes.models.sprites.patches import window_offsets
 
 PHASES, WINDOW, UNIT = 4, 1, 3.0  # cells a pixel, pixels around the centre, pixels a unit
@@ -38,7 +38,7 @@ def draws_of(q: GridPosterior, count: int, generator: torch.Generator) -> torch.
     tensors = {
         name: value.expand(1, 1, count, *value.shape[3:])
         for name, value in q._asdict().items()
-        if name not in ("offsets", "cell", "looks", "hiding")
+        if name not in ("offsets", "cell", "appearance", "occlusion")
     }
     noise = torch.randn(1, 1, count, 2, generator=generator, dtype=torch.float64)
     return q._replace(**tensors).draw(noise)[0, 0]
@@ -206,7 +206,7 @@ def test_pixels_become_latent_units(generator: torch.Generator) -> None:
     centre = torch.tensor([6.0, 3.0], dtype=torch.float64).expand(1, 1, 1, 2)
     offsets = window_offsets(PHASES, WINDOW).double()
     weights = random_weights(generator).double().expand(1, 1, 1, -1)
-    cells = Look(centre, weights, offsets, 0.25, told=torch.ones(1, 1, 1))
+    cells = WindowPosterior(centre, weights, offsets, 0.25, told=torch.ones(1, 1, 1))
     expected = PixelGaussian(centre + 1, torch.eye(2).double().expand(1, 1, 1, 2, 2))
     q = GridPosterior.of(cells, torch.ones(1, 1, 1, dtype=torch.bool), expected, renderer)
     torch.testing.assert_close(renderer.to_pixels(q.origin + q.offsets), centre + offsets)

@@ -4,10 +4,10 @@ import torch
 
 from motes.kalman.dynamics import LinearDynamics
 from motes.models.layers.renderer import FINER, Appearance, LayeredRenderer
-from motes.models.layers.tracker import search_pictures
+from motes.models.layers.tracker import search_layers
 from motes.models.sprites.forward_pass import scene_of
 from motes.models.sprites.grid_posterior import GridPosterior
-from motes.models.sprites.renderer import CELLS
+from motes.models.sprites.renderer import CELLS_PER_PIXEL
 from motes.training.sprite_refit import Batch, Sums, drift, gather, refit, refit_kinds
 from photos import hollow_pictures, naive_opacity, odd_pictures
 
@@ -21,8 +21,10 @@ def clips(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     start = 7 + 18 * torch.rand(B, N, 1, 2, generator=generator)
     speed = 0.8 * torch.randn(B, N, 1, 2, generator=generator)
     pixels = (start + speed * torch.arange(T)[:, None]).clamp(5, 27)
-    looks = Appearance(torch.tensor([[0, 1]]).expand(B, N), torch.tensor([[1, 0]]).expand(B, N))
-    drawn = renderer(renderer.from_pixels(pixels), PRESENT, looks).sigmoid().detach()
+    appearance = Appearance(
+        torch.tensor([[0, 1]]).expand(B, N), torch.tensor([[1, 0]]).expand(B, N)
+    )
+    drawn = renderer(renderer.from_pixels(pixels), PRESENT, appearance).sigmoid().detach()
     return drawn + 0.03 * torch.randn(drawn.shape, generator=generator), pixels
 
 
@@ -34,7 +36,7 @@ def found_in(frames: torch.Tensor, renderer: LayeredRenderer) -> GridPosterior:
         generator=torch.Generator().manual_seed(0),
     )
     scene = scene_of(frames[..., None], torch.full((len(frames),), N), dynamics, renderer)
-    return GridPosterior.joined(search_pictures(scene, window=7))
+    return GridPosterior.joined(search_layers(scene, window=7))
 
 
 def typical_error(renderer: LayeredRenderer, q: GridPosterior, pixels: torch.Tensor) -> float:
@@ -68,7 +70,7 @@ def test_a_shifted_and_warped_table_is_mended(generator):
 @torch.no_grad()
 def test_the_drift_is_that_of_the_mass_of_the_naive_picture():
     renderer = odd_pictures((9, 9))
-    found, phases = drift(renderer), FINER * CELLS
+    found, phases = drift(renderer), FINER * CELLS_PER_PIXEL
     for kind, row, column in [(0, 0, 0), (1, 3, 6), (2, 7, 2)]:
         place = 4 + (torch.tensor([column, row], dtype=torch.float64) + 0.5) / phases - 0.5
         cover = torch.tensor(

@@ -12,21 +12,21 @@ from motes.kalman.dynamics import LinearDynamics
 from motes.models.sprites.forward_pass import (
     Scene,
     Sightings,
-    follow,
+    forward_pass,
     predict_place,
     revisit,
     scene_of,
 )
 from motes.models.sprites.leave_one_out import expect
 from motes.models.sprites.likelihood_maps import (
+    CropView,
     PixelGaussian,
     SpriteTemplate,
-    View,
-    covers,
-    look,
-    unexplained,
+    coverage,
+    evaluate_window,
+    unexplained_fraction,
 )
-from motes.models.sprites.patches import Window, squares
+from motes.models.sprites.patches import Window, sliding_crops
 from motes.models.sprites.renderer import SpriteRenderer
 from oracles import diagonal_blocks, log_density, one_model, posterior
 
@@ -125,7 +125,7 @@ def test_looking_again_is_a_loop_over_frames_and_objects_as_the_others_stand(
     observed = torch.tensor([[True, False, True], [True, True, True]])
     present = torch.tensor([[True, True, True], [True, True, False]])
     scene = scene_of(frames, torch.tensor([3, 2]), dynamics_of(1), renderer, observed)
-    glyph = SpriteTemplate.fine(renderer, window=2)
+    template = SpriteTemplate.fine(renderer, window=2)
 
     def random_place() -> PixelGaussian:
         mean = 2 + 6 * torch.rand(B, N, T, 2, generator=generator)
@@ -133,26 +133,31 @@ def test_looking_again_is_a_loop_over_frames_and_objects_as_the_others_stand(
         return PixelGaussian(mean, root @ root.mT + torch.eye(2))
 
     guess, expected = random_place(), random_place()
-    cells, found = revisit(scene, glyph, guess, expected)
+    cells, found = revisit(scene, template, guess, expected)
     for b, t in np.ndindex(B, T):
         clip, mean = slice(b, b + 1), guess.mean[b, :, t].clone()
         for n in range(N):
             dark = torch.ones(1, *size)
             for other in range(N):
                 if other != n and present[b, other]:
-                    lit = covers(glyph, mean[None, other, None], torch.tensor([[True]]))
+                    lit = coverage(template, mean[None, other, None], torch.tensor([[True]]))
                     dark *= 1 - lit.view(1, *size)
-            near = Window.around(mean[None, n, None], glyph.far, size)
+            near = Window.around(mean[None, n, None], template.crop_radius, size)
             only = torch.tensor([0])
-            view = View.through(near, glyph, squares(frames[clip, t], glyph.far), only)
+            view = CropView.through(
+                near, template, sliding_crops(frames[clip, t], template.crop_radius), only
+            )
             prior = PixelGaussian(
                 expected.mean[clip, n, t, None], expected.covariance[clip, n, t, None]
             )
-            share = unexplained(glyph, view, near.cut(squares(dark, glyph.far), only))
-            alone = look(glyph, view, share, prior)
+            share = unexplained_fraction(
+                template,
+                view.background_dark * near.crop(sliding_crops(dark, template.crop_radius), only),
+            )
+            alone = evaluate_window(template, view, share, prior)
             looked_for = bool(observed[b, t] & present[b, n])
-            seen = looked_for and alone.told.item() > glyph.least
-            place = alone.place() if seen else prior
+            seen = looked_for and alone.log_likelihood_ratio.item() > template.min_llr
+            place = alone.moments() if seen else prior
             mean[n] = place.mean[0, 0]  # the objects after it see it there
             assert found.seen[b, n, t].item() == seen
             pairs = [
@@ -163,7 +168,7 @@ def test_looking_again_is_a_loop_over_frames_and_objects_as_the_others_stand(
                 pairs += [
                     (cells.centre, alone.centre),
                     (cells.log_weights, alone.log_weights),
-                    (cells.told, alone.told),
+                    (cells.log_likelihood_ratio, alone.log_likelihood_ratio),
                 ]
             for ours, theirs in pairs:
                 # Sums of float32 in another order.
@@ -173,7 +178,7 @@ def test_looking_again_is_a_loop_over_frames_and_objects_as_the_others_stand(
     # all cells are as likely, and nothing was told.
     for b, n, t in [(0, 0, 1), (0, 2, 1), (1, 2, 0), (1, 2, 2)]:
         torch.testing.assert_close(cells.log_weights[b, n, t].exp().sum(), torch.tensor(1.0))
-        assert cells.told[b, n, t] == 0
+        assert cells.log_likelihood_ratio[b, n, t] == 0
 
 
 def moving_disk(num_frames: int) -> torch.Tensor:
@@ -188,7 +193,7 @@ GAP = torch.tensor([[True, True, True, False, False, False, False, True]])
 def test_in_a_hidden_frame_an_object_is_followed_by_the_kalman_prediction() -> None:
     dynamics = dynamics_of(1)
     scene = scene_with(moving_disk(8), 1, dynamics)
-    found = follow(scene, SpriteTemplate.coarse(scene.renderer, window=7), GAP)
+    found = forward_pass(scene, SpriteTemplate.coarse(scene.renderer, window=7), GAP)
     assert torch.equal(found.seen[:, 0], GAP)
     model = one_model(dynamics.components(), (1,), (0,))
     positions = scene.renderer.from_pixels(found.place.mean[0, 0]).double().numpy()
@@ -210,7 +215,7 @@ def test_in_a_hidden_frame_an_object_is_followed_by_the_kalman_prediction() -> N
 def test_an_object_is_found_in_the_first_trusted_frame() -> None:
     scene = scene_with(moving_disk(8), 1, dynamics_of(1))
     late = torch.arange(8)[None] >= 5
-    found = follow(scene, SpriteTemplate.coarse(scene.renderer, window=7), late)
+    found = forward_pass(scene, SpriteTemplate.coarse(scene.renderer, window=7), late)
     assert torch.equal(found.seen[:, 0], late)
     truth = torch.tensor([[20.0 + t, 25.0 - t] for t in range(8)])
     assert (found.place.mean[0, 0] - truth)[5:].abs().max() < 0.5
@@ -222,7 +227,7 @@ def test_an_object_behind_a_cover_is_followed_without_being_seen() -> None:
     scene.renderer.visibility_logit[:, 21:] = -20.0  # from the fourth frame on all is behind it
     scene.frames[..., 21:] = 0
     everything = torch.ones(1, 8, dtype=torch.bool)
-    found = follow(scene, SpriteTemplate.coarse(scene.renderer, window=7), everything)
+    found = forward_pass(scene, SpriteTemplate.coarse(scene.renderer, window=7), everything)
     assert found.seen[0, 0, :3].all()
     assert not found.seen[0, 0, 3:].any()
     assert (torch.linalg.det(found.place.covariance[0, 0, 3:]).diff() > 0).all()
@@ -246,7 +251,7 @@ def test_a_lost_object_is_found_where_its_dynamics_allow_it_however_wide_the_win
         dynamics.state_factor.copy_(torch.eye(4) * 0.5 * np.log(state_noise))
     scene = scene_with(disks(places), 1, dynamics)
     everything = torch.ones(1, 8, dtype=torch.bool)
-    found = follow(scene, SpriteTemplate.coarse(scene.renderer, window=3), everything)
+    found = forward_pass(scene, SpriteTemplate.coarse(scene.renderer, window=3), everything)
     assert found.seen[0, 0].tolist() == [True] * 4 + [False] * 2 + [found_again] * 2
     if found_again:
         torch.testing.assert_close(found.place.mean[0, 0, 6], torch.tensor([39.0, 25.0]))
@@ -254,18 +259,18 @@ def test_a_lost_object_is_found_where_its_dynamics_allow_it_however_wide_the_win
 
 @torch.no_grad()
 def test_an_object_that_does_not_show_at_first_is_found_when_it_does() -> None:
-    still, late = (10, 10), (38, 30)
-    scene = scene_with(disks([[still]] * 3 + [[still, late]] * 3), 2, dynamics_of(1))
+    static_crops, late = (10, 10), (38, 30)
+    scene = scene_with(disks([[static_crops]] * 3 + [[static_crops, late]] * 3), 2, dynamics_of(1))
     with torch.no_grad():
         scene.dynamics.force.zero_()
         scene.dynamics.initial_factor[:, range(4), range(4)] = np.log(4.0)
     everything = torch.ones(1, 6, dtype=torch.bool)
-    found = follow(scene, SpriteTemplate.coarse(scene.renderer, window=5), everything)
+    found = forward_pass(scene, SpriteTemplate.coarse(scene.renderer, window=5), everything)
     seen = found.seen[0]
     order = [0, 1] if seen[0, 0] else [1, 0]
     assert seen[order].tolist() == [[True] * 6, [False] * 3 + [True] * 3]
     ends = found.place.mean[0, order, 5]
-    torch.testing.assert_close(ends, torch.tensor([still, late]).float())
+    torch.testing.assert_close(ends, torch.tensor([static_crops, late]).float())
 
 
 def test_nothing_of_a_hidden_frame_is_shown(generator: torch.Generator) -> None:
@@ -275,14 +280,14 @@ def test_nothing_of_a_hidden_frame_is_shown(generator: torch.Generator) -> None:
     spoiled = torch.where(observed[:, :, None, None], frames, torch.nan)
     counts = torch.tensor([1, 1])
     one = scene_of(spoiled, counts, dynamics_of(1), disk_renderer(SIZE, UNIT), observed)
-    scene, clips = one.taken(torch.tensor([1, 0, 1])), torch.tensor([1, 0, 1])
+    scene, clips = one.select(torch.tensor([1, 0, 1])), torch.tensor([1, 0, 1])
     assert torch.equal(scene.during(slice(1, 4)).frames, blank[clips, 1:4])
     for t in range(4):
         assert torch.equal(scene.frame(t), blank[clips, t])
     last = torch.tensor([3, 1, 0])
     assert torch.equal(scene.frame(last), blank[clips, last])
     window = Window.at(torch.tensor([[[5, 7]]]).expand(9, 1, 2), 3, (SIZE, SIZE))
-    shown = dataclasses.replace(scene, frames=spoiled[..., None]).shown(slice(1, 4))
+    shown = dataclasses.replace(scene, frames=spoiled[..., None]).frame_batch(slice(1, 4))
     seen = blank[clips, 1:4, 4:11, 2:9].flatten(0, 1)
     assert torch.equal(shown.through(window)[:, 0, ..., 0], seen)
     assert spoiled.isnan().any()  # they are still as they were

@@ -13,10 +13,10 @@ from motes.data import World, draw_clips
 from motes.kalman import mixture
 from motes.kalman.dynamics import LinearDynamics
 from motes.models.model import Model
-from motes.models.sprites.forward_pass import Sightings, follow, revisit, scene_of
+from motes.models.sprites.forward_pass import Sightings, forward_pass, revisit, scene_of
 from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.leave_one_out import expect
-from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate, chosen
+from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate
 from motes.models.sprites.renderer import SpriteRenderer
 from motes.models.sprites.tracker import REVISITS, Tracker
 from oracles import diagonal_blocks, one_model, posterior
@@ -128,9 +128,9 @@ def test_in_a_hidden_frame_an_object_is_where_the_seen_frames_say() -> None:
     q = track(frames, observed=GAP)
     scene = scene_of(frames, torch.tensor([1]), dynamics, renderer, GAP)
     coarse = SpriteTemplate.coarse(renderer, WINDOW)
-    found = follow(scene, coarse, GAP)
+    found = forward_pass(scene, coarse, GAP)
     expected = expect(scene, found)
-    place = chosen(GAP[:, None], found.place, expected)
+    place = PixelGaussian.where(GAP[:, None], found.place, expected)
     for _ in range(REVISITS):
         _, found = revisit(scene, coarse, place, expected)
         place, expected = found.place, expect(scene, found)

@@ -2,27 +2,29 @@
 
 import torch
 
-from motes.models.layers.subpixel import ZOOM, zoomed
-from motes.models.sprites.likelihood_maps import Look, mahalanobis
+from motes.models.layers.subpixel import ZOOM, refine_subpixel
+from motes.models.sprites.likelihood_maps import WindowPosterior, mahalanobis
 from motes.models.sprites.patches import window_offsets
 
 PHASES, WINDOW = 8, 2
 
 
-def gaussian_look(mean: torch.Tensor, covariance: torch.Tensor) -> Look:
+def gaussian_look(mean: torch.Tensor, covariance: torch.Tensor) -> WindowPosterior:
     """What is found at cells if the gain and the prior make a Gaussian, for two objects."""
     centre = torch.tensor([[[7.0, 5.0]], [[3.0, 9.0]]], dtype=torch.float64)
     offsets = window_offsets(PHASES, WINDOW).double()
     away = centre[..., None, :] + offsets - mean[:, None, None]
     log_weights = (-0.5 * mahalanobis(away, covariance.expand(2, 1, 2, 2))).log_softmax(-1)
-    return Look(centre, log_weights, offsets, 1 / PHASES, torch.ones(2, 1, dtype=torch.float64))
+    return WindowPosterior(
+        centre, log_weights, offsets, 1 / PHASES, torch.ones(2, 1, dtype=torch.float64)
+    )
 
 
 def test_a_narrow_gaussian_is_found_between_the_cells() -> None:
     mean = torch.tensor([[7.31, 4.12], [3.04, 9.9]], dtype=torch.float64)
     covariance = torch.tensor([[9e-4, 2e-4], [2e-4, 12e-4]], dtype=torch.float64)
-    found = zoomed(gaussian_look(mean, covariance), PHASES)
-    place, cell = found.place(), 1 / PHASES / ZOOM
+    found = refine_subpixel(gaussian_look(mean, covariance), PHASES)
+    place, cell = found.moments(), 1 / PHASES / ZOOM
     assert found.zoom is not None
     assert torch.equal(found.zoom, torch.full((2, 1), 1 / ZOOM, dtype=torch.float64))
     # Cubics through a parabola are the parabola. Sums over cells as wide as a standard deviation
@@ -34,18 +36,18 @@ def test_a_narrow_gaussian_is_found_between_the_cells() -> None:
 
 def test_where_the_weight_is_spread_a_look_stays_as_it_is() -> None:
     mean = torch.tensor([[7.31, 4.12], [3.04, 9.9]], dtype=torch.float64)
-    look = gaussian_look(mean, 0.25 * torch.eye(2, dtype=torch.float64))
-    found = zoomed(look, PHASES)
+    evaluate_window = gaussian_look(mean, 0.25 * torch.eye(2, dtype=torch.float64))
+    found = refine_subpixel(evaluate_window, PHASES)
     assert found.zoom is not None
     assert bool((found.zoom == 1).all())
-    assert torch.equal(found.log_weights, look.log_weights)
-    assert torch.equal(found.centre, look.centre)
+    assert torch.equal(found.log_weights, evaluate_window.log_weights)
+    assert torch.equal(found.centre, evaluate_window.centre)
 
 
 def test_at_the_border_of_what_was_looked_at_nothing_is_made_up() -> None:
     # Half of the Gaussian lies beyond the window: the smaller cells end where the others do.
     mean = torch.tensor([[9.5, 5.0], [3.0, 6.5]], dtype=torch.float64)
-    found = zoomed(gaussian_look(mean, 9e-4 * torch.eye(2, dtype=torch.float64)), PHASES)
-    place = found.place()
+    found = refine_subpixel(gaussian_look(mean, 9e-4 * torch.eye(2, dtype=torch.float64)), PHASES)
+    place = found.moments()
     assert bool(((place.mean - found.centre).abs() < WINDOW + 0.5).all())
     assert bool(((place.mean[:, 0] - mean).norm(dim=-1) < 1 / PHASES).all())

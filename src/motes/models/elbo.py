@@ -99,15 +99,15 @@ def terms_of(
     """
     present, seen = model.present(num_objects), detected_mask(q, observed)
     positions = q.draw(noise)
-    looks = appearance_of(q)
+    appearance = appearance_of(q)
     prior = log_prior(model.dynamics, positions, present, seen)
     return BoundTerms(
         reconstruction=reconstruction(
-            model.explain(positions, present, frames, looks, detections_of(q)), observed
+            model.explain(positions, present, frames, appearance, detections_of(q)), observed
         ),
         # A search leaves out itself what it has not seen.
         entropy=entropy(q.entropy(), present, seen if isinstance(q, GaussianPosterior) else None),
-        log_prior=prior + model.log_prior_of(looks, present),
+        log_prior=prior + model.log_prior_of(appearance, present),
     )
 
 
@@ -118,7 +118,7 @@ def detections_of(q: Posterior) -> Bool[Tensor, "B N T"] | None:
 
 def appearance_of(q: Posterior) -> Appearance | None:
     """The looks of the objects, where a model of pictures has found them."""
-    return None if isinstance(q, GaussianPosterior) else q.looks
+    return None if isinstance(q, GaussianPosterior) else q.appearance
 
 
 def detected_mask(

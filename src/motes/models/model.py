@@ -9,7 +9,7 @@ from motes.core.axes import Bool, Float, Int, Tensor
 from motes.data.colour import ColourAxis
 from motes.kalman.dynamics import LinearDynamics
 from motes.models.layers.renderer import Appearance, LayeredRenderer
-from motes.models.layers.tracker import search_pictures
+from motes.models.layers.tracker import search_layers
 from motes.models.paper.inference import GaussianPosterior, InferenceNetwork
 from motes.models.paper.renderer import Renderer
 from motes.models.sprites.forward_pass import scene_of
@@ -131,9 +131,9 @@ class Model(nn.Module):
         """
         match self.inference, self.renderer:
             case Tracker() as tracker, LayeredRenderer() as painter:
-                pictures = painter.as_channels(frames)
+                pictures = painter.with_channels(frames)
                 photos = scene_of(pictures, num_objects, self.dynamics, painter, observed)
-                found = search_pictures(photos, hypotheses, window=tracker.window)
+                found = search_layers(photos, hypotheses, window=tracker.window)
             case Tracker() as tracker, SpriteRenderer() as renderer:
                 scene = scene_of(frames, num_objects, self.dynamics, renderer, observed)
                 found = tracker.search(scene, hypotheses, explore)
@@ -177,10 +177,10 @@ class Model(nn.Module):
         self,
         positions: Float[Tensor, "B N T 2"],
         present: Bool[Tensor, "B N"],
-        looks: Appearance | None = None,
+        appearance: Appearance | None = None,
     ) -> Float[Tensor, "B T height width *channels"]:
         """The mean of every pixel, objects being at known positions and of known looks."""
-        known = () if looks is None else (looks,)
+        known = () if appearance is None else (appearance,)
         drawn = (self.renderer(part, present, *known) for part in positions.split(AT_ONCE, 2))
         return torch.cat([logits.sigmoid() for logits in drawn], 1)
 
@@ -191,19 +191,19 @@ class Model(nn.Module):
         return None if self.painter is None else self.painter.draw_appearance(shape, generator)
 
     def log_prior_of(
-        self, looks: Appearance | None, present: Bool[Tensor, "B N"]
+        self, appearance: Appearance | None, present: Bool[Tensor, "B N"]
     ) -> Float[Tensor, " B"] | float:
         """The log of the probability of looks; nothing, where objects have none."""
-        if looks is None or self.painter is None:
+        if appearance is None or self.painter is None:
             return 0.0
-        return self.painter.log_prior(looks, present)
+        return self.painter.log_prior(appearance, present)
 
     def explain(
         self,
         positions: Float[Tensor, "B N T 2"],
         present: Bool[Tensor, "B N"],
         frames: Float[Tensor, "B T height width *channels"],
-        looks: Appearance | None = None,
+        appearance: Appearance | None = None,
         seen: Bool[Tensor, "B N T"] | None = None,
     ) -> Float[Tensor, "B T"]:
         """The log of p(v_t | a_t); where objects were seen matters to what is learned alone."""
@@ -213,8 +213,8 @@ class Model(nn.Module):
             places, shown = positions[:, :, time], frames[:, time]
             match self.renderer:
                 case LayeredRenderer() as renderer:
-                    assert looks is not None
-                    nats.append(renderer.log_likelihood(places, present, shown, looks))
+                    assert appearance is not None
+                    nats.append(renderer.log_likelihood(places, present, shown, appearance))
                 case SpriteRenderer() as renderer:
                     noticed = None if seen is None else seen[:, :, time]
                     nats.append(renderer.log_likelihood(places, present, shown, noticed))
@@ -281,18 +281,18 @@ def build(config: RunConfig) -> Model:
             renderer = LayeredRenderer(
                 size,
                 channels=config.data.channels,
-                num_kinds=part.num_kinds,
-                reach=part.glyph_reach,
+                num_classes=part.num_kinds,
+                radius=part.glyph_reach,
                 initial_width=part.glyph_width,
                 pixels_per_unit=part.pixels_per_unit,
             )
         else:
             renderer = SpriteRenderer(
                 size,
-                reach=part.glyph_reach,
+                radius=part.glyph_reach,
                 initial_width=part.glyph_width,
                 pixels_per_unit=part.pixels_per_unit,
-                may_hide=part.hidden_teach == "hiding",
+                models_occlusion=part.hidden_teach == "hiding",
             )
         inference = Tracker(part.window)
     else:

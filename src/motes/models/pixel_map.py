@@ -13,7 +13,7 @@ from torch import nn
 from motes.core.axes import Bool, Float, Tensor
 from motes.kalman.mixture import draw_prior
 from motes.models.model import Model
-from motes.models.sprites.renderer import Stage
+from motes.models.sprites.renderer import PixelRenderer
 
 NUM_PATHS = 64
 NUM_REWEIGHTINGS = 10
@@ -37,7 +37,7 @@ def drawn_centroids(
     slots = torch.zeros(1, model.max_objects, len(positions), 2).to(positions)
     slots[0, 0] = positions
     if model.painter is not None:
-        ink = model.painter.cover(positions)
+        ink = model.painter.coverage(positions)
     else:
         empty = model.draw(slots[:, :, :1], one)
         one[0, 0] = True
@@ -96,9 +96,9 @@ def own_map(renderer: nn.Module) -> Float[Tensor, "3 2"] | None:
     to what kinds cover on average. And of an object that something hides in part, what appears is
     not where it is.
     """
-    if not isinstance(renderer, Stage):
+    if not isinstance(renderer, PixelRenderer):
         return None
-    middle = renderer.middle()
+    middle = renderer.sprite_centre()
     if middle is None:
         return None
     origin, x, y = renderer.to_pixels(torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).double())

@@ -109,7 +109,7 @@ def sample(
     )
 
     def draw() -> Float[Tensor, "B T height width *channels"]:
-        return _render(model, path.positions, counts, belief.looks)
+        return _render(model, path.positions, counts, belief.appearance)
 
     return _answer(model, belief, draw, hidden, counts)
 
@@ -123,7 +123,7 @@ class Tracks(NamedTuple):
     covariances: Float[Tensor, "B N T 2 2"]
     states: kalman.Smoothed  # of h_t
     found: Bool[Tensor, "B N T"]  # where the object itself was seen
-    looks: Appearance | None  # of pictures
+    appearance: Appearance | None  # of pictures
 
 
 @torch.no_grad()
@@ -218,7 +218,7 @@ def most_likely_tracks(
     seen: Sightings,
     log_weights: Float[Tensor, "B N K"],
     states: kalman.Smoothed,
-    looks: Appearance | None = None,
+    appearance: Appearance | None = None,
 ) -> Tracks:
     """The tracks under each object's most likely component, as in the paper."""
     component = log_weights.argmax(-1)
@@ -232,7 +232,7 @@ def most_likely_tracks(
         covariances=torch.where(known[..., None], seen.covariances.double(), hidden.covariances),
         states=chosen,
         found=seen.found,
-        looks=looks,
+        appearance=appearance,
     )
 
 
@@ -286,12 +286,12 @@ def _render(
     model: Model,
     positions: Float[Tensor, "B N T 2"],
     num_objects: Int[Tensor, " B"],
-    looks: Appearance | None,
+    appearance: Appearance | None,
 ) -> Float[Tensor, "B T height width *channels"]:
     """Probabilities of white, or the mean of pixels, for known positions."""
     with torch.no_grad():
         drawn = positions.to(model.pixel_matrix.dtype)
-        return model.draw(drawn, model.present(num_objects), looks)
+        return model.draw(drawn, model.present(num_objects), appearance)
 
 
 def _require_room(
@@ -320,7 +320,7 @@ def _answer(
     path_covariances = tracks.states.covariances[..., :POSITION_DIM, :POSITION_DIM]
     velocities = delta * tracks.states.means[..., POSITION_DIM:]
 
-    positions, looks = tracks.positions, tracks.looks  # what drawing keeps
+    positions, appearance = tracks.positions, tracks.appearance  # what drawing keeps
 
     def shown(values: Tensor) -> Tensor:
         return blank(values[:, :N].float(), present)
@@ -350,5 +350,5 @@ def _answer(
         num_objects=num_objects,
         count_probabilities=count_probabilities,
         draw_frames=drawn(draw_frames),
-        draw_mean_frames=drawn(lambda: _render(model, positions, num_objects, looks)),
+        draw_mean_frames=drawn(lambda: _render(model, positions, num_objects, appearance)),
     )

@@ -17,7 +17,7 @@ from motes.models.layers.renderer import (
     SCALE_UNIT,
     LayeredRenderer,
 )
-from motes.models.sprites.renderer import CELLS
+from motes.models.sprites.renderer import CELLS_PER_PIXEL
 
 ROUNDS = 10  # of clustering, and of fitting kinds to their clusters
 MOST_OPAQUE = 0.98
@@ -64,15 +64,15 @@ def seed_kinds(
     (test_kinds_of_a_made_up_scene_are_found).
     """
     seed_background(renderer, frames, observed)
-    video, background = renderer.as_channels(frames).flatten(0, 1), renderer.background()
+    video, background = renderer.with_channels(frames).flatten(0, 1), renderer.background()
     counts = num_objects.repeat_interleave(frames.shape[1])
     if observed is not None:
         video, counts = video[observed.flatten()], counts[observed.flatten()]
-    cuttings = cut_out(video, background, counts, renderer.reach)
+    cuttings = cut_out(video, background, counts, renderer.radius)
     if not len(cuttings.seen):
         raise InputError(
             "no object stands alone in any frame, so none can be learned from; expected clips with "
-            f"some that are {renderer.reach} pixels or more from the border and from one another"
+            f"some that are {renderer.radius} pixels or more from the border and from one another"
         )
     some = torch.randperm(len(cuttings.seen), generator=generator)[:CUTTINGS].to(video.device)
     cuttings = Cuttings(*(part[some] for part in cuttings))
@@ -94,7 +94,7 @@ def seed_background(
     observed: Bool[Tensor, "B T"] | None,
 ) -> None:
     """Sets the background alone: the median over the seen frames."""
-    video = renderer.as_channels(frames).flatten(0, 1)
+    video = renderer.with_channels(frames).flatten(0, 1)
     video = video if observed is None else video[observed.flatten()]
     renderer.raw_background.copy_(video.median(0).values / BACKGROUND_UNIT)
 
@@ -103,50 +103,50 @@ def cut_out(
     video: Float[Tensor, "F height width C"],
     background: Float[Tensor, "height width C"],
     counts: Int[Tensor, " F"],
-    reach: int,
+    radius: int,
 ) -> Cuttings:
     """Squares around objects that stand alone, from frames with so many objects each."""
     rest = video - background
     spread = rest.abs().flatten(0, 2).median(0).values.clamp(min=1e-3)
     energy = (rest / spread).square().sum(-1)
-    smooth = avg_pool2d(energy[:, None], reach, 1, reach // 2, count_include_pad=False)
+    smooth = avg_pool2d(energy[:, None], radius, 1, radius // 2, count_include_pad=False)
     smooth = smooth[:, 0, : video.shape[1], : video.shape[2]].clone()
-    places = torch.stack([_take_best(smooth, reach) for _ in range(int(counts.max()))], 1)  # x, y
+    places = torch.stack([_take_best(smooth, radius) for _ in range(int(counts.max()))], 1)  # x, y
     there = torch.arange(places.shape[1], device=video.device) < counts[:, None]
     gap = (places[:, :, None] - places[:, None]).abs().amax(-1)
     others = there[:, None] & ~torch.eye(places.shape[1], dtype=torch.bool, device=video.device)
-    alone = ((gap > 2 * reach) | ~others).all(-1) & there
+    alone = ((gap > 2 * radius) | ~others).all(-1) & there
     weight = (rest.abs() - 3 * spread).clamp(min=0).sum(-1)
     frame, slot = alone.nonzero().unbind(1)
     centre = places[frame, slot]
     for _ in range(2):  # the second time around the centre of what the first one held
-        rows, columns, _ = _square(centre, reach, video.shape[1:3])
+        rows, columns, _ = _square(centre, radius, video.shape[1:3])
         held = weight[frame[:, None, None], rows, columns]
         mass = held.sum((1, 2)).clamp(min=1e-6)
         x, y = ((held * part).sum((1, 2)) / mass for part in (columns, rows))
         mean = torch.stack([x, y], -1)
         centre = mean.round().long()
-    rows, columns, inside = _square(centre, reach, video.shape[1:3])
+    rows, columns, inside = _square(centre, radius, video.shape[1:3])
     at = frame[:, None, None], rows, columns
     return Cuttings(video[at][inside], background[rows, columns][inside], (mean - centre)[inside])
 
 
-def _take_best(energy: Float[Tensor, "F height width"], reach: int) -> Int[Tensor, "F 2"]:
+def _take_best(energy: Float[Tensor, "F height width"], radius: int) -> Int[Tensor, "F 2"]:
     """The place of the highest energy in each frame, which is then wiped out around there."""
     height, width = energy.shape[1:]
     best = energy.flatten(1).argmax(1)
     x, y = best % width, best // width
-    far_x = (torch.arange(width, device=energy.device) - x[:, None]).abs() > reach
-    far_y = (torch.arange(height, device=energy.device) - y[:, None]).abs() > reach
+    far_x = (torch.arange(width, device=energy.device) - x[:, None]).abs() > radius
+    far_y = (torch.arange(height, device=energy.device) - y[:, None]).abs() > radius
     energy *= far_y[:, :, None] | far_x[:, None]
     return torch.stack([x, y], -1)
 
 
 def _square(
-    centre: Int[Tensor, "M 2"], reach: int, size: tuple[int, ...]
+    centre: Int[Tensor, "M 2"], radius: int, size: tuple[int, ...]
 ) -> tuple[Int[Tensor, "M side 1"], Int[Tensor, "M 1 side"], Bool[Tensor, " M"]]:
     """Rows and columns of the squares around centres, and which lie wholly in the frame."""
-    near = torch.arange(-reach, reach + 1, device=centre.device)
+    near = torch.arange(-radius, radius + 1, device=centre.device)
     rows, columns = centre[:, 1:] + near, centre[:, :1] + near
     height, width = size
     inside = (rows >= 0).all(1) & (rows < height).all(1)
@@ -229,15 +229,17 @@ def sharpen(cuttings: Cuttings, fit: Fit) -> Float[Tensor, "K cells cells"]:
     mass = (pull / weight.clamp(min=1e-6)).clamp(0, 1) * (fit.opacity[fit.kind] > FAINT)
     side = v.shape[1]
     axis = torch.arange(side, device=v.device) - side // 2
-    taps = torch.arange(side, device=v.device) * CELLS + CELLS - 1
+    taps = torch.arange(side, device=v.device) * CELLS_PER_PIXEL + CELLS_PER_PIXEL - 1
     rows, columns = (
         taps - _cell((mass.sum(dim) * axis).sum(1) / mass.sum((1, 2)).clamp(min=1e-6))[:, None]
         for dim in (2, 1)
     )
-    cells = CELLS * side
+    cells = CELLS_PER_PIXEL * side
     place = (fit.kind[:, None, None] * cells + rows[:, :, None]) * cells + columns[:, None]
     # Where few pixels fell, smooth from cell to cell, or places within a pixel would look alike.
-    smooth = interpolate(fit.opacity[None], scale_factor=CELLS, mode="bilinear")[0].flatten()
+    smooth = interpolate(fit.opacity[None], scale_factor=CELLS_PER_PIXEL, mode="bilinear")[
+        0
+    ].flatten()
     top = (FEW * smooth).index_add(0, place.flatten(), pull.flatten())
     bottom = torch.full_like(top, FEW).index_add(0, place.flatten(), weight.flatten())
     return (top / bottom).clamp(0, MOST_OPAQUE).view(-1, cells, cells)
@@ -245,4 +247,4 @@ def sharpen(cuttings: Cuttings, fit: Fit) -> Float[Tensor, "K cells cells"]:
 
 def _cell(offset: Float[Tensor, " M"]) -> Int[Tensor, " M"]:
     """In which of its pixel's cells an object is, by its distance from the pixel's middle."""
-    return ((offset + 0.5) * CELLS).floor().clamp(0, CELLS - 1).long()
+    return ((offset + 0.5) * CELLS_PER_PIXEL).floor().clamp(0, CELLS_PER_PIXEL - 1).long()

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import torch
 
 from motes.core.axes import Bool, Float, Tensor
-from motes.models.layers.likelihood_maps import Cast, Kinds, around
+from motes.models.layers.likelihood_maps import FrameObjects, SpriteClasses, render_context
 from motes.models.layers.renderer import DARKEST, LayeredRenderer
 from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.patches import Window
-from motes.models.sprites.renderer import CELLS
+from motes.models.sprites.renderer import CELLS_PER_PIXEL
 from motes.training import distributed
 
 REFITS = 2  # the second time objects are looked for with the kinds of the first
@@ -44,8 +44,8 @@ class Sums(NamedTuple):
 def drift(renderer: LayeredRenderer) -> Float[Tensor, "K phases phases 2"]:
     """How far the centre of mass of each kind is from its place, in pixels, by where that is."""
     opacity = renderer.opacities()
-    phases, reach = opacity.shape[1], renderer.reach
-    taps = torch.arange(-reach, reach + 1).to(opacity)
+    phases, radius = opacity.shape[1], renderer.radius
+    taps = torch.arange(-radius, radius + 1).to(opacity)
     places = ((torch.arange(phases) + 0.5) / phases - 0.5).to(opacity)
     mass = opacity.sum((-2, -1)).clamp(min=1e-6)
     x = (opacity.sum(-2) * taps).sum(-1) / mass - places
@@ -66,30 +66,30 @@ def gather(
     With what stands before an object and behind it known, its pixel is v = front + clear
     (behind + a (colour - behind)): linear in the opacity a, which is fitted by least squares.
     """
-    assert q.looks is not None
-    T, kinds, moved = q.seen.shape[2], Kinds.fine(renderer, 0), drift(renderer)
-    kind, order = q.looks.of_frames(T)
+    assert q.appearance is not None
+    T, kinds, moved = q.seen.shape[2], SpriteClasses.fine(renderer, 0), drift(renderer)
+    kind, order = q.appearance.of_frames(T)
     means, seen = (
         part.transpose(1, 2).flatten(0, 1) for part in (renderer.to_pixels(q.draw(noise)), q.seen)
     )
-    cast = Cast(means, kind, present.repeat_interleave(T, 0))
-    video = renderer.as_channels(frames).flatten(0, 1).flatten(1, 2)
+    cast = FrameObjects(means, kind, present.repeat_interleave(T, 0))
+    video = renderer.with_channels(frames).flatten(0, 1).flatten(1, 2)
     sums = Sums(*torch.zeros(2, *renderer.root_depth.shape).to(video))
     for n in range(means.shape[1]):
         phase = _phase(means[:, n], moved.shape[1])
         place = means[:, n] + moved[kind[:, n], phase[:, 1], phase[:, 0]]
-        near = Window.around(place[:, None], renderer.reach, renderer.image_size)
+        near = Window.around(place[:, None], renderer.radius, renderer.image_size)
         within = (near.centre[:, 0] == place.round()).all(-1)
-        rest = around(kinds, near, cast, n, order)
+        rest = render_context(kinds, near, cast, n, order)
         flat = near.flat[:, 0]
         v = video.gather(1, flat.flatten(1)[..., None].expand(-1, -1, video.shape[-1]))
-        clear = rest.clear[..., None]
+        clear = rest.transmittance[..., None]
         toward = clear * (kinds.colours[kind[:, n]][:, None, None] - rest.behind)
         left = v.view(*flat.shape, -1) - rest.front - clear * rest.behind
         counted = near.inside[:, 0] * (seen[:, n] & cast.present[:, n] & within)[:, None, None]
         pull = ((left * toward * kinds.precision).sum(-1) * counted).flatten()
         weight = ((toward.square() * kinds.precision).sum(-1) * counted).flatten()
-        cells = _cells(renderer, kind[:, n], _phase(place, CELLS))
+        cells = _cells(renderer, kind[:, n], _phase(place, CELLS_PER_PIXEL))
         sums.pull.view(-1).index_add_(0, cells, pull)
         sums.weight.view(-1).index_add_(0, cells, weight)
     unit = kinds.precision.mean()  # so that weights are squares of contrast
@@ -126,7 +126,11 @@ def _phase(place: Float[Tensor, "M 2"], phases: int) -> Tensor:
 
 def _cells(renderer: LayeredRenderer, kind: Tensor, phase: Tensor) -> Tensor:
     """The cells of the tables that pixels around objects show, one object after the other."""
-    taps = torch.arange(2 * renderer.reach + 1, device=phase.device) * CELLS + CELLS - 1
+    taps = (
+        torch.arange(2 * renderer.radius + 1, device=phase.device) * CELLS_PER_PIXEL
+        + CELLS_PER_PIXEL
+        - 1
+    )
     side = renderer.root_depth.shape[-1]
     rows, columns = taps - phase[:, 1:], taps - phase[:, :1]
     cells = (kind[:, None, None] * side + rows[:, :, None]) * side + columns[:, None]

@@ -9,16 +9,16 @@ from motes.core.axes import Bool, Float, Int, Tensor
 from motes.models.layers.renderer import FINER, LayeredRenderer, opacity_at
 from motes.models.layers.subpixel import ZOOM
 from motes.models.sprites.likelihood_maps import (
-    Look,
     PixelGaussian,
-    from_left_to_right,
+    WindowPosterior,
+    left_to_right_order,
     mahalanobis,
     probabilities,
 )
 from motes.models.sprites.patches import Window, window_offsets
 
 
-class Kinds(NamedTuple):
+class SpriteClasses(NamedTuple):
     """What looking needs of the renderer; `phases` and `window` are those of `places.SpriteTemplate`."""
 
     kernels: Float[Tensor, "K*phases*phases pictures taps taps"]
@@ -26,14 +26,14 @@ class Kinds(NamedTuple):
     colours: Float[Tensor, "K C"]
     background: Float[Tensor, "height width C"]
     precision: Float[Tensor, " C"]
-    log_shares: Float[Tensor, " K"]
+    log_class_prior: Float[Tensor, " K"]
     phases: int
     window: int
 
     @staticmethod
-    def coarse(renderer: LayeredRenderer, window: int) -> "Kinds":
+    def coarse(renderer: LayeredRenderer, window: int) -> "SpriteClasses":
         """Kinds of objects that are anywhere in their pixel: a mean over places in it."""
-        fine = Kinds.fine(renderer, window)
+        fine = SpriteClasses.fine(renderer, window)
         return fine._replace(
             kernels=fine.kernels.unflatten(0, (len(fine.table), -1)).mean(1),
             table=fine.table.mean(1, keepdim=True),
@@ -41,7 +41,7 @@ class Kinds(NamedTuple):
         )
 
     @staticmethod
-    def fine(renderer: LayeredRenderer, window: int) -> "Kinds":
+    def fine(renderer: LayeredRenderer, window: int) -> "SpriteClasses":
         """Kinds of objects in each cell of their pixel.
 
         With an object of opacity a and colour c before a picture b, what is left unexplained of
@@ -55,25 +55,25 @@ class Kinds(NamedTuple):
         a = opacity.flatten(1, 2)[:, :, None]
         c = renderer.colours()[:, None, :, None, None]
         kernels = torch.cat([a * c, a, (a * c).square(), a.square() * c, a.square()], 2)
-        return Kinds(
+        return SpriteClasses(
             kernels=kernels.flatten(0, 1),
-            table=renderer.padded(),
+            table=renderer.padded_opacities(),
             colours=renderer.colours(),
             background=renderer.background(),
             precision=renderer.scale().pow(-2),
-            log_shares=renderer.kind_logits.log_softmax(-1),
+            log_class_prior=renderer.kind_logits.log_softmax(-1),
             phases=opacity.shape[1],
             window=window,
         )
 
     @property
-    def reach(self) -> int:
+    def radius(self) -> int:
         """Pixels from the centre of a glyph to its border."""
         return self.kernels.shape[-1] // 2
 
-    def around(self, mean: Float[Tensor, "M 2"]) -> Window:
+    def window_around(self, mean: Float[Tensor, "M 2"]) -> Window:
         """The window in which an object is looked for."""
-        return Window.around(mean[:, None], self.window + self.reach, self.image_size)
+        return Window.around(mean[:, None], self.window + self.radius, self.image_size)
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -81,18 +81,18 @@ class Kinds(NamedTuple):
         return self.background.shape[0], self.background.shape[1]
 
 
-class Around(NamedTuple):
+class ContextLayers(NamedTuple):
     """What a frame shows around one object without it: before it, behind it, and the rest."""
 
     behind: Float[Tensor, "M side side C"]
     front: Float[Tensor, "M side side C"]  # already weighted by its opacity
-    clear: Float[Tensor, "M side side"]  # how much of what is behind shows
+    transmittance: Float[Tensor, "M side side"]  # how much of what is behind shows
 
     def pictures(
         self, v: Float[Tensor, "M side side C"], precision: Float[Tensor, " C"]
     ) -> Float[Tensor, "M pictures side side"]:
-        """The pictures that go with the kernels of `Kinds`."""
-        F, b = self.clear[..., None], self.behind
+        """The pictures that go with the kernels of `SpriteClasses`."""
+        F, b = self.transmittance[..., None], self.behind
         r = v - self.front - F * b
         squares = (F.square() * b.square() * precision).sum(-1, keepdim=True)
         parts = [
@@ -105,36 +105,47 @@ class Around(NamedTuple):
         return torch.cat([part.expand(*b.shape[:-1], -1) for part in parts], -1).movedim(-1, 1)
 
 
-class Found(NamedTuple):
+class ClassPosteriors(NamedTuple):
     """What a frame tells of an object, if it is of each of some kinds."""
 
-    look: Look  # M K, the posterior over places
+    windows: WindowPosterior  # M K, the posterior over places
     evidence: Float[Tensor, "M K"]  # nats by which the frame is better explained than without it
 
-    def of_kind(self, kind: Int[Tensor, " M"]) -> Look:
+    def select_class(self, sprite_class: Int[Tensor, " M"]) -> WindowPosterior:
         """The posterior over places for an object of a kind."""
-        rows = torch.arange(len(kind), device=kind.device)
-        centre, log_weights, told = (
-            part[rows, kind] for part in (self.look.centre, self.look.log_weights, self.look.told)
+        rows = torch.arange(len(sprite_class), device=sprite_class.device)
+        centre, log_weights, log_likelihood_ratio = (
+            part[rows, sprite_class]
+            for part in (
+                self.windows.centre,
+                self.windows.log_weights,
+                self.windows.log_likelihood_ratio,
+            )
         )
-        return self.look._replace(centre=centre, log_weights=log_weights, told=told)
+        return self.windows._replace(
+            centre=centre, log_weights=log_weights, log_likelihood_ratio=log_likelihood_ratio
+        )
 
 
-class Cast(NamedTuple):
+class FrameObjects(NamedTuple):
     """The objects of frames as they stand for now."""
 
     mean: Float[Tensor, "M N 2"]
-    kind: Int[Tensor, "M N"]
+    sprite_class: Int[Tensor, "M N"]
     present: Bool[Tensor, "M N"]
 
 
-def around(
-    kinds: Kinds, near: Window, cast: Cast, n: int, order: Int[Tensor, "M N"] | None
-) -> Around:
+def render_context(
+    classes: SpriteClasses,
+    near: Window,
+    cast: FrameObjects,
+    n: int,
+    order: Int[Tensor, "M N"] | None,
+) -> ContextLayers:
     """What a frame shows around object n without it.
 
     Args:
-        kinds: how objects look.
+        classes: how objects look.
         near: the window of object n.
         cast: all objects.
         n: the one that is left out.
@@ -143,78 +154,80 @@ def around(
     """
     others = cast.present.clone()
     others[:, n] = False
-    opacity = opacity_at(kinds.table, cast.kind, cast.mean, near.x, near.y)
+    opacity = opacity_at(classes.table, cast.sprite_class, cast.mean, near.x, near.y)
     opacity = opacity * others[..., None, None]
-    behind = kinds.background.flatten(0, 1)[near.flat[:, 0]]
-    front, clear = torch.zeros_like(behind), torch.ones_like(behind[..., 0])
-    colour = kinds.colours[cast.kind]
+    behind = classes.background.flatten(0, 1)[near.flat[:, 0]]
+    front, transmittance = torch.zeros_like(behind), torch.ones_like(behind[..., 0])
+    colour = classes.colours[cast.sprite_class]
     own_turn = (
         torch.zeros_like(others[:, 0]) if order is not None else torch.ones_like(others[:, 0])
     )
     places = range(cast.mean.shape[1])
     for place in places:
-        m = torch.full_like(cast.kind[:, 0], place) if order is None else order[:, place]
+        m = torch.full_like(cast.sprite_class[:, 0], place) if order is None else order[:, place]
         own_turn = own_turn | (m == n)
         a = opacity.take_along_dim(m[:, None, None, None], 1)[:, 0, ..., None]
         c = colour.take_along_dim(m[:, None, None], 1)[:, :, None]
         before = own_turn[:, None, None, None]
         behind = torch.where(before, behind, behind + a * (c - behind))
         front = torch.where(before, front + a * (c - front), front)
-        clear = torch.where(before[..., 0], clear * (1 - a[..., 0]), clear)
-    return Around(behind, front, clear)
+        transmittance = torch.where(before[..., 0], transmittance * (1 - a[..., 0]), transmittance)
+    return ContextLayers(behind, front, transmittance)
 
 
-def look(
-    kinds: Kinds,
+def evaluate_window(
+    classes: SpriteClasses,
     seen: Float[Tensor, "M side side C"],
     near: Window,
-    rest: Around,
+    rest: ContextLayers,
     prior: PixelGaussian,
-    kind: Int[Tensor, " M"] | None = None,
-) -> Found:
+    sprite_class: Int[Tensor, " M"] | None = None,
+) -> ClassPosteriors:
     """How well an object of each kind at each place of a window would explain a frame.
 
     Args:
-        kinds: how objects look.
+        classes: how objects look.
         seen: what the frame shows through the window.
         near: the window.
         rest: what it would show there without the object.
         prior: where the object should be.
-        kind: its kind, if that is known: then no other is tried.
+        sprite_class: its kind, if that is known: then no other is tried.
 
     Law: equals a loop over kinds and places (test_looking_at_a_picture_equals_the_naive_loop).
     """
-    pictures = rest.pictures(seen, kinds.precision) * near.inside
-    offsets = window_offsets(kinds.phases, kinds.window).to(seen)
+    pictures = rest.pictures(seen, classes.precision) * near.inside
+    offsets = window_offsets(classes.phases, classes.window).to(seen)
     away = near.centre + offsets - prior.mean[:, None]
     before = (-0.5 * mahalanobis(away, prior.covariance)).log_softmax(-1)
-    score = _scores(kinds, pictures, kind)
+    score = _scores(classes, pictures, sprite_class)
     joint = score + before[:, None]
     after = joint.log_softmax(-1)
-    told = (probabilities(after) * score).sum(-1)
-    centre = near.centre.to(seen).expand(*told.shape, 2)
-    looked = Look(centre, after, offsets, 1 / kinds.phases, told)
-    return Found(looked, joint.logsumexp(-1))
+    log_likelihood_ratio = (probabilities(after) * score).sum(-1)
+    centre = near.centre.to(seen).expand(*log_likelihood_ratio.shape, 2)
+    looked = WindowPosterior(centre, after, offsets, 1 / classes.phases, log_likelihood_ratio)
+    return ClassPosteriors(looked, joint.logsumexp(-1))
 
 
 def _scores(
-    kinds: Kinds, pictures: Float[Tensor, "M pictures side side"], kind: Int[Tensor, " M"] | None
+    classes: SpriteClasses,
+    pictures: Float[Tensor, "M pictures side side"],
+    sprite_class: Int[Tensor, " M"] | None,
 ) -> Float[Tensor, "M K places"]:
     """Nats that objects of all kinds gain at all places, or those of their own."""
-    K = len(kinds.colours)
-    if kind is None:
-        of_all: Tensor = conv2d(pictures, kinds.kernels).unflatten(1, (K, -1))
+    K = len(classes.colours)
+    if sprite_class is None:
+        of_all: Tensor = conv2d(pictures, classes.kernels).unflatten(1, (K, -1))
         return of_all.flatten(2)
-    side = 2 * kinds.window + 1
-    scores = pictures.new_empty(len(kind), len(kinds.kernels) // K, side, side)
-    for k, kernels in enumerate(kinds.kernels.unflatten(0, (K, -1))):
-        rows = (kind == k).nonzero()[:, 0]
+    side = 2 * classes.window + 1
+    scores = pictures.new_empty(len(sprite_class), len(classes.kernels) // K, side, side)
+    for k, kernels in enumerate(classes.kernels.unflatten(0, (K, -1))):
+        rows = (sprite_class == k).nonzero()[:, 0]
         scores[rows] = conv2d(pictures[rows], kernels)
     return scores.flatten(1)[:, None]
 
 
 def detect(
-    kinds: Kinds,
+    classes: SpriteClasses,
     v: Float[Tensor, "M height width C"],
     num_objects: Int[Tensor, " M"],
     slots: int,
@@ -224,23 +237,27 @@ def detect(
     The best is taken first and painted over the background, so that the next one explains what
     is left.
     """
-    height, width = kinds.image_size
-    taken = v.new_zeros(len(v), 0, 2)
-    kind = num_objects.new_zeros(len(v), 0)
+    height, width = classes.image_size
+    select = v.new_zeros(len(v), 0, 2)
+    sprite_class = num_objects.new_zeros(len(v), 0)
     x, y = (torch.arange(size, device=v.device) for size in (width, height))
-    mean = kinds.background.expand(len(v), -1, -1, -1)
+    mean = classes.background.expand(len(v), -1, -1, -1)
     nothing = torch.zeros_like(mean)
     for _ in range(slots):
-        rest = Around(mean, nothing, torch.ones_like(mean[..., 0]))
-        pictures = rest.pictures(v, kinds.precision)
+        rest = ContextLayers(mean, nothing, torch.ones_like(mean[..., 0]))
+        pictures = rest.pictures(v, classes.precision)
         score = (
-            conv2d(pictures, kinds.kernels, padding=kinds.reach) + kinds.log_shares[:, None, None]
+            conv2d(pictures, classes.kernels, padding=classes.radius)
+            + classes.log_class_prior[:, None, None]
         )
         best = score.flatten(1).argmax(1)
         which, place = best // (height * width), best % (height * width)
         where = torch.stack([place % width, place // width], -1).to(v)
-        a = opacity_at(kinds.table, which, where, x, y)[..., None]
-        mean = mean + a * (kinds.colours[which][:, None, None] - mean)
-        taken, kind = torch.cat([taken, where[:, None]], 1), torch.cat([kind, which[:, None]], 1)
-    order = from_left_to_right(taken, num_objects, width)
-    return taken.take_along_dim(order[..., None], 1), kind.take_along_dim(order, 1)
+        a = opacity_at(classes.table, which, where, x, y)[..., None]
+        mean = mean + a * (classes.colours[which][:, None, None] - mean)
+        select, sprite_class = (
+            torch.cat([select, where[:, None]], 1),
+            torch.cat([sprite_class, which[:, None]], 1),
+        )
+    order = left_to_right_order(select, num_objects, width)
+    return select.take_along_dim(order[..., None], 1), sprite_class.take_along_dim(order, 1)

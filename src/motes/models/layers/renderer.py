@@ -8,13 +8,13 @@ from torch import nn
 from torch.nn.functional import interpolate, pad
 
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.models.sprites.patches import Shown, Window
-from motes.models.sprites.renderer import CELLS, Stage, by_phase
+from motes.models.sprites.patches import FrameBatch, Window
+from motes.models.sprites.renderer import CELLS_PER_PIXEL, PixelRenderer, phase_kernels
 
 # Units of the free numbers, so that one learning rate suits them and the glyphs: a background is
 # known to a hundredth from the start, a colour to a tenth.
 BACKGROUND_UNIT, COLOUR_UNIT, SCALE_UNIT = 0.01, 0.1, 0.3
-LEAST_SCALE = 2e-3  # half a level of 256: frames tell no more
+MIN_SCALE = 2e-3  # half a level of 256: frames tell no more
 FINER = 8  # places told apart in a cell of the table when it is painted, along each axis
 DARKEST = 1e-4  # and 1 - DARKEST the brightest, so that a picture has logits
 
@@ -22,25 +22,27 @@ DARKEST = 1e-4  # and 1 - DARKEST the brightest, so that a picture has logits
 class Appearance(NamedTuple):
     """What is known of objects beside their places, through a whole clip."""
 
-    kind: Int[Tensor, "B N"]
+    sprite_class: Int[Tensor, "B N"]
     order: Int[Tensor, "B N"]  # the objects from the back to the front
 
-    def taken(self, clips: Int[Tensor, " b"]) -> "Appearance":
+    def select(self, clips: Int[Tensor, " b"]) -> "Appearance":
         """Those of some of the clips."""
-        return Appearance(self.kind[clips], self.order[clips])
+        return Appearance(self.sprite_class[clips], self.order[clips])
 
     def widened(self, slots: int) -> "Appearance":
         """With slots for so many objects; those after the last are of any kind, in front."""
-        B, size = self.kind.shape
-        more = torch.arange(size, slots, device=self.kind.device).expand(B, -1)
-        return Appearance(torch.cat([self.kind, 0 * more], 1), torch.cat([self.order, more], 1))
+        B, size = self.sprite_class.shape
+        more = torch.arange(size, slots, device=self.sprite_class.device).expand(B, -1)
+        return Appearance(
+            torch.cat([self.sprite_class, 0 * more], 1), torch.cat([self.order, more], 1)
+        )
 
     def of_frames(self, num_frames: int) -> "Appearance":
         """Those of the frames of the clips, one clip after the other."""
         return Appearance(*(part.repeat_interleave(num_frames, 0) for part in self))
 
 
-class LayeredRenderer(Stage):
+class LayeredRenderer(PixelRenderer):
     """Paints objects from the back to the front, each with the glyph and the colour of its kind.
 
         mean = background;  for n from the back: mean += opacity_n (colour_n - mean)
@@ -59,49 +61,51 @@ class LayeredRenderer(Stage):
         image_size: tuple[int, int],
         *,
         channels: int,
-        num_kinds: int,
-        reach: int,
+        num_classes: int,
+        radius: int,
         initial_width: float,
         pixels_per_unit: float,
     ) -> None:
-        """Build a renderer whose kinds differ in brightness alone, see `kinds.seed_kinds`.
+        """Build a renderer whose kinds differ in brightness alone, see `classes.seed_kinds`.
 
         Args:
             image_size: height and width of a frame in pixels.
             channels: 1 for grey, 3 for colour.
-            num_kinds: kinds of object.
-            reach: pixels from the centre of a glyph to its border.
+            num_classes: kinds of object.
+            radius: pixels from the centre of a glyph to its border.
             initial_width: standard deviation of the blobs in pixels.
             pixels_per_unit: scale of latent positions.
         """
-        super().__init__(image_size, reach, pixels_per_unit)
+        super().__init__(image_size, radius, pixels_per_unit)
         self.channels = channels
         axis = self.cell_offsets()
         blob = (-0.25 * (axis[:, None].square() + axis.square()) / initial_width**2).exp()
-        shades = torch.linspace(1, 0, num_kinds + 1)[:-1, None].expand(-1, channels)
-        self.root_depth = nn.Parameter(blob.repeat(num_kinds, 1, 1))
+        shades = torch.linspace(1, 0, num_classes + 1)[:-1, None].expand(-1, channels)
+        self.root_depth = nn.Parameter(blob.repeat(num_classes, 1, 1))
         self.raw_colour = nn.Parameter(shades / COLOUR_UNIT)
         self.raw_background = nn.Parameter(torch.zeros(*image_size, channels))
         self.raw_scale = nn.Parameter(torch.full((channels,), math.log(0.1) / SCALE_UNIT))
-        self.kind_logits = nn.Parameter(torch.zeros(num_kinds))
+        self.kind_logits = nn.Parameter(torch.zeros(num_classes))
 
     def forward(
         self,
         positions: Float[Tensor, "B N T 2"],
         present: Bool[Tensor, "B N"],
-        looks: Appearance | None = None,
+        appearance: Appearance | None = None,
     ) -> Float[Tensor, "B T height width *channels"]:
         """Return the logit of the mean of each pixel.
 
         Without looks, objects are of the likeliest kind and the first one stands behind.
         """
         B, N, T, _ = positions.shape
-        if looks is None:
-            kind = self.kind_logits.argmax().expand(B, N)
-            looks = Appearance(kind, torch.arange(N, device=kind.device).expand(B, N))
+        if appearance is None:
+            sprite_class = self.kind_logits.argmax().expand(B, N)
+            appearance = Appearance(
+                sprite_class, torch.arange(N, device=sprite_class.device).expand(B, N)
+            )
         height, width = self.image_size
         x, y = (torch.arange(size, device=positions.device) for size in (width, height))
-        opacity, colour = self._layers(positions, present, looks, x, y)
+        opacity, colour = self._layers(positions, present, appearance, x, y)
         mean = self.background().expand(B * T, height, width, -1)
         for n in range(N):
             mean = mean + opacity[:, n, ..., None] * (colour[:, n, None, None] - mean)
@@ -112,32 +116,39 @@ class LayeredRenderer(Stage):
         self,
         positions: Float[Tensor, "B N T 2"],
         present: Bool[Tensor, "B N"],
-        looks: Appearance,
+        appearance: Appearance,
         x: Int[Tensor, " columns"],
         y: Int[Tensor, " rows"],
     ) -> tuple[Float[Tensor, "M N rows columns"], Float[Tensor, "M N C"]]:
         """Opacities of the objects of all frames at these pixels, and colours, back to front."""
-        pixels, kind, there = self._in_order(positions, present, looks)
-        opacity = opacity_at(self.padded(), kind, pixels, x, y) * there[..., None, None]
-        return opacity, self.colours()[kind]
+        pixels, sprite_class, there = self._in_order(positions, present, appearance)
+        opacity = (
+            opacity_at(self.padded_opacities(), sprite_class, pixels, x, y) * there[..., None, None]
+        )
+        return opacity, self.colours()[sprite_class]
 
     def _in_order(
-        self, positions: Float[Tensor, "B N T 2"], present: Bool[Tensor, "B N"], looks: Appearance
+        self,
+        positions: Float[Tensor, "B N T 2"],
+        present: Bool[Tensor, "B N"],
+        appearance: Appearance,
     ) -> tuple[Float[Tensor, "M N 2"], Int[Tensor, "M N"], Bool[Tensor, "M N"]]:
         """Pixels, kinds and presence of the objects of all frames, from the back to the front."""
         T = positions.shape[2]
         placed = torch.where(present[:, :, None, None], positions, 0)
-        placed = placed.take_along_dim(looks.order[:, :, None, None], 1)
-        kind, there = (part.take_along_dim(looks.order, 1) for part in (looks.kind, present))
+        placed = placed.take_along_dim(appearance.order[:, :, None, None], 1)
+        sprite_class, there = (
+            part.take_along_dim(appearance.order, 1) for part in (appearance.sprite_class, present)
+        )
         pixels = self.to_pixels(placed).transpose(1, 2).flatten(0, 1)
-        return pixels, kind.repeat_interleave(T, 0), there.repeat_interleave(T, 0)
+        return pixels, sprite_class.repeat_interleave(T, 0), there.repeat_interleave(T, 0)
 
     def log_likelihood(
         self,
         positions: Float[Tensor, "B N T 2"],
         present: Bool[Tensor, "B N"],
         frames: Float[Tensor, "B T height width *channels"],
-        looks: Appearance,
+        appearance: Appearance,
     ) -> Float[Tensor, "B T"]:
         """Return the log of p(v_t | a_t, looks), summed over pixels.
 
@@ -147,11 +158,11 @@ class LayeredRenderer(Stage):
         Law: equals the Gaussian density of `forward`
         (test_the_likelihood_of_a_picture_is_that_of_its_mean).
         """
-        pictures, b = self.as_channels(frames), self.background()
+        pictures, b = self.with_channels(frames), self.background()
         clips = torch.arange(len(frames), device=frames.device)
         observed = torch.ones(frames.shape[:2], dtype=torch.bool, device=frames.device)
-        shown = Shown.during(pictures, clips, observed, slice(None))
-        gained = self.gain(positions, present, looks, shown)
+        batch = FrameBatch.during(pictures, clips, observed, slice(None))
+        gained = self.gain(positions, present, appearance, batch)
         # (v - b)^2 written out, because v is large and b is one for all frames.
         crossed = torch.einsum("btyxc,yxc->btc", pictures, b)
         squares = pictures.square().sum((2, 3)) - 2 * crossed + b.square().sum((0, 1))
@@ -163,8 +174,8 @@ class LayeredRenderer(Stage):
         self,
         positions: Float[Tensor, "B N T 2"],
         present: Bool[Tensor, "B N"],
-        looks: Appearance,
-        shown: Shown,
+        appearance: Appearance,
+        batch: FrameBatch,
         layers: tuple[int, ...] | None = None,
     ) -> Float[Tensor, "B T"]:
         """Return by how many nats objects explain frames better than the background alone.
@@ -172,18 +183,18 @@ class LayeredRenderer(Stage):
         Args:
             positions: of the objects.
             present: which of them are there.
-            looks: of the objects.
-            shown: the frames.
+            appearance: of the objects.
+            batch: the frames.
             layers: places in the order; then the pixels around the objects there count alone.
         """
-        pixels, kind, there = self._in_order(positions, present, looks)
+        pixels, sprite_class, there = self._in_order(positions, present, appearance)
         counted = range(positions.shape[1]) if layers is None else layers
-        near = Window.around(pixels[:, counted], self.reach, self.image_size)
+        near = Window.around(pixels[:, counted], self.radius, self.image_size)
         x, y = near.x[:, :, None], near.y[:, :, None]  # in the window of n, objects m
-        opacity = opacity_at(self.padded(), kind[:, None], pixels[:, None], x, y)
+        opacity = opacity_at(self.padded_opacities(), sprite_class[:, None], pixels[:, None], x, y)
         opacity = opacity * there[:, None, :, None, None]
-        colour = self.colours()[kind]
-        seen, empty = shown.through(near), self.background().flatten(0, 1)[near.flat]
+        colour = self.colours()[sprite_class]
+        seen, empty = batch.through(near), self.background().flatten(0, 1)[near.flat]
         mean = empty
         for m in range(positions.shape[1]):
             mean = mean + opacity[:, :, m, ..., None] * (colour[:, None, m, None, None] - mean)
@@ -197,42 +208,48 @@ class LayeredRenderer(Stage):
     def draw_appearance(self, shape: tuple[int, ...], generator: torch.Generator) -> Appearance:
         """Return kinds and orders of imagined objects, [B, N]."""
         shares = self.kind_logits.softmax(-1).cpu()
-        kind = torch.multinomial(shares, math.prod(shape), True, generator=generator).view(shape)
+        sprite_class = torch.multinomial(shares, math.prod(shape), True, generator=generator).view(
+            shape
+        )
         order = torch.rand(shape, generator=generator).argsort(-1)
-        return Appearance(kind.to(self.kind_logits.device), order.to(self.kind_logits.device))
+        return Appearance(
+            sprite_class.to(self.kind_logits.device), order.to(self.kind_logits.device)
+        )
 
-    def log_prior(self, looks: Appearance, present: Bool[Tensor, "B N"]) -> Float[Tensor, " B"]:
+    def log_prior(
+        self, appearance: Appearance, present: Bool[Tensor, "B N"]
+    ) -> Float[Tensor, " B"]:
         """Return the log probability of the kinds and of the order of the objects of a clip."""
-        share = self.kind_logits.log_softmax(-1)[looks.kind]
+        share = self.kind_logits.log_softmax(-1)[appearance.sprite_class]
         orders = torch.lgamma(present.sum(1) + 1.0)
         return torch.where(present, share, 0.0).sum(1) - orders
 
-    def cover(self, positions: Float[Tensor, "M 2"]) -> Float[Tensor, "M height width"]:
+    def coverage(self, positions: Float[Tensor, "M 2"]) -> Float[Tensor, "M height width"]:
         """How much of each pixel one object covers, on average over kinds."""
         height, width = self.image_size
         x, y = (torch.arange(size, device=positions.device) for size in (width, height))
         shares = self.kind_logits.softmax(-1)
-        table = torch.einsum("k,kpyx->pyx", shares, self.padded())[None]
-        kind = torch.zeros(len(positions), dtype=torch.int64, device=positions.device)
-        return opacity_at(table, kind, self.to_pixels(positions), x, y)
+        table = torch.einsum("k,kpyx->pyx", shares, self.padded_opacities())[None]
+        sprite_class = torch.zeros(len(positions), dtype=torch.int64, device=positions.device)
+        return opacity_at(table, sprite_class, self.to_pixels(positions), x, y)
 
-    def middle(self) -> Float[Tensor, " 2"]:
+    def sprite_centre(self) -> Float[Tensor, " 2"]:
         """The place itself: tables are centred on their mass. [Choice 35]."""
         return torch.zeros(2)
 
-    def as_channels(
+    def with_channels(
         self, frames: Float[Tensor, "B T height width *channels"]
     ) -> Float[Tensor, "B T height width C"]:
         """Frames with a last axis of channels, grey ones too."""
         return frames[..., None] if frames.ndim == 4 else frames
 
     def opacities(self, finer: int = FINER) -> Float[Tensor, "K phases phases taps taps"]:
-        """How much an object of each kind covers of the pixels around it, see `by_phase`."""
+        """How much an object of each kind covers of the pixels around it, see `phase_kernels`."""
         table = -torch.expm1(-self.root_depth.square())
         fine = interpolate(table[None], scale_factor=finer, mode="bilinear", align_corners=False)
-        return by_phase(fine[0], finer * CELLS)
+        return phase_kernels(fine[0], finer * CELLS_PER_PIXEL)
 
-    def padded(self) -> Float[Tensor, "K phases side side"]:
+    def padded_opacities(self) -> Float[Tensor, "K phases side side"]:
         """The opacities with a border of nothing, as `opacity_at` reads them."""
         return pad(self.opacities().flatten(1, 2), (1, 1, 1, 1))
 
@@ -246,12 +263,12 @@ class LayeredRenderer(Stage):
 
     def scale(self) -> Float[Tensor, " C"]:
         """The standard deviation of a pixel in each channel."""
-        return (SCALE_UNIT * self.raw_scale).exp() + LEAST_SCALE
+        return (SCALE_UNIT * self.raw_scale).exp() + MIN_SCALE
 
 
 def opacity_at(
     table: Float[Tensor, "K phases side side"],
-    kind: Int[Tensor, "*#batch"],
+    sprite_class: Int[Tensor, "*#batch"],
     centre: Float[Tensor, "*#batch 2"],
     x: Int[Tensor, "... columns"],
     y: Int[Tensor, "... rows"],
@@ -261,7 +278,7 @@ def opacity_at(
     Args:
         table: opacities by kind and place in a pixel, with a border of nothing; of one place, if
             they are those of an object that is anywhere in its pixel.
-        kind: of each object.
+        sprite_class: of each object.
         centre: of each object, in pixels.
         x: columns of each object's grid, one axis more than objects, or one grid for all.
         y: rows.
@@ -271,7 +288,7 @@ def opacity_at(
     # Far away is as good as just beyond the border, and fits an integer.
     corner = centre.clamp(-1e4, 1e4).round()
     phase = ((centre - corner + 0.5) * cells).floor().clamp(0, cells - 1).long()
-    which = kind * cells**2 + phase[..., 1] * cells + phase[..., 0]
+    which = sprite_class * cells**2 + phase[..., 1] * cells + phase[..., 0]
     column = (x - corner[..., :1].long() + side // 2).clamp(0, side - 1)
     row = (y - corner[..., 1:].long() + side // 2).clamp(0, side - 1)
     place = (which[..., None, None] * side + row[..., :, None]) * side + column[..., None, :]

@@ -8,18 +8,30 @@ import torch
 
 from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.models.layers.likelihood_maps import Cast, Found, Kinds, around, detect, look
+from motes.models.layers.likelihood_maps import (
+    ClassPosteriors,
+    FrameObjects,
+    SpriteClasses,
+    detect,
+    evaluate_window,
+    render_context,
+)
 from motes.models.layers.renderer import Appearance, LayeredRenderer
-from motes.models.layers.subpixel import zoomed
-from motes.models.sprites.forward_pass import LOOKS, Scene, Sightings, predict_place
-from motes.models.sprites.likelihood_maps import TOLD, Look, PixelGaussian, chosen, mahalanobis
+from motes.models.layers.subpixel import refine_subpixel
+from motes.models.sprites.forward_pass import PASSES_PER_FRAME, Scene, Sightings, predict_place
+from motes.models.sprites.likelihood_maps import (
+    MIN_LLR,
+    PixelGaussian,
+    WindowPosterior,
+    mahalanobis,
+)
 
-TOO_FAR = 16.0  # four standard deviations, squared: a sighting in three thousand
+MAX_MAHALANOBIS = 16.0  # four standard deviations, squared: a sighting in three thousand
 AT_ONCE = 2**9  # frames, for each object, that are looked at side by side: bounds memory
 
 
-def follow(
-    scene: Scene[LayeredRenderer], kinds: Kinds, trusted: Bool[Tensor, "B T"]
+def forward_pass(
+    scene: Scene[LayeredRenderer], classes: SpriteClasses, trusted: Bool[Tensor, "B T"]
 ) -> tuple[Sightings, Int[Tensor, "B N"]]:
     """Finds the objects in the first trusted frame and follows them forwards; places and kinds.
 
@@ -31,60 +43,62 @@ def follow(
     belief = kalman.StateEstimate(components.initial_mean, components.initial_covariance)
     log_weights = scene.dynamics.log_weights().expand(B, N, -1)
     first = trusted.int().argmax(1)
-    start, kind = detect(kinds, scene.frame(first), scene.num_objects, N)
-    wide = (kinds.reach**2 / 4 * torch.eye(2, device=start.device)).expand(B, N, 2, 2)
-    tally = kinds.log_shares.expand(B, N, -1)
+    start, sprite_class = detect(classes, scene.frame(first), scene.num_objects, N)
+    wide = (classes.radius**2 / 4 * torch.eye(2, device=start.device)).expand(B, N, 2, 2)
+    tally = classes.log_class_prior.expand(B, N, -1)
     found = []
     for t in range(T):
-        shown = scene.shown(slice(t, t + 1))
+        shown = scene.frame_batch(slice(t, t + 1))
         prediction = predict_place(components, belief, log_weights, renderer)
         new = (first == t)[:, None].expand(B, N)
-        guess = chosen(new, PixelGaussian(start, wide), prediction)
-        prior = chosen(new, PixelGaussian(start, 1e6 * wide), prediction)
+        guess = PixelGaussian.where(new, PixelGaussian(start, wide), prediction)
+        prior = PixelGaussian.where(new, PixelGaussian(start, 1e6 * wide), prediction)
         place, told = (
             PixelGaussian(*(part.clone() for part in guess)),
             torch.zeros_like(guess.mean[..., 0]),
         )
         evidence = torch.zeros_like(tally)
-        for _ in range(LOOKS):
+        for _ in range(PASSES_PER_FRAME):
             for n in range(N):
-                near = kinds.around(place.mean[:, n])
-                rest = around(kinds, near, Cast(place.mean, kind, present), n, None)
+                near = classes.window_around(place.mean[:, n])
+                rest = render_context(
+                    classes, near, FrameObjects(place.mean, sprite_class, present), n, None
+                )
                 its_prior = PixelGaussian(prior.mean[:, n], prior.covariance[:, n])
-                seen_n = look(kinds, shown.through(near)[:, 0], near, rest, its_prior)
+                seen_n = evaluate_window(classes, shown.through(near)[:, 0], near, rest, its_prior)
                 evidence[:, n] = seen_n.evidence
-                looked = seen_n.of_kind((tally[:, n] + evidence[:, n]).argmax(-1))
-                place.mean[:, n], place.covariance[:, n] = looked.place()
-                told[:, n] = looked.told
-        seen = trusted[:, t, None] & (told > TOLD)
-        place = chosen(seen, place, guess)
+                looked = seen_n.select_class((tally[:, n] + evidence[:, n]).argmax(-1))
+                place.mean[:, n], place.covariance[:, n] = looked.moments()
+                told[:, n] = looked.log_likelihood_ratio
+        seen = trusted[:, t, None] & (told > MIN_LLR)
+        place = PixelGaussian.where(seen, place, guess)
         tally = torch.where(seen[..., None], tally + evidence, tally)
-        kind = torch.where(seen, tally.argmax(-1), kind)
+        sprite_class = torch.where(seen, tally.argmax(-1), sprite_class)
         found.append(Sightings(place, seen))
         position = renderer.from_pixels(place.mean)[:, :, None]
         belief, log_density = kalman.update(components, *belief, position, seen[..., None])
         log_weights = log_weights + log_density
         belief = kalman.predict(components, *belief)
-    return Sightings.joined([sighting.one_frame() for sighting in found], 2), kind
+    return Sightings.joined([sighting.one_frame() for sighting in found], 2), sprite_class
 
 
-class Objects(NamedTuple):
+class TrackState(NamedTuple):
     """Objects through all frames, as they stand while one after the other is looked for."""
 
     mean: Float[Tensor, "B N T 2"]
-    looks: Appearance
+    appearance: Appearance
     expected: PixelGaussian  # the prior, B N T
 
 
-def find(
+def evaluate_object(
     scene: Scene[LayeredRenderer],
-    kinds: Kinds,
-    objects: Objects,
+    classes: SpriteClasses,
+    objects: TrackState,
     n: int,
     time: slice,
     *,
     known: bool,
-) -> tuple[Found, Sightings]:
+) -> tuple[ClassPosteriors, Sightings]:
     """Appearance for an object near where it stands, in a stretch of frames: [M K], all frames in a row.
 
     A sighting that the other frames all but exclude is none: two objects that were mistaken for
@@ -92,35 +106,39 @@ def find(
 
     Args:
         scene: frames.
-        kinds: how objects look.
+        classes: how objects look.
         objects: all of them, the one that is looked for among them.
         n: which it is.
         time: of the frames.
         known: whether its kind is; then no other is tried, and K is 1.
     """
-    shown = scene.shown(time)
+    shown = scene.frame_batch(time)
     frames = len(shown.clip) // len(scene.clip)
     mean = objects.mean[:, :, time].transpose(1, 2).flatten(0, 1)
     expected = PixelGaussian(*(part[:, n, time].flatten(0, 1) for part in objects.expected))
-    everyone = objects.looks.of_frames(frames)
-    cast = Cast(mean, everyone.kind, scene.present.repeat_interleave(frames, 0))
-    near = kinds.around(mean[:, n])
-    rest = around(kinds, near, cast, n, everyone.order)
-    kind = everyone.kind[:, n] if known else None
-    found = look(kinds, shown.through(near)[:, 0], near, rest, expected, kind)
+    everyone = objects.appearance.of_frames(frames)
+    cast = FrameObjects(mean, everyone.sprite_class, scene.present.repeat_interleave(frames, 0))
+    near = classes.window_around(mean[:, n])
+    rest = render_context(classes, near, cast, n, everyone.order)
+    sprite_class = everyone.sprite_class[:, n] if known else None
+    found = evaluate_window(classes, shown.through(near)[:, 0], near, rest, expected, sprite_class)
     if known:
-        found = found._replace(look=zoomed(found.look, kinds.phases))
-    place, before = found.look.place(), PixelGaussian(*(part[:, None] for part in expected))
+        found = found._replace(windows=refine_subpixel(found.windows, classes.phases))
+    place, before = found.windows.moments(), PixelGaussian(*(part[:, None] for part in expected))
     away = mahalanobis((place.mean - before.mean)[..., None, :], before.covariance)[..., 0]
-    seen = shown.observed[:, None] & (found.look.told > TOLD) & (away < TOO_FAR)
-    return found, Sightings(chosen(seen, place, before), seen)
+    seen = (
+        shown.observed[:, None]
+        & (found.windows.log_likelihood_ratio > MIN_LLR)
+        & (away < MAX_MAHALANOBIS)
+    )
+    return found, Sightings(PixelGaussian.where(seen, place, before), seen)
 
 
 def revisit(
     scene: Scene[LayeredRenderer],
-    kinds: Kinds,
+    classes: SpriteClasses,
     guess: PixelGaussian,
-    looks: Appearance,
+    appearance: Appearance,
     expected: PixelGaussian,
 ) -> tuple[Sightings, Appearance]:
     """Appearance at all frames, near a guess, with what is expected there as the prior.
@@ -131,49 +149,56 @@ def revisit(
     Law: the same in stretches (test_a_long_clip_of_pictures_is_searched_as_a_short_one_is).
     """
     (B, N), T = scene.present.shape, scene.observed.shape[1]
-    objects = Objects(guess.mean.clone(), looks._replace(kind=looks.kind.clone()), expected)
+    objects = TrackState(
+        guess.mean.clone(),
+        appearance._replace(sprite_class=appearance.sprite_class.clone()),
+        expected,
+    )
     sightings = []
     for n in range(N):
-        told, parts = kinds.log_shares, []
+        told, parts = classes.log_class_prior, []
         for time in scene.stretches(AT_ONCE // N):
-            found, seen = find(scene, kinds, objects, n, time, known=False)
+            found, seen = evaluate_object(scene, classes, objects, n, time, known=False)
             evidence = found.evidence.unflatten(0, (B, -1))
             told = told + torch.where(scene.observed[:, time, None], evidence, 0.0).sum(1)
             parts.append(seen.by_clips(B))  # of each kind, not of each object
-        kind = told.argmax(-1)
-        its = Sightings.joined(parts, 2).reordered(kind[:, None, None].expand(B, 1, T))
-        objects.looks.kind[:, n], objects.mean[:, n] = kind, its.place.mean[:, 0]
+        sprite_class = told.argmax(-1)
+        its = Sightings.joined(parts, 2).reordered(sprite_class[:, None, None].expand(B, 1, T))
+        objects.appearance.sprite_class[:, n], objects.mean[:, n] = (
+            sprite_class,
+            its.place.mean[:, 0],
+        )
         sightings.append(its)
-    return Sightings.joined(sightings, 1), objects.looks
+    return Sightings.joined(sightings, 1), objects.appearance
 
 
-def look_closely(
+def refine_positions(
     scene: Scene[LayeredRenderer],
-    kinds: Kinds,
+    classes: SpriteClasses,
     guess: PixelGaussian,
-    looks: Appearance,
+    appearance: Appearance,
     expected: PixelGaussian,
-) -> Iterator[tuple[slice, Look, Bool[Tensor, "B N T"]]]:
+) -> Iterator[tuple[slice, WindowPosterior, Bool[Tensor, "B N T"]]]:
     """Cells around a guess and who was seen, with kinds that are known, in stretches of frames.
 
     One object after the other, as in `revisit`.
     """
     B, N = scene.present.shape
-    objects = Objects(guess.mean.clone(), looks, expected)
+    objects = TrackState(guess.mean.clone(), appearance, expected)
     for time in scene.stretches(AT_ONCE // N):
         found, sightings = [], []
         for n in range(N):
-            its, sighting = find(scene, kinds, objects, n, time, known=True)
+            its, sighting = evaluate_object(scene, classes, objects, n, time, known=True)
             sightings.append(sighting.by_clips(B))
             objects.mean[:, n, time] = sightings[-1].place.mean[:, 0]
-            found.append(its.look)
-        yield time, Look.by_clips(found, B), Sightings.joined(sightings, 1).seen
+            found.append(its.windows)
+        yield time, WindowPosterior.by_clips(found, B), Sightings.joined(sightings, 1).seen
 
 
-def explained(
+def explained_llr(
     scene: Scene[LayeredRenderer],
     means: Float[Tensor, "B N T 2"],
-    looks: Appearance,
+    appearance: Appearance,
     layers: tuple[int, ...] | None = None,
 ) -> Float[Tensor, "B T"]:
     """Nats by which objects explain each seen frame better than the background alone.
@@ -183,32 +208,34 @@ def explained(
     renderer, parts = scene.renderer, []
     for time in scene.stretches(AT_ONCE // means.shape[1]):
         positions = renderer.from_pixels(means[:, :, time])
-        parts.append(renderer.gain(positions, scene.present, looks, scene.shown(time), layers))
+        parts.append(
+            renderer.gain(positions, scene.present, appearance, scene.frame_batch(time), layers)
+        )
     return torch.where(scene.observed, torch.cat(parts, 1), 0.0)
 
 
-def arrange(
-    scene: Scene[LayeredRenderer], means: Float[Tensor, "B N T 2"], looks: Appearance
+def order_depth(
+    scene: Scene[LayeredRenderer], means: Float[Tensor, "B N T 2"], appearance: Appearance
 ) -> Appearance:
     """The looks with the order that explains the frames best, two objects exchanged at a time."""
     for pair in itertools.combinations(range(means.shape[1]), 2):
-        swapped = looks.order.clone()
-        swapped[:, pair] = looks.order[:, pair[::-1]]
+        swapped = appearance.order.clone()
+        swapped[:, pair] = appearance.order[:, pair[::-1]]
         # Away from the two nothing changes.
         before, after = (
-            explained(scene, means, looks._replace(order=order), pair).sum(1)
-            for order in (looks.order, swapped)
+            explained_llr(scene, means, appearance._replace(order=order), pair).sum(1)
+            for order in (appearance.order, swapped)
         )
         better = (after > before)[:, None]
-        looks = looks._replace(order=torch.where(better, swapped, looks.order))
-    return looks
+        appearance = appearance._replace(order=torch.where(better, swapped, appearance.order))
+    return appearance
 
 
-def likelier(
+def select_likelier(
     scene: Scene[LayeredRenderer],
     one: Sightings,
     other: Sightings,
-    looks: Appearance,
+    appearance: Appearance,
     expected: PixelGaussian,
 ) -> Sightings:
     """Of each frame the sightings that explain it better, what is expected being the prior."""
@@ -216,8 +243,8 @@ def likelier(
     def nats(means: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B T"]:
         away = mahalanobis((means - expected.mean)[..., None, :], expected.covariance)[..., 0]
         unlikely = torch.where(scene.present[..., None], away, 0.0).sum(1)
-        return explained(scene, means, looks) - 0.5 * unlikely
+        return explained_llr(scene, means, appearance) - 0.5 * unlikely
 
     better = (nats(other.place.mean) > nats(one.place.mean))[:, None].expand_as(one.seen)
-    place = chosen(better, other.place, one.place)
+    place = PixelGaussian.where(better, other.place, one.place)
     return Sightings(place, torch.where(better, other.seen, one.seen))

@@ -8,24 +8,24 @@ between them is found by interpolation. [Choice 41]
 import torch
 
 from motes.core.axes import Float, Tensor
-from motes.models.sprites.likelihood_maps import Look, probabilities
+from motes.models.sprites.likelihood_maps import WindowPosterior, probabilities
 
 ZOOM = 4  # smaller cells in one that was looked at, along each axis
 BEYOND = 2  # cells beside the smaller ones that are needed to interpolate
 STRAY = 1e-3  # weight that may lie elsewhere
 
 
-def zoomed(look: Look, phases: int) -> Look:
+def refine_subpixel(window: WindowPosterior, phases: int) -> WindowPosterior:
     """A look with smaller cells, as many as before, where these hold what there is of weight.
 
     Law: the moments of a Gaussian that is much narrower than a cell
     (test_a_narrow_gaussian_is_found_between_the_cells).
 
     Args:
-        look: at all cells of a square of pixels.
+        window: at all cells of a square of pixels.
         phases: cells of a pixel, along each axis.
     """
-    grid = _as_grid(look.log_weights.flatten(0, -2), phases)
+    grid = _as_grid(window.log_weights.flatten(0, -2), phases)
     side, device = grid.shape[-1], grid.device
     inner = side // ZOOM
     weights = probabilities(grid.flatten(1)).view_as(grid)
@@ -38,12 +38,14 @@ def zoomed(look: Look, phases: int) -> Look:
     held = weights[where][:, BEYOND:-BEYOND, BEYOND:-BEYOND].sum((1, 2))
     between = _between(inner).to(grid)
     finer = (between @ grid[where] @ between.T).flatten(1).log_softmax(1).view_as(grid)
-    narrow = (held > 1 - STRAY).view_as(look.told)
-    moved = ((start + inner / 2 - side / 2) / phases).flip(-1).view_as(look.centre)
-    return look._replace(
-        centre=torch.where(narrow[..., None], look.centre + moved, look.centre),
+    narrow = (held > 1 - STRAY).view_as(window.log_likelihood_ratio)
+    moved = ((start + inner / 2 - side / 2) / phases).flip(-1).view_as(window.centre)
+    return window._replace(
+        centre=torch.where(narrow[..., None], window.centre + moved, window.centre),
         log_weights=torch.where(
-            narrow[..., None], _as_places(finer, phases).view_as(look.log_weights), look.log_weights
+            narrow[..., None],
+            _as_places(finer, phases).view_as(window.log_weights),
+            window.log_weights,
         ),
         zoom=torch.where(narrow, 1 / ZOOM, 1.0),
     )

@@ -8,14 +8,14 @@ from motes.models.sprites.likelihood_maps import (
     PixelGaussian,
     SpriteTemplate,
     determinant,
-    from_left_to_right,
-    left_over,
+    left_to_right_order,
     mahalanobis,
+    unexplained_fraction,
 )
 
 
 def detect(
-    glyph: SpriteTemplate,
+    template: SpriteTemplate,
     frame: Float[Tensor, "B height width"],
     num_objects: Int[Tensor, " B"],
     slots: int,
@@ -30,30 +30,30 @@ def detect(
     Law: separated disks are found (test_separated_disks_are_found_from_left_to_right).
     """
     B, height, width = frame.shape
-    reach, depth, gain = glyph.reach, glyph.depth.mean(0), glyph.lit_gain.mean(0)
-    dark = conv2d(((1 - frame) * glyph.visibility)[:, None], depth[None, None], padding=reach)
+    radius, depth, gain = template.radius, template.depth.mean(0), template.lit_llr.mean(0)
+    dark = conv2d(((1 - frame) * template.visibility)[:, None], depth[None, None], padding=radius)
     stays = (-2 * depth).exp()
-    clips, taps = torch.arange(B).to(frame.device), torch.arange(2 * reach + 1).to(frame.device)
-    shown = glyph.visibility * depth.max()
-    free, found, nats = frame * shown / (shown + glyph.background), [], []
+    clips, taps = torch.arange(B).to(frame.device), torch.arange(2 * radius + 1).to(frame.device)
+    shown = template.visibility * depth.max()
+    free, found, nats = frame * shown / (shown + template.background), [], []
     for _ in range(slots):
-        score = conv2d(free[:, None], gain[None, None], padding=reach) - dark
-        told, best = score.flatten(1).max(1)
-        nats.append(told)
+        score = conv2d(free[:, None], gain[None, None], padding=radius) - dark
+        llr, best = score.flatten(1).max(1)
+        nats.append(llr)
         x, y = best % width, best // width
         found.append(torch.stack([x, y], -1))
-        canvas = frame.new_ones(B, height + 2 * reach, width + 2 * reach)
+        canvas = frame.new_ones(B, height + 2 * radius, width + 2 * radius)
         rows, columns = y[:, None, None] + taps[:, None], x[:, None, None] + taps
         canvas[clips[:, None, None], rows, columns] = stays
-        free = free * canvas[:, reach : reach + height, reach : reach + width]
+        free = free * canvas[:, radius : radius + height, radius : radius + width]
     places = torch.stack(found, 1).to(frame.dtype)
-    order = from_left_to_right(places, num_objects, width)
-    told = torch.stack(nats, 1).take_along_dim(order, 1)
-    return places.take_along_dim(order[..., None], 1), told
+    order = left_to_right_order(places, num_objects, width)
+    llr = torch.stack(nats, 1).take_along_dim(order, 1)
+    return places.take_along_dim(order[..., None], 1), llr
 
 
-def spot(
-    glyph: SpriteTemplate,
+def redetect(
+    template: SpriteTemplate,
     frame: Float[Tensor, "B height width"],
     covered: Float[Tensor, "B pixels"],
     prior: PixelGaussian,
@@ -64,15 +64,15 @@ def spot(
 
     Law: equals a loop over pixels (test_spotting_equals_the_naive_loop).
     """
-    pixels = frame_pixels(glyph)
+    pixels = pixel_grid(template)
     away = mahalanobis(pixels - prior.mean[:, None], prior.covariance)
     log_area = (2 * torch.pi * determinant(prior.covariance).sqrt()).log()
-    told, best = (survey(glyph, frame, covered) - 0.5 * away - log_area[:, None]).max(1)
-    return pixels[best], told
+    llr, best = (score_map(template, frame, covered) - 0.5 * away - log_area[:, None]).max(1)
+    return pixels[best], llr
 
 
-def survey(
-    glyph: SpriteTemplate,
+def score_map(
+    template: SpriteTemplate,
     frame: Float[Tensor, "B height width"],
     covered: Float[Tensor, "B pixels"],
 ) -> Float[Tensor, "B pixels"]:
@@ -80,16 +80,16 @@ def survey(
 
     Its ink is what the others leave unexplained; `covered` is the chance that they light a pixel.
     """
-    dark = (1 - covered).view_as(frame) * (-glyph.background).exp()
-    lit = frame * glyph.visibility * left_over(glyph, dark)
-    dark = (1 - frame) * glyph.visibility
-    kernel = torch.stack([glyph.lit_gain.mean(0), -glyph.depth.mean(0)])[None]
-    score: Tensor = conv2d(torch.stack([lit, dark], 1), kernel, padding=glyph.reach)
+    dark = (1 - covered).view_as(frame) * (-template.background).exp()
+    lit = frame * template.visibility * unexplained_fraction(template, dark)
+    dark = (1 - frame) * template.visibility
+    kernel = torch.stack([template.lit_llr.mean(0), -template.depth.mean(0)])[None]
+    score: Tensor = conv2d(torch.stack([lit, dark], 1), kernel, padding=template.radius)
     return score.flatten(1)
 
 
-def frame_pixels(glyph: SpriteTemplate) -> Float[Tensor, "pixels 2"]:
+def pixel_grid(template: SpriteTemplate) -> Float[Tensor, "pixels 2"]:
     """(x, y) of the pixels of a frame, row by row."""
-    sizes = (torch.arange(size).to(glyph.depth) for size in glyph.image_size)
+    sizes = (torch.arange(size).to(template.depth) for size in template.image_size)
     y, x = torch.meshgrid(*sizes, indexing="ij")
     return torch.stack([x, y], -1).flatten(0, 1)

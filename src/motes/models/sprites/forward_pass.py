@@ -12,28 +12,27 @@ from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.memory import side_by_side
 from motes.kalman.dynamics import LinearDynamics
 from motes.kalman.model import LGSSM, POSITION_DIM
-from motes.models.sprites.detection import detect, spot
+from motes.models.sprites.detection import detect, redetect
 from motes.models.sprites.likelihood_maps import (
-    Look,
+    CropView,
     PixelGaussian,
     SpriteTemplate,
-    View,
+    WindowPosterior,
     by_clip,
-    chosen,
-    covers,
-    darkness,
-    look,
-    responsibility,
-    unexplained,
+    coverage,
+    dark_probability,
+    evaluate_window,
+    responsibilities,
+    unexplained_fraction,
 )
-from motes.models.sprites.patches import Shown, Window, pixel_of, squares
-from motes.models.sprites.renderer import SpriteRenderer, Stage
+from motes.models.sprites.patches import FrameBatch, Window, nearest_pixel, sliding_crops
+from motes.models.sprites.renderer import PixelRenderer, SpriteRenderer
 
-LOOKS = 2  # at each frame: the second shares lit pixels out by what the first one found
+PASSES_PER_FRAME = 2  # at each frame: the second shares lit pixels out by what the first one found
 AT_ONCE = 2**22  # pixels of frames, for each object, that are held side by side: bounds memory
 
 
-AnyRenderer = TypeVar("AnyRenderer", bound=Stage)
+AnyRenderer = TypeVar("AnyRenderer", bound=PixelRenderer)
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,9 @@ class Scene(Generic[AnyRenderer]):
 
     def repeated(self, times: int) -> "Scene[AnyRenderer]":
         """All searches, again and again."""
-        return self.taken(torch.arange(len(self.clip), device=self.clip.device).repeat(times))
+        return self.select(torch.arange(len(self.clip), device=self.clip.device).repeat(times))
 
-    def taken(self, searches: Int[Tensor, " b"]) -> "Scene[AnyRenderer]":
+    def select(self, searches: Int[Tensor, " b"]) -> "Scene[AnyRenderer]":
         """Some of the searches."""
         return replace(
             self,
@@ -79,9 +78,9 @@ class Scene(Generic[AnyRenderer]):
         clips = torch.arange(len(self.clip), device=self.clip.device)
         return replace(self, frames=frames, clip=clips, observed=observed)
 
-    def shown(self, time: slice) -> Shown:
+    def frame_batch(self, time: slice) -> FrameBatch:
         """The same without a copy."""
-        return Shown.during(self.frames, self.clip, self.observed, time)
+        return FrameBatch.during(self.frames, self.clip, self.observed, time)
 
     def stretches(self, at_once: int) -> Iterator[slice]:
         """PosteriorBlocks of the clip; all searches together see so many frames of one, or one each."""
@@ -134,9 +133,9 @@ class Sightings(NamedTuple):
         place = PixelGaussian(*(by_clip(part, num_clips) for part in self.place))
         return Sightings(place, by_clip(self.seen, num_clips))
 
-    def taken(self, clips: Int[Tensor, " b"]) -> "Sightings":
+    def select(self, clips: Int[Tensor, " b"]) -> "Sightings":
         """Those of some of the clips."""
-        return Sightings(self.place.taken(clips), self.seen[clips])
+        return Sightings(self.place.select(clips), self.seen[clips])
 
     def put(self, clips: Int[Tensor, " b"], others: "Sightings") -> "Sightings":
         """With those of some clips replaced."""
@@ -153,8 +152,8 @@ class Sightings(NamedTuple):
         return Sightings(place, self.seen.take_along_dim(source, 1))
 
 
-def follow(
-    scene: Scene[SpriteRenderer], glyph: SpriteTemplate, trusted: Bool[Tensor, "B T"]
+def forward_pass(
+    scene: Scene[SpriteRenderer], template: SpriteTemplate, trusted: Bool[Tensor, "B T"]
 ) -> Sightings:
     """Finds the objects in the first trusted frame and follows them forwards from there.
 
@@ -167,27 +166,32 @@ def follow(
     belief = kalman.StateEstimate(components.initial_mean, components.initial_covariance)
     log_weights = scene.dynamics.log_weights().expand(B, N, -1)
     first = trusted.int().argmax(1)
-    start, nats = detect(glyph, scene.frame(first), scene.num_objects, N)
-    wide = (2 * glyph.spread * torch.eye(2, device=device)).expand(B, N, 2, 2)
+    start, nats = detect(template, scene.frame(first), scene.num_objects, N)
+    wide = (2 * template.spread * torch.eye(2, device=device)).expand(B, N, 2, 2)
     searches, found = torch.arange(B, device=device), []
     for t in range(trusted.shape[1]):
         frame = scene.frame(t)
         prediction = predict_place(components, belief, log_weights, renderer)
-        new = (first == t)[:, None] & (nats > glyph.least)
-        place = guess = chosen(new, PixelGaussian(start, wide), prediction)
+        new = (first == t)[:, None] & (nats > template.min_llr)
+        place = guess = PixelGaussian.where(new, PixelGaussian(start, wide), prediction)
         # Of a first place nothing is known before.
-        prior = chosen(new, PixelGaussian(start, 1e6 * wide), prediction)
+        prior = PixelGaussian.where(new, PixelGaussian(start, 1e6 * wide), prediction)
         seen = trusted[:, t, None].expand(B, N)
-        around = squares(frame, glyph.far)
-        for _ in range(LOOKS if bool(seen.any()) else 0):
-            near = Window.around(place.mean, glyph.far, renderer.image_size)
-            share = responsibility(glyph, near, place, present)
-            looked = look(glyph, View.through(near, glyph, around, searches), share, prior)
-            place, seen = looked.place(), trusted[:, t, None] & (looked.told > glyph.least)
-        sighting = Sightings(chosen(seen, place, guess), seen)
+        around = sliding_crops(frame, template.crop_radius)
+        for _ in range(PASSES_PER_FRAME if bool(seen.any()) else 0):
+            near = Window.around(place.mean, template.crop_radius, renderer.image_size)
+            share = responsibilities(template, near, place, present)
+            window = evaluate_window(
+                template, CropView.through(near, template, around, searches), share, prior
+            )
+            place, seen = (
+                window.moments(),
+                trusted[:, t, None] & (window.log_likelihood_ratio > template.min_llr),
+            )
+        sighting = Sightings(PixelGaussian.where(seen, place, guess), seen)
         lost = trusted[:, t, None] & present & ~seen
         if bool(lost.any()):
-            sighting = recover(glyph, frame, sighting, lost)
+            sighting = recover(template, frame, sighting, lost)
         place, seen = sighting
         found.append(sighting)
         position = renderer.from_pixels(place.mean)[:, :, None]
@@ -198,7 +202,7 @@ def follow(
 
 
 def recover(
-    glyph: SpriteTemplate,
+    template: SpriteTemplate,
     frame: Float[Tensor, "B height width"],
     found: Sightings,
     lost: Bool[Tensor, "B N"],
@@ -210,29 +214,31 @@ def recover(
     wide, and by the ink. [Choice 29]
 
     Args:
-        glyph: What to look for.
+        template: What to look for.
         frame: One frame of each clip.
         found: The objects in that frame, the lost ones where they are predicted.
         lost: Those that are looked for.
     """
     means, covariances = (part.clone() for part in found.place)
     seen = found.seen.clone()
-    around = squares(frame, glyph.far)
+    around = sliding_crops(frame, template.crop_radius)
     for n in lost.any(0).nonzero()[:, 0].tolist():
         clips = lost[:, n].nonzero()[:, 0]
         at, here = (clips, slice(n, n + 1)), frame[clips]
-        covered = 1 - (1 - covers(glyph, means[clips], seen[clips])).prod(1)
+        covered = 1 - (1 - coverage(template, means[clips], seen[clips])).prod(1)
         prior = PixelGaussian(means[at], covariances[at])
-        best, told = spot(
-            glyph, here, covered, PixelGaussian(means[clips, n], covariances[clips, n])
+        best, llr = redetect(
+            template, here, covered, PixelGaussian(means[clips, n], covariances[clips, n])
         )
-        near = Window.around(best[:, None], glyph.far, glyph.image_size)
-        view = View.through(near, glyph, around, clips)
-        shade = squares((1 - covered).view_as(here), glyph.far)
-        dark = near.cut(shade, torch.arange(len(here), device=here.device))
-        looked = look(glyph, view, unexplained(glyph, view, dark), prior)
-        back = (told > glyph.missed)[:, None] & (looked.told > glyph.least)
-        means[at], covariances[at] = chosen(back, looked.place(), prior)
+        near = Window.around(best[:, None], template.crop_radius, template.image_size)
+        view = CropView.through(near, template, around, clips)
+        shade = sliding_crops((1 - covered).view_as(here), template.crop_radius)
+        dark = near.crop(shade, torch.arange(len(here), device=here.device))
+        window = evaluate_window(
+            template, view, unexplained_fraction(template, dark * view.background_dark), prior
+        )
+        back = (llr > template.log_miss)[:, None] & (window.log_likelihood_ratio > template.min_llr)
+        means[at], covariances[at] = PixelGaussian.where(back, window.moments(), prior)
         seen[at] |= back
     return Sightings(PixelGaussian(means, covariances), seen)
 
@@ -241,7 +247,7 @@ def predict_place(
     components: LGSSM,
     belief: kalman.StateEstimate,
     log_weights: Float[Tensor, "B N K"],
-    renderer: Stage,
+    renderer: PixelRenderer,
 ) -> PixelGaussian:
     """Mean and covariance of the mixture of the components' predictions, in pixels."""
     weights = log_weights.softmax(-1)[..., None]
@@ -254,12 +260,12 @@ def predict_place(
     return PixelGaussian(renderer.to_pixels(mean).float(), covariance.float())
 
 
-def look_again(
+def revisit_blocks(
     scene: Scene[SpriteRenderer],
-    glyph: SpriteTemplate,
+    template: SpriteTemplate,
     guess: PixelGaussian,
     expected: PixelGaussian,
-) -> Iterator[tuple[slice, Look, Sightings]]:
+) -> Iterator[tuple[slice, WindowPosterior, Sightings]]:
     """`revisit`, a stretch of frames at a time, so that memory does not grow with the clip.
 
     Law: equals looking at all frames at once (test_a_long_clip_is_looked_at_as_a_short_one_is).
@@ -269,15 +275,15 @@ def look_again(
         here, there = (
             PixelGaussian(*(part[:, :, time] for part in all)) for all in (guess, expected)
         )
-        yield time, *revisit(scene.during(time), glyph, here, there)
+        yield time, *revisit(scene.during(time), template, here, there)
 
 
 def revisit(
     scene: Scene[SpriteRenderer],
-    glyph: SpriteTemplate,
+    template: SpriteTemplate,
     guess: PixelGaussian,
     expected: PixelGaussian,
-) -> tuple[Look, Sightings]:
+) -> tuple[WindowPosterior, Sightings]:
     """Appearance at all frames at once, near a guess, with what is expected there as the prior.
 
     One object after the other, each time as the others stand: what they light is explained.
@@ -289,25 +295,42 @@ def revisit(
     def by_frame(values: Tensor) -> Tensor:
         return values.transpose(1, 2).flatten(0, 1)
 
-    frames = squares(scene.frames.flatten(0, 1), glyph.far)
+    frames = sliding_crops(scene.frames.flatten(0, 1), template.crop_radius)
     present = scene.present.repeat_interleave(T, 0)
     lights = present.clone()
     looked_for = present & scene.observed.flatten()[:, None]
-    prior, pixels = PixelGaussian(*map(by_frame, expected)), pixel_of(by_frame(guess.mean), size)
+    prior, pixels = (
+        PixelGaussian(*map(by_frame, expected)),
+        nearest_pixel(by_frame(guess.mean), size),
+    )
     place, seen = PixelGaussian(*(part.clone() for part in prior)), torch.zeros_like(present)
-    centre, told = torch.zeros_like(place.mean), torch.zeros_like(place.mean[..., 0])
-    log_weights = told[..., None].repeat(1, 1, len(glyph.offsets)) - math.log(len(glyph.offsets))
+    centre, llr = torch.zeros_like(place.mean), torch.zeros_like(place.mean[..., 0])
+    log_weights = llr[..., None].repeat(1, 1, len(template.offsets)) - math.log(
+        len(template.offsets)
+    )
     for n in range(N):
         at = looked_for[:, n].nonzero()[:, 0], slice(n, n + 1)
         its_prior = PixelGaussian(*(part[at] for part in prior))
-        view = View.through(Window.at(pixels[at], glyph.far, size), glyph, frames, at[0])
+        view = CropView.through(
+            Window.at(pixels[at], template.crop_radius, size), template, frames, at[0]
+        )
         others = torch.arange(N, device=at[0].device) != n
-        dark = darkness(glyph, view, *(part[at[0]][:, others] for part in (pixels, lights)))
-        looked = look(glyph, view, unexplained(glyph, view, dark), its_prior)
-        seen[at] = looked.told > glyph.least
-        lights[at] = seen[at] if scene.renderer.may_hide else lights[at]
-        place.mean[at], place.covariance[at] = chosen(seen[at], looked.place(), its_prior)
-        pixels[at] = pixel_of(place.mean[at], size)
-        centre[at], log_weights[at], told[at] = looked.centre, looked.log_weights, looked.told
-    cells = Look(centre, log_weights, glyph.offsets, 1 / glyph.phases, told)
-    return Look.by_clips([cells], B), Sightings(place, seen).by_clips(B)
+        dark = dark_probability(
+            template, view, *(part[at[0]][:, others] for part in (pixels, lights))
+        )
+        window = evaluate_window(
+            template, view, unexplained_fraction(template, dark * view.background_dark), its_prior
+        )
+        seen[at] = window.log_likelihood_ratio > template.min_llr
+        lights[at] = seen[at] if scene.renderer.models_occlusion else lights[at]
+        place.mean[at], place.covariance[at] = PixelGaussian.where(
+            seen[at], window.moments(), its_prior
+        )
+        pixels[at] = nearest_pixel(place.mean[at], size)
+        centre[at], log_weights[at], llr[at] = (
+            window.centre,
+            window.log_weights,
+            window.log_likelihood_ratio,
+        )
+    cells = WindowPosterior(centre, log_weights, template.offsets, 1 / template.phases, llr)
+    return WindowPosterior.by_clips([cells], B), Sightings(place, seen).by_clips(B)

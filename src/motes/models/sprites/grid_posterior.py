@@ -12,13 +12,13 @@ from motes.kalman.linalg import map_vector, square_root
 from motes.models.layers.renderer import Appearance
 from motes.models.paper.inference import GaussianPosterior
 from motes.models.sprites.likelihood_maps import (
-    Look,
     PixelGaussian,
+    WindowPosterior,
+    cell_moments,
     mahalanobis,
-    moments,
     probabilities,
 )
-from motes.models.sprites.renderer import Stage
+from motes.models.sprites.renderer import PixelRenderer
 
 REGION = 0.9  # the probability whose region an answer's ellipse shall hold
 FINE_CELLS = 16  # the likeliest cells, a pixel of them: if q is narrow, its region cuts them
@@ -31,27 +31,27 @@ OF_OBJECTS = (
 )
 
 
-class Hiding(NamedTuple):
+class OcclusionPosterior(NamedTuple):
     """Of unseen positions in seen frames where the object does not show. Latent units."""
 
-    there: Bool[Tensor, "B N T"]  # which these are; of others the rest means nothing
-    spots: Float[Tensor, "B N T spots 2"]  # each as likely as another
-    cost: Float[Tensor, "B N T"]  # divergence from what other frames expect, in nats
+    occluded: Bool[Tensor, "B N T"]  # which these are; of others the rest means nothing
+    samples: Float[Tensor, "B N T spots 2"]  # each as likely as another
+    divergence: Float[Tensor, "B N T"]  # divergence from what other frames expect, in nats
 
     def draw(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T 2"]:
         """One of the spots, chosen by standard normal noise."""
-        number = self.spots.shape[3]
+        number = self.samples.shape[3]
         index = (made_uniform(noise[..., :1]) * number).long().clamp(max=number - 1)
-        return self.spots.take_along_dim(index[..., None], 3)[..., 0, :]
+        return self.samples.take_along_dim(index[..., None], 3)[..., 0, :]
 
-    def taken(self, objects: Int[Tensor, " n"]) -> "Hiding":
+    def select(self, objects: Int[Tensor, " n"]) -> "OcclusionPosterior":
         """Those of some of the objects."""
-        return Hiding(*(part[:, objects] for part in self))
+        return OcclusionPosterior(*(part[:, objects] for part in self))
 
     @staticmethod
-    def joined(parts: list["Hiding"]) -> "Hiding":
+    def joined(parts: list["OcclusionPosterior"]) -> "OcclusionPosterior":
         """Those of one stretch of frames after the other."""
-        return Hiding(*(torch.cat(part, 2) for part in zip(*parts, strict=True)))
+        return OcclusionPosterior(*(torch.cat(part, 2) for part in zip(*parts, strict=True)))
 
 
 class GridPosterior(NamedTuple):
@@ -71,16 +71,16 @@ class GridPosterior(NamedTuple):
     seen: Bool[Tensor, "B N T"]
     expected_means: Float[Tensor, "B N T 2"]  # by the other frames
     expected_covariances: Float[Tensor, "B N T 2 2"]
-    looks: Appearance | None = None  # of pictures: a point mass on kinds and order
-    hiding: Hiding | None = None  # where something may hide objects
+    appearance: Appearance | None = None  # of pictures: a point mass on kinds and order
+    occlusion: OcclusionPosterior | None = None  # where something may hide objects
 
     @staticmethod
     def of(
-        cells: Look,
+        cells: WindowPosterior,
         seen: Bool[Tensor, "B N T"],
         expected: PixelGaussian,
-        renderer: Stage,
-        hiding: Hiding | None = None,
+        renderer: PixelRenderer,
+        occlusion: OcclusionPosterior | None = None,
     ) -> "GridPosterior":
         """What a fine look found, and what is expected where nothing was seen."""
         unit = renderer.pixels_per_unit
@@ -89,11 +89,11 @@ class GridPosterior(NamedTuple):
             log_weights=cells.log_weights,
             offsets=cells.offsets / unit,
             cell=cells.cell / unit,
-            zoom=torch.ones_like(cells.told) if cells.zoom is None else cells.zoom,
+            zoom=torch.ones_like(cells.log_likelihood_ratio) if cells.zoom is None else cells.zoom,
             seen=seen,
             expected_means=renderer.from_pixels(expected.mean),
             expected_covariances=expected.covariance / unit**2,
-            hiding=hiding,
+            occlusion=occlusion,
         )
 
     def draw(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T 2"]:
@@ -108,8 +108,10 @@ class GridPosterior(NamedTuple):
         index, within = self._cell(noise)
         found = self.origin + self.zoom[..., None] * (self.offsets[index] + self.cell * within)
         guessed = self.expected_means + map_vector(square_root(self.expected_covariances), noise)
-        if self.hiding is not None:
-            guessed = torch.where(self.hiding.there[..., None], self.hiding.draw(noise), guessed)
+        if self.occlusion is not None:
+            guessed = torch.where(
+                self.occlusion.occluded[..., None], self.occlusion.draw(noise), guessed
+            )
         return torch.where(self.seen[..., None], found, guessed)
 
     def log_density(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T"]:
@@ -137,7 +139,7 @@ class GridPosterior(NamedTuple):
         """
         # A weight of zero has a log of minus infinity, and no entropy.
         surprise = -(probabilities(self.log_weights) * self.log_weights.clamp(min=-1e4)).sum(-1)
-        cost = torch.zeros_like(surprise) if self.hiding is None else self.hiding.cost
+        cost = torch.zeros_like(surprise) if self.occlusion is None else self.occlusion.divergence
         return torch.where(self.seen, surprise + 2 * self._log_side(), -cost)
 
     def _log_side(self) -> Float[Tensor, "B N T"]:
@@ -147,7 +149,7 @@ class GridPosterior(NamedTuple):
     @property
     def known(self) -> Bool[Tensor, "B N T"]:
         """Where q says more of a position than the sightings in other frames do."""
-        return self.seen if self.hiding is None else self.seen | self.hiding.there
+        return self.seen if self.occlusion is None else self.seen | self.occlusion.occluded
 
     @property
     def means(self) -> Float[Tensor, "B N T 2"]:
@@ -189,9 +191,9 @@ class GridPosterior(NamedTuple):
             return self
         objects = torch.arange(slots, device=device).clamp(max=size - 1)
         parts = {name: getattr(self, name)[:, objects] for name in OF_OBJECTS}
-        looks = None if self.looks is None else self.looks.widened(slots)
-        hiding = None if self.hiding is None else self.hiding.taken(objects)
-        return self._replace(looks=looks, hiding=hiding, **parts)
+        appearance = None if self.appearance is None else self.appearance.widened(slots)
+        occlusion = None if self.occlusion is None else self.occlusion.select(objects)
+        return self._replace(appearance=appearance, occlusion=occlusion, **parts)
 
     def pieces(self) -> Iterator[tuple[slice, "GridPosterior"]]:
         """All of it, for all frames and those after them."""
@@ -204,8 +206,10 @@ class GridPosterior(NamedTuple):
         joined: dict[str, Any] = {
             name: torch.cat([getattr(part, name) for part in parts], 2) for name in OF_OBJECTS
         }
-        hidden = [part.hiding for part in parts if part.hiding is not None]
-        return parts[0]._replace(hiding=Hiding.joined(hidden) if hidden else None, **joined)
+        hidden = [part.occlusion for part in parts if part.occlusion is not None]
+        return parts[0]._replace(
+            occlusion=OcclusionPosterior.joined(hidden) if hidden else None, **joined
+        )
 
 
 PosteriorBlocks = Callable[[], Iterator[tuple[slice, GridPosterior]]]
@@ -226,17 +230,17 @@ class StreamedPosterior(NamedTuple):
     nats: Float[Tensor, "B N T"]
     seen: Bool[Tensor, "B N T"]
     known: Bool[Tensor, "B N T"]
-    looks: Appearance | None = None
+    appearance: Appearance | None = None
 
     @staticmethod
     def of(stretches: PosteriorBlocks) -> "StreamedPosterior":
         """The posterior whose cells come in these stretches."""
         parts = []
         for _, q in stretches():
-            looks = q.looks  # the same in all of them
+            appearance = q.appearance  # the same in all of them
             parts.append((q.means, q.covariances(), q.entropy(), q.seen, q.known))
         means, spreads, nats, *flags = (torch.cat(part, 2) for part in zip(*parts, strict=True))
-        return StreamedPosterior(stretches, means, spreads, nats, flags[0], flags[1], looks)
+        return StreamedPosterior(stretches, means, spreads, nats, flags[0], flags[1], appearance)
 
     def pieces(self) -> Iterator[tuple[slice, GridPosterior]]:
         """A stretch after the other; the last one is for all frames after it as well."""
@@ -270,7 +274,7 @@ def _ellipse(
     weights: Float[Tensor, "M places"], offsets: Float[Tensor, "places 2"], cell: float
 ) -> Float[Tensor, "M 2 2"]:
     """The covariance over cells, scaled so that its ellipse holds REGION of the weight."""
-    place = moments(weights, offsets, cell)
+    place = cell_moments(weights, offsets, cell)
     top = weights.topk(min(FINE_CELLS, len(offsets)))
     within = cell * _points_of_a_cell().to(offsets)
     points = (offsets[top.indices][..., None, :] + within).flatten(-3, -2)

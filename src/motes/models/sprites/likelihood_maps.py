@@ -6,13 +6,15 @@ import torch
 from torch.nn.functional import conv1d, pad
 
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.models.sprites.patches import Window, squares, window_offsets
+from motes.models.sprites.patches import Window, sliding_crops, window_offsets
 from motes.models.sprites.renderer import SpriteRenderer, log_white
 
 # Nats that a frame must tell of an object's place, or the object was not seen: it is behind
 # something, or lost, and what came out is the prior.
-TOLD = 1.0
-SHARE = 0.03  # of what a whole object tells, likewise: the edge of another tells less [Choice 37]
+MIN_LLR = 1.0
+MIN_LLR_FRACTION = (
+    0.03  # of what a whole object tells, likewise: the edge of another tells less [Choice 37]
+)
 
 
 class PixelGaussian(NamedTuple):
@@ -21,7 +23,7 @@ class PixelGaussian(NamedTuple):
     mean: Float[Tensor, "*batch 2"]
     covariance: Float[Tensor, "*batch 2 2"]
 
-    def taken(self, clips: Int[Tensor, " b"]) -> "PixelGaussian":
+    def select(self, clips: Int[Tensor, " b"]) -> "PixelGaussian":
         """Those of some of the clips."""
         return PixelGaussian(self.mean[clips], self.covariance[clips])
 
@@ -29,6 +31,15 @@ class PixelGaussian(NamedTuple):
         """With those of some clips replaced."""
         mean = self.mean.index_copy(0, clips, others.mean)
         return PixelGaussian(mean, self.covariance.index_copy(0, clips, others.covariance))
+
+    @staticmethod
+    def where(
+        flags: Bool[Tensor, "*batch"], yes: "PixelGaussian", no: "PixelGaussian"
+    ) -> "PixelGaussian":
+        """Return `yes` where the flag is set and `no` elsewhere."""
+        mean = torch.where(flags[..., None], yes.mean, no.mean)
+        covariance = torch.where(flags[..., None, None], yes.covariance, no.covariance)
+        return PixelGaussian(mean, covariance)
 
 
 class SpriteTemplate(NamedTuple):
@@ -40,18 +51,22 @@ class SpriteTemplate(NamedTuple):
     """
 
     depth: Float[Tensor, "phases*phases taps taps"]
-    lit_gain: Float[Tensor, "phases*phases taps taps"]  # of log p(white), object against none
+    lit_llr: Float[Tensor, "phases*phases taps taps"]  # of log p(white), object against none
     background: Float[Tensor, "height width"]  # depth
     visibility: Float[Tensor, "height width"]
-    missed: Float[Tensor, ""]  # log probability that an object does not show in a frame
-    bare: Float[Tensor, ""]  # the probability of white in a typical pixel without any object
-    least: Float[Tensor, ""]  # nats that a frame must tell of an object, or it was not seen
+    log_miss: Float[Tensor, ""]  # log probability that an object does not show in a frame
+    white_background: Float[
+        Tensor, ""
+    ]  # the probability of white in a typical pixel without any object
+    min_llr: Float[Tensor, ""]  # nats that a frame must tell of an object, or it was not seen
     phases: int
     window: int
     # What every look needs again:
-    kernels: Float[Tensor, "rows columns taps"]  # of lit_gain and -depth, see `by_rows`
+    kernels: Float[Tensor, "rows columns taps"]  # of lit_gain and -depth, see `row_kernels`
     offsets: Float[Tensor, "places 2"]  # of the cells of a window
-    still: Float[Tensor, "2 height width side side"]  # `squares` of visibility and dark background
+    static_crops: Float[
+        Tensor, "2 height width side side"
+    ]  # `sliding_crops` of visibility and dark background
     lit: Float[Tensor, "places places side side"]  # and of what an object lights around itself
     mass: Float[Tensor, ""]  # the glyph's total depth
     spread: Float[Tensor, ""]  # the variance of its ink along one axis in pixels
@@ -75,40 +90,40 @@ class SpriteTemplate(NamedTuple):
         typical = renderer.background().median()
         gain = log_white(depth + typical) - log_white(typical)
         background, visibility = renderer.background(), renderer.visibility()
-        reach, mean = depth.shape[-1] // 2, depth.mean(0)
-        axis = torch.arange(-reach, reach + 1, device=depth.device)
+        radius, mean = depth.shape[-1] // 2, depth.mean(0)
+        axis = torch.arange(-radius, radius + 1, device=depth.device)
         along = mean.sum(0) + mean.sum(1)
-        far = window + reach
+        crop_radius = window + radius
         dark = (-depth).exp()
         whole = ((1 - dark) * gain - dark * depth).sum((1, 2)).mean()
         return SpriteTemplate(
             depth=depth,
-            lit_gain=gain,
+            lit_llr=gain,
             background=background,
             visibility=visibility,
-            missed=torch.log1p(-visibility.median()),
-            bare=-torch.expm1(-typical),
-            least=(SHARE * whole).clamp(min=TOLD),
+            log_miss=torch.log1p(-visibility.median()),
+            white_background=-torch.expm1(-typical),
+            min_llr=(MIN_LLR_FRACTION * whole).clamp(min=MIN_LLR),
             phases=phases,
             window=window,
-            kernels=by_rows(torch.stack([gain, -depth], 1), 2 * window + 1),
+            kernels=row_kernels(torch.stack([gain, -depth], 1), 2 * window + 1),
             offsets=window_offsets(phases, window).to(depth),
-            still=squares(torch.stack([visibility, (-background).exp()]), far),
+            static_crops=sliding_crops(torch.stack([visibility, (-background).exp()]), crop_radius),
             # With a border as wide as a window: what is far away sees nothing else.
-            lit=squares(pad(-torch.expm1(-mean), (far + 1,) * 4), far),
+            lit=sliding_crops(pad(-torch.expm1(-mean), (crop_radius + 1,) * 4), crop_radius),
             mass=mean.sum(),
             spread=(along * axis.square()).sum() / along.sum(),
         )
 
     @property
-    def reach(self) -> int:
+    def radius(self) -> int:
         """Pixels from the centre of the glyph to its border."""
         return self.depth.shape[-1] // 2
 
     @property
-    def far(self) -> int:
+    def crop_radius(self) -> int:
         """Pixels from the centre of a window to the border of what is seen through it."""
-        return self.window + self.reach
+        return self.window + self.radius
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -116,7 +131,7 @@ class SpriteTemplate(NamedTuple):
         return self.background.shape[0], self.background.shape[1]
 
 
-def by_rows(
+def row_kernels(
     kernels: Float[Tensor, "P pictures taps taps"], num_rows: int
 ) -> Float[Tensor, "rows columns taps"]:
     """Kernels as those of a convolution along x alone, whose channels are rows.
@@ -131,17 +146,19 @@ def by_rows(
     return rows.flatten(2, 3).flatten(0, 1)
 
 
-class Look(NamedTuple):
+class WindowPosterior(NamedTuple):
     """The posterior over the places near a guess; they are cells, `phases` a pixel and axis."""
 
     centre: Float[Tensor, "*batch 2"]  # the pixel in the middle of the window
     log_weights: Float[Tensor, "*batch places"]
     offsets: Float[Tensor, "places 2"]  # from the middle of the centre to those of the cells
     cell: float  # the side of a cell in pixels
-    told: Float[Tensor, "*batch"]  # nats by which the object explains the frame, on average
+    log_likelihood_ratio: Float[
+        Tensor, "*batch"
+    ]  # nats by which the object explains the frame, on average
     zoom: Float[Tensor, "*batch"] | None = None  # by what offsets and cells are to be multiplied
 
-    def blended(self, share: float) -> "Look":
+    def blended(self, share: float) -> "WindowPosterior":
         """With this share of the weight of each pixel spread evenly over its cells."""
         pixels = (2 * round(float(self.offsets.max())) + 1) ** 2
         weights = self.weights.unflatten(-1, (-1, pixels))  # cells of a pixel, pixels
@@ -149,9 +166,14 @@ class Look(NamedTuple):
         return self._replace(log_weights=blend.flatten(-2).log())
 
     @staticmethod
-    def by_clips(parts: list["Look"], num_clips: int) -> "Look":
+    def by_clips(parts: list["WindowPosterior"], num_clips: int) -> "WindowPosterior":
         """Appearance at some objects after the others in frames, [M N], as those of clips, [B N T]."""
-        names = ("centre", "log_weights", "told", *(["zoom"] if parts[0].zoom is not None else []))
+        names = (
+            "centre",
+            "log_weights",
+            "log_likelihood_ratio",
+            *(["zoom"] if parts[0].zoom is not None else []),
+        )
         joined: dict[str, Any] = {
             name: by_clip(torch.cat([getattr(part, name) for part in parts], 1), num_clips)
             for name in names
@@ -163,9 +185,9 @@ class Look(NamedTuple):
         """Those of the places, which sum to one."""
         return probabilities(self.log_weights)
 
-    def place(self) -> PixelGaussian:
+    def moments(self) -> PixelGaussian:
         """Mean and covariance."""
-        mean, covariance = moments(self.weights, self.offsets, self.cell)
+        mean, covariance = cell_moments(self.weights, self.offsets, self.cell)
         if self.zoom is not None:
             zoom = self.zoom[..., None]
             mean, covariance = zoom * mean, zoom[..., None].square() * covariance
@@ -186,7 +208,7 @@ def probabilities(log_weights: Float[Tensor, "*batch places"]) -> Float[Tensor, 
     return log_weights.softmax(-1)
 
 
-def moments(
+def cell_moments(
     weights: Float[Tensor, "*batch places"], offsets: Float[Tensor, "places 2"], cell: float
 ) -> PixelGaussian:
     """Mean and covariance over places, each of which stands for its whole cell."""
@@ -196,28 +218,33 @@ def moments(
     return PixelGaussian(mean, scatter + cell**2 / 12 * torch.eye(2, device=mean.device))
 
 
-class View(NamedTuple):
+class CropView(NamedTuple):
     """What is seen through windows; nothing of all that, beside the frame."""
 
     window: Window
-    seen: Float[Tensor, "B N side side"]  # of the frame
-    shown: Float[Tensor, "B N side side"]  # visibility
-    empty: Float[Tensor, "B N side side"]  # the probability that the background is dark
+    frame: Float[Tensor, "B N side side"]  # of the frame
+    visibility: Float[Tensor, "B N side side"]  # visibility
+    background_dark: Float[Tensor, "B N side side"]  # the probability that the background is dark
 
     @staticmethod
     def through(
         window: Window,
-        glyph: SpriteTemplate,
+        template: SpriteTemplate,
         frames: Float[Tensor, "frames height width side side"],
         which: Int[Tensor, " B"],
-    ) -> "View":
-        """The view of one of the frames for each clip, given by their `squares`."""
-        return View(window, window.cut(frames, which), *window.cut_of_all(glyph.still))
+    ) -> "CropView":
+        """The view of one of the frames for each clip, given by their `sliding_crops`."""
+        return CropView(
+            window, window.crop(frames, which), *window.crop_shared(template.static_crops)
+        )
 
 
-def look(
-    glyph: SpriteTemplate, view: View, share: Float[Tensor, "B N side side"], prior: PixelGaussian
-) -> Look:
+def evaluate_window(
+    template: SpriteTemplate,
+    view: CropView,
+    share: Float[Tensor, "B N side side"],
+    prior: PixelGaussian,
+) -> WindowPosterior:
     """The posterior belief about each object's place in a window.
 
     Each place is scored by how well the object would explain its share of the lit pixels
@@ -228,19 +255,23 @@ def look(
     (centre, *_), seen, shown, _ = view
     lit = seen * shown
     pictures = torch.stack([lit * share, shown - lit], 2).flatten(0, 1)
-    score = conv1d(pictures.flatten(1, 2), glyph.kernels).flatten(1).unflatten(0, centre.shape[:2])
+    score = (
+        conv1d(pictures.flatten(1, 2), template.kernels).flatten(1).unflatten(0, centre.shape[:2])
+    )
     # However much a dark frame speaks against an object, it may be there and not show.
-    score = score.logaddexp(glyph.missed)
-    away = centre[:, :, None] + glyph.offsets - prior.mean[:, :, None]
+    score = score.logaddexp(template.log_miss)
+    away = centre[:, :, None] + template.offsets - prior.mean[:, :, None]
     before = (-0.5 * mahalanobis(away, prior.covariance)).log_softmax(-1)
     after = (score + before).log_softmax(-1)
     # Where an object is not tells nothing of where it is.
-    told = (probabilities(after) * score).sum(-1)
-    return Look(centre.to(seen), after, glyph.offsets, 1 / glyph.phases, told)
+    log_likelihood_ratio = (probabilities(after) * score).sum(-1)
+    return WindowPosterior(
+        centre.to(seen), after, template.offsets, 1 / template.phases, log_likelihood_ratio
+    )
 
 
-def responsibility(
-    glyph: SpriteTemplate, window: Window, guess: PixelGaussian, present: Bool[Tensor, "B N"]
+def responsibilities(
+    template: SpriteTemplate, window: Window, guess: PixelGaussian, present: Bool[Tensor, "B N"]
 ) -> Float[Tensor, "B N side side"]:
     """The share of object n in each pixel of its own window, among all that may light it.
 
@@ -251,8 +282,8 @@ def responsibility(
     (test_shares_of_a_pixel_sum_to_one_over_all_that_may_light_it).
     """
     x, y = window.x, window.y
-    background = window.cut_of_all(squares(glyph.background, x.shape[-1] // 2))
-    ink = guess.covariance + glyph.spread * torch.eye(2, device=x.device)
+    background = window.crop_shared(sliding_crops(template.background, x.shape[-1] // 2))
+    ink = guess.covariance + template.spread * torch.eye(2, device=x.device)
     scale = determinant(ink)
     a, b, c = ink[..., 1, 1] / scale, -ink[..., 0, 1] / scale, ink[..., 0, 0] / scale
     # B, window of object, object, side: squared distances are a sum of an outer product and of
@@ -263,62 +294,54 @@ def responsibility(
     distance = (2 * b * dy)[..., None] * dx[..., None, :]
     distance += (a * dx * dx)[..., None, :]
     distance += (c * dy * dy)[..., None]
-    density = present * glyph.mass / (2 * torch.pi * scale.sqrt())
+    density = present * template.mass / (2 * torch.pi * scale.sqrt())
     # Not farther than where there is next to nothing left: `exp` is slow where it underflows.
     depth = density[:, None, :, None, None] * distance.clamp_(max=160).mul_(-0.5).exp_()
     own = depth.diagonal(dim1=1, dim2=2).movedim(-1, 1)
     return own / (depth.sum(2) + background).clamp(min=1e-30)
 
 
-def unexplained(
-    glyph: SpriteTemplate, view: View, dark: Float[Tensor, "B N side side"]
-) -> Float[Tensor, "B N side side"]:
-    """How much of the gain of a lit pixel is left when others leave it dark with some probability.
+def unexplained_fraction(
+    template: SpriteTemplate, dark: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
+    """Return the part of a lit pixel's gain that other objects and the background leave over.
 
-    For a second look: what the others explain is taken from them as it is, and not divided. With
-    p the probability of white by the others and the background, the object that lights the pixel
-    for sure gains -log p of the gain -log b that it has before the bare background.
+    With p = 1 - dark the probability of white without the object and b that of a typical
+    background pixel, an object that lights the pixel for sure gains -log p of the -log b that it
+    gains before the bare background: the fraction is log p / log b.
     """
-    return left_over(glyph, dark * view.empty)
+    return (1 - dark).clamp(min=template.white_background).log() / template.white_background.log()
 
 
-def left_over(glyph: SpriteTemplate, dark: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """What `unexplained` says, of pixels that others and the background leave dark."""
-    return (1 - dark).clamp(min=glyph.bare).log() / glyph.bare.log()
-
-
-def darkness(
-    glyph: SpriteTemplate, view: View, others: Int[Tensor, "B M 2"], present: Bool[Tensor, "B M"]
+def dark_probability(
+    template: SpriteTemplate,
+    view: CropView,
+    others: Int[Tensor, "B M 2"],
+    present: Bool[Tensor, "B M"],
 ) -> Float[Tensor, "B 1 side side"]:
     """The probability that objects in some pixels leave those that are seen of one object dark.
 
     Law: equals what they cover of the frame (test_others_leave_dark_what_they_do_not_cover).
     """
-    places = len(glyph.lit)
+    places = len(template.lit)
     away = (view.window.centre - others + places // 2).clamp(0, places - 1)
     x, y = torch.where(present[..., None], away, 0).unbind(-1)  # the first one sees nothing
-    return (1 - glyph.lit[y, x] * view.shown).prod(1, keepdim=True)
+    return (1 - template.lit[y, x] * view.visibility).prod(1, keepdim=True)
 
 
-def covers(
-    glyph: SpriteTemplate, mean: Float[Tensor, "B N 2"], present: Bool[Tensor, "B N"]
+def coverage(
+    template: SpriteTemplate, mean: Float[Tensor, "B N 2"], present: Bool[Tensor, "B N"]
 ) -> Float[Tensor, "B N pixels"]:
     """The probability that each object, in the pixel where its mean is, lights each pixel."""
-    window = Window.around(mean, glyph.reach, glyph.image_size)
-    lit = -torch.expm1(-glyph.depth.mean(0)) * window.inside * present[..., None, None]
-    canvas = lit.new_zeros(*mean.shape[:2], glyph.background.numel())
+    window = Window.around(mean, template.radius, template.image_size)
+    lit = -torch.expm1(-template.depth.mean(0)) * window.inside * present[..., None, None]
+    canvas = lit.new_zeros(*mean.shape[:2], template.background.numel())
     # Pixels beside the frame lie on its border in `flat`, with nothing to add.
     canvas.scatter_add_(2, window.flat.flatten(2), lit.flatten(2))
-    return canvas * glyph.visibility.flatten()
+    return canvas * template.visibility.flatten()
 
 
-def chosen(flags: Bool[Tensor, "*batch"], yes: PixelGaussian, no: PixelGaussian) -> PixelGaussian:
-    """The one belief where the flag is set, the other where it is not."""
-    mean = torch.where(flags[..., None], yes.mean, no.mean)
-    return PixelGaussian(mean, torch.where(flags[..., None, None], yes.covariance, no.covariance))
-
-
-def from_left_to_right(
+def left_to_right_order(
     places: Float[Tensor, "B N 2"], num_objects: Int[Tensor, " B"], width: int
 ) -> Int[Tensor, "B N"]:
     """The order of places in a frame, those beyond the number of objects last. [Choice 18]."""

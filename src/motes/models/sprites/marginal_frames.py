@@ -8,7 +8,7 @@ from torch.nn.functional import conv2d, conv_transpose2d, pad
 from motes.core.axes import Bool, Float, Tensor
 from motes.models.sprites.grid_posterior import GridPosterior, StreamedPosterior
 from motes.models.sprites.likelihood_maps import PixelGaussian
-from motes.models.sprites.renderer import CELLS, SpriteRenderer
+from motes.models.sprites.renderer import CELLS_PER_PIXEL, SpriteRenderer
 
 CHUNK = 512  # frames of an object at a time, which bounds memory
 
@@ -50,15 +50,15 @@ def expected_frames(
     log_dark = q.log_weights.new_zeros(B, T, *renderer.image_size)  # by the objects alone
     for n in range(N):
         for seen in (True, False):
-            chosen = (present[:, n, None] & (was_seen[:, n] == seen)).nonzero()
-            for clip, frame in (part.unbind(1) for part in chosen.split(CHUNK)):
+            selected = (present[:, n, None] & (was_seen[:, n] == seen)).nonzero()
+            for clip, frame in (part.unbind(1) for part in selected.split(CHUNK)):
                 if seen:
                     lit = _lit_by_cells(renderer, q, clip, n, frame)
                 else:
                     place = PixelGaussian(*(part[clip, n, :, frame] for part in predicted))
                     lit = _lit_by_gaussians(renderer, weights[clip, n], place)
                 log_dark[clip, frame] += torch.log1p(-lit.clamp(max=1 - 1e-7))
-    depth = renderer.background() + renderer.shown(-log_dark, renderer.visibility())
+    depth = renderer.background() + renderer.visible_depth(-log_dark, renderer.visibility())
     return -torch.expm1(-depth)
 
 
@@ -66,30 +66,30 @@ def _lit_by_cells(
     renderer: SpriteRenderer, q: GridPosterior, clip: Tensor, n: int, frame: Tensor
 ) -> Float[Tensor, "M height width"]:
     """The probability that an object that was seen lights each pixel."""
-    reach, (height, width) = renderer.reach, renderer.image_size
+    radius, (height, width) = renderer.radius, renderer.image_size
     weights = q.log_weights[clip, n, frame].exp()
-    window = math.isqrt(weights.shape[-1] // CELLS**2) // 2
+    window = math.isqrt(weights.shape[-1] // CELLS_PER_PIXEL**2) // 2
     side = 2 * window + 1
     kernels = -torch.expm1(-renderer.kernels().flatten(0, 1))[:, None]
-    patch = conv_transpose2d(weights.view(-1, CELLS**2, side, side), kernels)[:, 0]
-    far = window + reach
+    patch = conv_transpose2d(weights.view(-1, CELLS_PER_PIXEL**2, side, side), kernels)[:, 0]
+    crop_radius = window + radius
     corner = renderer.to_pixels(q.origin[clip, n, frame]).round().long()  # x, y
-    canvas = patch.new_zeros(len(patch), height + 2 * far, width + 2 * far)
-    taps = torch.arange(2 * far + 1, device=patch.device)
+    canvas = patch.new_zeros(len(patch), height + 2 * crop_radius, width + 2 * crop_radius)
+    taps = torch.arange(2 * crop_radius + 1, device=patch.device)
     rows = corner[:, 1, None, None] + taps[:, None]
     columns = corner[:, 0, None, None] + taps
     canvas[torch.arange(len(patch), device=patch.device)[:, None, None], rows, columns] = patch
-    return canvas[:, far : far + height, far : far + width]
+    return canvas[:, crop_radius : crop_radius + height, crop_radius : crop_radius + width]
 
 
 def _lit_by_gaussians(
     renderer: SpriteRenderer, weights: Float[Tensor, "M K"], place: PixelGaussian
 ) -> Float[Tensor, "M height width"]:
     """The probability that an object somewhere in a mixture of Gaussians lights each pixel."""
-    reach, (height, width) = renderer.reach, renderer.image_size
+    radius, (height, width) = renderer.radius, renderer.image_size
     mean = renderer.to_pixels(place.mean).float()
     covariance = (place.covariance * renderer.pixels_per_unit**2).float()
-    x, y = (torch.arange(-reach, size + reach).to(mean) for size in (width, height))
+    x, y = (torch.arange(-radius, size + radius).to(mean) for size in (width, height))
     c_xx, c_xy, c_yy = covariance[..., 0, 0], covariance[..., 0, 1], covariance[..., 1, 1]
     along = _cell_mass(x, mean[..., :1], c_xx[..., None].sqrt())  # M K columns
     slope = c_xy / c_xx

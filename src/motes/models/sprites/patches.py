@@ -17,14 +17,16 @@ class Window(NamedTuple):
     image_size: tuple[int, int]
 
     @staticmethod
-    def around(mean: Float[Tensor, "B N 2"], far: int, image_size: tuple[int, int]) -> "Window":
-        """The window of pixels up to `far` from the pixel that an object is in."""
-        return Window.at(pixel_of(mean, image_size), far, image_size)
+    def around(
+        mean: Float[Tensor, "B N 2"], crop_radius: int, image_size: tuple[int, int]
+    ) -> "Window":
+        """The window of pixels up to `crop_radius` from the pixel that an object is in."""
+        return Window.at(nearest_pixel(mean, image_size), crop_radius, image_size)
 
     @staticmethod
-    def at(centre: Int[Tensor, "B N 2"], far: int, image_size: tuple[int, int]) -> "Window":
-        """The window of pixels up to `far` from a pixel of the frame."""
-        near = torch.arange(-far, far + 1, device=centre.device)
+    def at(centre: Int[Tensor, "B N 2"], crop_radius: int, image_size: tuple[int, int]) -> "Window":
+        """The window of pixels up to `crop_radius` from a pixel of the frame."""
+        near = torch.arange(-crop_radius, crop_radius + 1, device=centre.device)
         return Window(centre, centre[..., 0, None] + near, centre[..., 1, None] + near, image_size)
 
     @property
@@ -40,22 +42,24 @@ class Window(NamedTuple):
         rows, columns = self.y.clamp(0, height - 1), self.x.clamp(0, width - 1)
         return rows[..., :, None] * width + columns[..., None, :]
 
-    def cut(
-        self, squares: Float[Tensor, "pictures height width side side"], which: Int[Tensor, " B"]
+    def crop(
+        self,
+        sliding_crops: Float[Tensor, "pictures height width side side"],
+        which: Int[Tensor, " B"],
     ) -> Float[Tensor, "B N side side"]:
-        """What is seen of a picture for each clip, given by their `squares`."""
+        """What is seen of a picture for each clip, given by their `sliding_crops`."""
         x, y = self.centre.unbind(-1)
-        return squares[which[:, None], y, x]
+        return sliding_crops[which[:, None], y, x]
 
-    def cut_of_all(
-        self, squares: Float[Tensor, "*kinds height width side side"]
+    def crop_shared(
+        self, sliding_crops: Float[Tensor, "*kinds height width side side"]
     ) -> Float[Tensor, "*kinds B N side side"]:
         """What is seen of pictures that are those of all clips."""
         x, y = self.centre.unbind(-1)
-        return squares[..., y, x, :, :]
+        return sliding_crops[..., y, x, :, :]
 
 
-class Shown(NamedTuple):
+class FrameBatch(NamedTuple):
     """Some frames of clips, in whatever order; no copies of them."""
 
     frames: Float[Tensor, "clips T height width C"]
@@ -69,11 +73,11 @@ class Shown(NamedTuple):
         clips: Int[Tensor, " B"],
         observed: Bool[Tensor, "B T"],
         time: slice,
-    ) -> "Shown":
+    ) -> "FrameBatch":
         """The frames of a stretch of some clips, one clip after the other."""
         times = torch.arange(frames.shape[1], device=clips.device)[time]
         clip, each = torch.meshgrid(clips, times, indexing="ij")
-        return Shown(frames, clip.flatten(), each.flatten(), observed[:, time].flatten())
+        return FrameBatch(frames, clip.flatten(), each.flatten(), observed[:, time].flatten())
 
     def through(self, window: Window) -> Float[Tensor, "M N side side C"]:
         """What is seen of each frame through its windows; of no meaning beside the frame.
@@ -87,19 +91,19 @@ class Shown(NamedTuple):
         return seen.masked_fill_(~self.observed[:, None, None, None, None], 0.0)
 
 
-def squares(
-    pictures: Float[Tensor, "*B height width"], far: int
+def sliding_crops(
+    pictures: Float[Tensor, "*B height width"], crop_radius: int
 ) -> Float[Tensor, "*B height width side side"]:
     """What is seen through a window around each pixel; zeros beyond the frame.
 
     A view of the picture with a border: squares share its memory.
     """
-    side = 2 * far + 1
-    bordered: Tensor = pad(pictures, (far, far, far, far))
+    side = 2 * crop_radius + 1
+    bordered: Tensor = pad(pictures, (crop_radius, crop_radius, crop_radius, crop_radius))
     return bordered.unfold(-2, side, 1).unfold(-2, side, 1)
 
 
-def pixel_of(mean: Float[Tensor, "*B 2"], image_size: tuple[int, int]) -> Int[Tensor, "*B 2"]:
+def nearest_pixel(mean: Float[Tensor, "*B 2"], image_size: tuple[int, int]) -> Int[Tensor, "*B 2"]:
     """The pixel of the frame that a place is in, or is nearest to."""
     height, width = image_size
     x, y = mean.round().long().unbind(-1)

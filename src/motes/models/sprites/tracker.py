@@ -7,11 +7,11 @@ from torch import nn
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman import mixture
-from motes.models.sprites.forward_pass import Scene, Sightings, follow, look_again
+from motes.models.sprites.forward_pass import Scene, Sightings, forward_pass, revisit_blocks
 from motes.models.sprites.grid_posterior import GridPosterior, PosteriorBlocks
 from motes.models.sprites.leave_one_out import expect
-from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate, chosen
-from motes.models.sprites.occlusion import OccludedObjects, suppose
+from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate
+from motes.models.sprites.occlusion import OccludedObjects, infer_occluded
 from motes.models.sprites.renderer import SpriteRenderer
 from motes.models.sprites.track_swaps import best_exchanges, gains_in_frame, gains_onwards
 
@@ -72,10 +72,10 @@ class Tracker(nn.Module):
             found, expected, _ = self._search(scene, scene.observed)
         else:
             # What is hidden at first may show at any time.
-            many = 2 * hypotheses if scene.renderer.may_hide else hypotheses
+            many = 2 * hypotheses if scene.renderer.models_occlusion else hypotheses
             found, expected = self._best(scene, many)
-        supposed = _suppose(scene, found, expected)
-        return lambda: _stretches(scene, found, expected, explore, supposed)
+        occluded = _infer_occluded(scene, found, expected)
+        return lambda: _stretches(scene, found, expected, explore, occluded)
 
     def _best(
         self, scene: Scene[SpriteRenderer], hypotheses: int
@@ -86,7 +86,7 @@ class Tracker(nn.Module):
         found, expected, bound = self._search(many, begun_later(scene.observed, hypotheses))
         bound = _filled(bound, many, found, expected)
         best = best_of(bound, hypotheses)
-        return found.taken(best), expected.taken(best)
+        return found.select(best), expected.select(best)
 
     def _search(
         self, scene: Scene[SpriteRenderer], trusted: Bool[Tensor, "B T"]
@@ -97,7 +97,7 @@ class Tracker(nn.Module):
         where it was needed; NaN elsewhere.
         """
         coarse = SpriteTemplate.coarse(scene.renderer, self.window)
-        found = follow(scene, coarse, trusted)
+        found = forward_pass(scene, coarse, trusted)
         found, expected = self._settle(scene, coarse, found, trusted)
         unknown = torch.full((len(trusted),), torch.nan, device=trusted.device)
         if scene.present.shape[1] == 1:
@@ -113,14 +113,14 @@ class Tracker(nn.Module):
     ) -> tuple[Sightings, PixelGaussian]:
         """Look again at all frames, where the sightings in some of them say."""
         expected = expect(scene, found)
-        place = chosen(trusted[:, None] & found.seen, found.place, expected)
+        place = PixelGaussian.where(trusted[:, None] & found.seen, found.place, expected)
         for _ in range(REVISITS):
             # One that hides shall not be taken to light what it is expected to stand before.
-            supposed = _suppose(scene, found, expected)
-            if supposed is not None:
-                place = chosen(found.seen, place, supposed.place)
-            looks = look_again(scene, coarse, place, expected)
-            found = Sightings.joined([part for *_, part in looks], 2)
+            occluded = _infer_occluded(scene, found, expected)
+            if occluded is not None:
+                place = PixelGaussian.where(found.seen, place, occluded.place)
+            appearance = revisit_blocks(scene, coarse, place, expected)
+            found = Sightings.joined([part for *_, part in appearance], 2)
             place, expected = found.place, expect(scene, found)
         return found, expected
 
@@ -137,7 +137,7 @@ class Tracker(nn.Module):
         for onwards in (True, False):
             clips = torch.arange(len(scene.present), device=scene.present.device)
             for _ in range(rounds):
-                kept, before = found.taken(clips), expected.taken(clips)
+                kept, before = found.select(clips), expected.select(clips)
                 present = scene.present[clips]
                 if onwards:
                     positions = scene.renderer.from_pixels(kept.place.mean)
@@ -150,8 +150,8 @@ class Tracker(nn.Module):
                 worth = (gain > 0).nonzero()[:, 0]
                 if not len(worth):
                     break
-                clips, kept, before = clips[worth], kept.taken(worth), before.taken(worth)
-                part = scene.taken(clips)
+                clips, kept, before = clips[worth], kept.select(worth), before.select(worth)
+                part = scene.select(clips)
                 new, after = self._settle(
                     part, coarse, kept.reordered(source[worth]), part.observed
                 )
@@ -160,8 +160,8 @@ class Tracker(nn.Module):
                 gained = (reached > bound[clips]).nonzero()[:, 0]
                 clips = clips[gained]
                 bound = bound.index_copy(0, clips, reached[gained])
-                found = found.put(clips, new.taken(gained))
-                expected = expected.put(clips, after.taken(gained))
+                found = found.put(clips, new.select(gained))
+                expected = expected.put(clips, after.select(gained))
         return found, expected, bound
 
 
@@ -185,13 +185,13 @@ def best_of(bound: Float[Tensor, " B"], hypotheses: int) -> Int[Tensor, " clips"
     return best * len(best) + torch.arange(len(best), device=best.device)
 
 
-def _suppose(
+def _infer_occluded(
     scene: Scene[SpriteRenderer], found: Sightings, expected: PixelGaussian
 ) -> OccludedObjects | None:
     """Where unseen objects hide; None of a model that does not ask. [Choice 38]."""
-    if not scene.renderer.may_hide:
+    if not scene.renderer.models_occlusion:
         return None
-    return suppose(scene, SpriteTemplate.coarse(scene.renderer, 0), found, expected)
+    return infer_occluded(scene, SpriteTemplate.coarse(scene.renderer, 0), found, expected)
 
 
 @torch.no_grad()
@@ -200,16 +200,16 @@ def _stretches(
     found: Sightings,
     expected: PixelGaussian,
     explore: float = 0.0,
-    supposed: OccludedObjects | None = None,
+    occluded: OccludedObjects | None = None,
 ) -> Iterator[tuple[slice, GridPosterior]]:
     """q, the weights of cells around the places found, a stretch of frames at a time."""
     fine = SpriteTemplate.fine(scene.renderer, FINE_WINDOW)
-    guessed = expected if supposed is None else supposed.place
-    for time, cells, _ in look_again(scene, fine, found.place, expected):
+    guessed = expected if occluded is None else occluded.place
+    for time, cells, _ in revisit_blocks(scene, fine, found.place, expected):
         there = PixelGaussian(*(part[:, :, time] for part in guessed))
-        hiding = None if supposed is None else supposed.during(time, scene.renderer)
+        occlusion = None if occluded is None else occluded.during(time, scene.renderer)
         seen = found.seen[:, :, time]
-        yield time, GridPosterior.of(cells.blended(explore), seen, there, scene.renderer, hiding)
+        yield time, GridPosterior.of(cells.blended(explore), seen, there, scene.renderer, occlusion)
 
 
 def _filled(
@@ -222,7 +222,7 @@ def _filled(
     unknown = bound.isnan().nonzero()[:, 0]
     if not len(unknown):
         return bound
-    parts = scene.taken(unknown), found.taken(unknown), expected.taken(unknown)
+    parts = scene.select(unknown), found.select(unknown), expected.select(unknown)
     return bound.index_copy(0, unknown, _bound(*parts))
 
 
@@ -234,15 +234,15 @@ def _bound(
     Where something may hide objects, those that were not seen are not drawn: the mean of two hiding
     places is none.
     """
-    supposed = _suppose(scene, found, expected)
+    occluded = _infer_occluded(scene, found, expected)
     total, means = torch.zeros(len(scene.present), device=scene.present.device), []
-    if supposed is not None:
-        total += supposed.log_hidden.sum((1, 2))
+    if occluded is not None:
+        total += occluded.log_occluded.sum((1, 2))
     for time, q in _stretches(scene, found, expected):
         part = scene.during(time)
         means.append(q.means)
         drawn = means[-1]
-        if supposed is not None:
+        if occluded is not None:
             drawn = torch.where(q.seen[..., None], drawn, NOWHERE)
         nats = scene.renderer.log_likelihood(drawn, scene.present, part.frames)
         total += torch.where(part.observed, nats, 0.0).sum(1)
