@@ -1,4 +1,4 @@
-"""The core is silent and needs torch, numpy and safetensors alone."""
+"""The core is silent and needs torch, numpy, scipy and safetensors alone."""
 
 import ast
 import subprocess
@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "motes"
 SPEAKERS = ("cli.py", "verbs/")
 EXTRAS = (
     *("tyro", "rich", "matplotlib", "PIL", "pandas", "tensorboard", "jaxtyping", "beartype"),
-    *("scipy", "jax", "dynamax", "pyro", "fastapi", "uvicorn", "pydantic", "starlette"),
+    *("psutil", "jax", "dynamax", "pyro", "fastapi", "uvicorn", "pydantic", "starlette"),
 )
 BLOCKED = """
 import sys

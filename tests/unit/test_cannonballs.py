@@ -206,7 +206,7 @@ def test_clips_do_not_depend_on_the_blocks_they_are_made_in(monkeypatch):
     whole = cannonballs(11, num_frames=4, size=16)
     # The package shows the function of the same name in the place of the module.
     module = importlib.import_module("motes.data.worlds.cannonballs")
-    monkeypatch.setattr(module, "_BLOCK_PIXELS", 3 * 4 * 16 * 16)
+    monkeypatch.setattr(module, "CHUNK_PIXELS", 3 * 4 * 16 * 16)
     parts = cannonballs(11, num_frames=4, size=16)
     assert torch.equal(whole.frames, parts.frames)
     assert torch.equal(whole.positions.nan_to_num(-1), parts.positions.nan_to_num(-1))

@@ -1,34 +1,53 @@
-"""How much memory is free, so that what cannot fit is refused before the machine stands still."""
+"""Memory budgets: refuse work that cannot fit, and choose how much to process in one chunk."""
 
-import contextlib
 import os
-import resource
-from pathlib import Path
+import sys
 
 from motes.core.axes import Tensor
 from motes.core.errors import InputError
 
 GIB = 2**30
-ON_A_GPU = 64  # times as much as on a CPU
+GPU_FACTOR = 64  # chunks on a GPU are this much larger than on a CPU
 
 
 def free_bytes() -> int:
-    """Bytes that this process may still take: what the system has left, within its own limit."""
-    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, ValueError, StopIteration):  # Linux knows more than the total
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        left = next(line for line in lines if line.startswith("MemAvailable:"))
-        free = int(left.split()[1]) * 1024
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY:
-        with contextlib.suppress(OSError, ValueError):
-            held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-            free = min(free, max(limit - held * os.sysconf("SC_PAGE_SIZE"), 0))
+    """Return the bytes that this process may still allocate, within its own limit if it has one.
+
+    Without psutil (a bare training machine) this is the installed memory.
+    """
+    try:
+        import psutil
+    except ImportError:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = int(psutil.virtual_memory().available)
+    if sys.platform == "linux":  # the only platform where psutil reads limits
+        limit, _ = psutil.Process().rlimit(psutil.RLIMIT_AS)
+        if limit != psutil.RLIM_INFINITY:
+            free = min(free, max(limit - psutil.Process().memory_info().vms, 0))
     return free
 
 
+def limit_memory(extra_bytes: int) -> None:
+    """Limit this process to its present address space and `extra_bytes` more.
+
+    Only Linux enforces such a limit; elsewhere nothing happens.
+    """
+    if sys.platform == "linux":
+        import resource
+
+        import psutil
+
+        limit = psutil.Process().memory_info().vms + extra_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
 def require_memory(needed: int, what: str) -> None:
-    """Raises `InputError` if something would need more memory than is free."""
+    """Raise `InputError` if `what` needs more than the free memory.
+
+    Args:
+        needed: bytes.
+        what: subject of the error message, e.g. "100 clips of 30 frames".
+    """
     free = free_bytes()
     if needed > free:
         raise InputError(
@@ -37,9 +56,14 @@ def require_memory(needed: int, what: str) -> None:
         )
 
 
-def side_by_side(number: int, like: Tensor) -> int:
-    """How many things are held side by side where a tensor lives, if `number` suits a CPU.
+def chunk_size(budget: int, item_size: int = 1, like: Tensor | None = None) -> int:
+    """Return how many items to process in one chunk: at least one, `budget / item_size` otherwise.
 
-    A GPU has memory for more, and waits for every launch.
+    Args:
+        budget: size of a chunk that suits a CPU, in the unit of `item_size` (frames, pixels, ...).
+        item_size: size of one item.
+        like: a tensor on the device that holds the chunk. A GPU has room for GPU_FACTOR times as
+            much, and larger chunks amortise its launch overhead.
     """
-    return number * ON_A_GPU if like.is_cuda else number
+    factor = GPU_FACTOR if like is not None and like.is_cuda else 1
+    return max(budget * factor // item_size, 1)

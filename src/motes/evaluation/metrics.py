@@ -46,7 +46,7 @@ def cheapest_order(costs: Float[Tensor, "B N N"]) -> Int[Tensor, "B N"]:
             from scipy.optimize import linear_sum_assignment
         except ImportError:
             raise InputError(
-                f"scores of {size} objects in a clip need scipy; pip install 'motes[rivals]'"
+                f"scores of {size} objects in a clip need scipy; pip install scipy"
             ) from None
         matched = [linear_sum_assignment(cost.T)[1] for cost in costs.cpu().numpy()]
         return torch.tensor(np.stack(matched), device=costs.device)

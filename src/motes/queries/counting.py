@@ -5,7 +5,7 @@ import math
 import torch
 
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.core.memory import side_by_side
+from motes.core.memory import chunk_size
 from motes.kalman.mixture import draw_prior
 from motes.models.elbo import terms_of
 from motes.models.model import Model
@@ -37,7 +37,7 @@ def count_log_evidence(
     shape = (NUM_DRAWS, len(frames), model.max_objects, frames.shape[1], 2)
     draws = torch.randn(shape, generator=generator).to(model.device)
     numbers = torch.arange(1, model.max_objects + 1, device=model.device)
-    room = max(side_by_side(AT_ONCE, frames) // frames.numel(), 1)
+    room = chunk_size(AT_ONCE, frames.numel(), frames)
     parts = [_bounds(model, frames, observed, some, draws) for some in numbers.split(room)]
     bounds, gains = (torch.cat(part) for part in zip(*parts, strict=True))
     if isinstance(model.inference, InferenceNetwork):
@@ -100,7 +100,7 @@ def log_unseen(
 
     generator = torch.Generator().manual_seed(1)
     paths = draw_prior(model.dynamics, (number,), T, generator)[1].positions.to(positions)
-    step = max(side_by_side(AT_ONCE, frames) // frames.numel(), 1)
+    step = chunk_size(AT_ONCE, frames.numel(), frames)
     before, gains = renderer.log_likelihood(positions, there, frames), []
     for some in paths.split(step):
         s = len(some)

@@ -5,13 +5,14 @@ that costs one short-lived process, never the server, and what comes back is JSO
 """
 
 import multiprocessing
-import resource
 import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from motes.core.errors import InputError
+from motes.core.memory import limit_memory
 from motes.data import Clips, load_clips
 from motes.data.colour import ColourAxis, in_grey
 from motes.server import schemas as wire
@@ -27,8 +28,10 @@ MEMORY = 2**30  # bytes beyond what the process has when it starts
 KINDS = [*ARRAYS, *PAGES, *DEMUXERS]
 _FAILED = "reading failed; the file is damaged or of another kind"
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([__name__])  # a fork then takes milliseconds, not seconds
+_FORKS = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
+_context: Any = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
+if _FORKS:
+    _context.set_forkserver_preload([__name__])  # a fork takes milliseconds, not seconds
 
 
 def read_upload(content: bytes, name: str, playground: Playground) -> wire.Clips:
@@ -45,16 +48,16 @@ def read_upload(content: bytes, name: str, playground: Playground) -> wire.Clips
     title, suffix = Path(name).stem, Path(name).suffix.lower()
     if suffix not in KINDS:
         raise InputError(f"{name[:80]!r} is no clip that can be read; give {', '.join(KINDS)}")
-    with tempfile.NamedTemporaryFile(suffix=suffix) as file:
-        file.write(content)
-        file.flush()
+    with tempfile.TemporaryDirectory() as folder:  # Windows opens no named temporary file twice
+        file = Path(folder) / f"upload{suffix}"
+        file.write_bytes(content)
         try:
             size, preparation = playground.model.image_size, playground.preparation
             axis = playground.config.data.colour_axis
-            found = limited(_read, file.name, title, size, preparation, axis)
+            found = limited(_read, str(file), title, size, preparation, axis)
             return wire.Clips.model_validate_json(found)
         except InputError as error:
-            raise InputError(str(error).replace(file.name, name[:80])) from None
+            raise InputError(str(error).replace(str(file), name[:80])) from None
 
 
 def limited(job: Callable[..., wire.Clips], *arguments: object) -> bytes:
@@ -63,6 +66,7 @@ def limited(job: Callable[..., wire.Clips], *arguments: object) -> bytes:
     Law: hangs, memory blow-ups and crashes become one line
     (test_a_reader_that_hangs_grows_or_dies_is_one_line).
     """
+    ours: Connection
     ours, theirs = _context.Pipe(duplex=False)
     process = _context.Process(target=_report, args=(theirs, job, arguments), daemon=True)
     process.start()
@@ -84,8 +88,7 @@ def limited(job: Callable[..., wire.Clips], *arguments: object) -> bytes:
 
 def _report(pipe: Connection, job: Callable[..., wire.Clips], arguments: tuple[object]) -> None:
     """Does the job within limits and sends what came of it."""
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    limit_memory(MEMORY)
     try:
         content = job(*arguments).model_dump_json().encode()
     except InputError as error:

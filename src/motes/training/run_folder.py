@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import platform
 import signal
@@ -28,18 +27,21 @@ def exclusive(folder: Path) -> Iterator[None]:
     The lock is the operating system's, so a killed process leaves none behind. What else such a
     process may have left, files half written, is deleted.
     """
+    from filelock import FileLock, Timeout  # a requirement of torch, too
+
+    lock = FileLock(folder / ".lock", timeout=0)
     try:
-        handle = (folder / ".lock").open("w")
+        lock.acquire()
+    except Timeout:
+        raise InputError(f"{folder} is in use by another process; wait for it") from None
     except OSError as error:
         raise InputError(f"cannot write to {folder} ({error.strerror}); choose another") from None
-    with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{folder} is in use by another process; wait for it") from None
+    try:
         for path in leftovers(folder):
             path.unlink(missing_ok=True)
         yield
+    finally:
+        lock.release()
 
 
 def begin(out: Path, config: RunConfig, replicas: int) -> None:

@@ -12,14 +12,14 @@ import torch
 
 from motes.core.axes import Float, Int, UInt8
 from motes.core.errors import InputError
-from motes.core.memory import require_memory
+from motes.core.memory import chunk_size, require_memory
 from motes.data.clips import Clips, PackedFrames, bytes_per_frame
 from motes.data.worlds.optical_trap import OpticalTrap
 from motes.data.worlds.physics import Array, World, require_whole
 
 # Streams are numbered by their place: append new ones, or every seed means other clips.
 _QUANTITIES = ("count", "side", "angle", "speed", "x", "y", "state_noise", "position_noise")
-_BLOCK_PIXELS = 2**24  # drawn at a time before they are packed: bounds memory, and fits caches
+CHUNK_PIXELS = 2**24  # drawn before they are packed: bounds memory, and fits caches
 
 Streams = dict[str, np.random.Generator]
 
@@ -71,7 +71,7 @@ def draw_clips(
     present_counts = np.empty(num_clips, dtype=np.int64)
     positions, clean = np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.float32)
     bits = np.empty((num_clips, world.num_frames, frame_bytes), dtype=np.uint8)
-    block = max(1, _BLOCK_PIXELS // (world.num_frames * world.height * world.width))
+    block = chunk_size(CHUNK_PIXELS, world.num_frames * world.height * world.width)
     for first in range(0, num_clips, block):
         here = slice(first, min(first + block, num_clips))
         length = here.stop - here.start

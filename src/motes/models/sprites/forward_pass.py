@@ -9,7 +9,7 @@ import torch
 
 from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.core.memory import side_by_side
+from motes.core.memory import chunk_size
 from motes.kalman.dynamics import LinearDynamics
 from motes.kalman.model import LGSSM, POSITION_DIM
 from motes.models.sprites.detection import detect, redetect
@@ -84,7 +84,7 @@ class Scene(Generic[AnyRenderer]):
 
     def stretches(self, at_once: int) -> Iterator[slice]:
         """PosteriorBlocks of the clip; all searches together see so many frames of one, or one each."""
-        step = max(side_by_side(at_once, self.frames) // len(self.clip), 1)
+        step = chunk_size(at_once, len(self.clip), self.frames)
         return (slice(t, t + step) for t in range(0, self.observed.shape[1], step))
 
 

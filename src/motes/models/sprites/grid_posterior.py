@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.core.memory import side_by_side
+from motes.core.memory import chunk_size
 from motes.kalman.linalg import map_vector, square_root
 from motes.models.layers.renderer import Appearance
 from motes.models.paper.inference import GaussianPosterior
@@ -169,7 +169,7 @@ class GridPosterior(NamedTuple):
         (test_the_ellipse_of_an_answer_holds_its_share_of_the_draws).
         """
         rows = probabilities(self.log_weights.flatten(0, 2))
-        parts = rows.split(side_by_side(AT_ONCE, self.origin))
+        parts = rows.split(chunk_size(AT_ONCE, like=self.origin))
         found = torch.cat([_ellipse(part, self.offsets, self.cell) for part in parts])
         found = self.zoom[..., None, None].square() * found.view(*self.seen.shape, 2, 2)
         return torch.where(self.seen[..., None, None], found, self.expected_covariances)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.core.memory import side_by_side
+from motes.core.memory import chunk_size
 from motes.models.sprites.detection import pixel_grid, score_map
 from motes.models.sprites.forward_pass import Scene, Sightings
 from motes.models.sprites.grid_posterior import OcclusionPosterior
@@ -65,7 +65,7 @@ def infer_occluded(
     log_occluded, cost = (torch.zeros_like(mean[..., 0]) for _ in range(2))
     there = ~found.seen & scene.present[..., None] & scene.observed[:, None]
     pixels = pixel_grid(template)
-    for part in there.nonzero().split(side_by_side(AT_ONCE, mean)):
+    for part in there.nonzero().split(chunk_size(AT_ONCE, like=mean)):
         at = tuple(part.unbind(1))
         score = occlusion_scores(scene, template, found, part)
         away = pixels - expected.mean[at][:, None]
