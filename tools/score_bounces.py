@@ -8,7 +8,6 @@ Usage: python tools/score_bounces.py --runs runs/worlds --seeds 0 1 2 --out resu
 """
 
 import argparse
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from oracle import Law
 from score_worlds import say, store
 from world_scores import (
     TASKS,
-    Ask,
-    ask_law,
     ask_model,
+    ask_oracle,
     in_order,
     inside,
     squares,
@@ -29,7 +27,9 @@ from world_scores import (
 import motes
 from motes.core.axes import Bool, Float, Tensor
 from motes.data import Clips, worlds
-from motes.evaluation.metrics import radius_of
+from motes.evaluation.evaluate import Ask
+from motes.evaluation.metrics import squared_radius
+from motes.evaluation.scores import Truth
 from motes.training.run_folder import environment
 
 TASK = TASKS["bounce"]
@@ -65,9 +65,10 @@ def breakdown(ask: Ask, clips: Clips, count: int) -> dict[str, dict[str, float]]
     """The scores of a contender, parted by bounces."""
     assert clips.clean is not None
     assert clips.positions is not None
-    struck = bounces(clips)
-    told, ahead = (in_order(ask(clips, count, seen), clips) for seen in (None, TASK.context))
+    struck, truth = bounces(clips), Truth.of(clips, count)
     later = torch.arange(struck.shape[2]) >= TASK.context
+    _, _, path, path_covariances = in_order(ask(truth, torch.ones_like(later)), truth)
+    ahead, ahead_covariances, ahead_path, _ = in_order(ask(truth, ~later), truth)
     since = (struck & later).int().cumsum(2) > 0
     beside = torch.zeros_like(struck)
     for shift in range(-BESIDE, BESIDE + 1):
@@ -76,23 +77,23 @@ def breakdown(ask: Ask, clips: Clips, count: int) -> dict[str, dict[str, float]]
     def of(covariances: Float[Tensor, "B N T 2 2"]) -> Float[Tensor, "B N T"]:
         # Of the circle that is as large as the 90 % ellipse.
         area: Tensor = torch.linalg.det(covariances.double()).clamp(min=0).sqrt()
-        return (radius_of(0.9) * area).sqrt()
+        return (squared_radius(0.9) * area).sqrt()
 
     forecast = (
-        squares(ahead.path_pixels, clips.clean),
-        inside(ahead.pixels, ahead.pixel_covariances, clips.positions),
-        of(ahead.pixel_covariances),
+        squares(ahead_path, truth.clean),
+        inside(ahead, ahead_covariances, truth.noisy),
+        of(ahead_covariances),
     )
-    path = (
-        squares(told.path_pixels, clips.clean),
-        inside(told.path_pixels, told.path_pixel_covariances, clips.clean),
-        of(told.path_pixel_covariances),
+    smoothed = (
+        squares(path, truth.clean),
+        inside(path, path_covariances, truth.clean),
+        of(path_covariances),
     )
     return {
         "forecast, no bounce yet": scores(later & ~since, *forecast),
         "forecast, bounced since": scores(later & since, *forecast),
-        "path beside a bounce": scores(beside, *path),
-        "path elsewhere": scores(~beside, *path),
+        "path beside a bounce": scores(beside, *smoothed),
+        "path elsewhere": scores(~beside, *smoothed),
     }
 
 
@@ -106,13 +107,13 @@ def main() -> None:
     given = parser.parse_args()
     law = Law.of(worlds.physics_of("bounce", 30))
     contenders: dict[str, Ask] = {
-        "oracle": partial(ask_law, law),
-        "oracle without the floor": partial(ask_law, law._replace(floor=None)),
+        "oracle": ask_oracle(law),
+        "oracle without the floor": ask_oracle(law._replace(floor=None)),
     }
     for law_learned, learned in LEARNED.items():
         for seed in given.seeds:
             model = motes.load(given.runs / f"{learned}-{seed}")
-            contenders[f"{law_learned}, seed {seed}"] = partial(ask_model, model)
+            contenders[f"{law_learned}, seed {seed}"] = ask_model(model)
     for name, ask in contenders.items():
         record: dict[str, Any] = {}
         for count in TASK.counts:

@@ -18,13 +18,19 @@ from unittest import mock
 
 import torch
 
-from motes.core.axes import Float64, Tensor
+from motes.core.axes import Bool, Float64, Tensor
 from motes.data import Clips, World, cannonballs
 from motes.evaluation.baselines.bayes_limit import Limit
-from motes.evaluation.bootstrap import ClipStatistics, joined
-from motes.evaluation.evaluate import BATCH, NUM_CONTEXT, Asked
-from motes.evaluation.predictor import Predictor
-from motes.evaluation.scores import Truth, tallies
+from motes.evaluation.bootstrap import concatenate
+from motes.evaluation.evaluate import (
+    NUM_CONTEXT,
+    Masks,
+    ModelPredictor,
+    ask_predictor,
+    score_clips,
+)
+from motes.evaluation.predictor import Prediction, Predictor
+from motes.evaluation.scores import StatisticsByScore, Truth, query_scores
 from motes.models.checkpoint import load_with_config, write_json
 from motes.training.run_folder import environment
 
@@ -34,24 +40,21 @@ COUNTS = (1, 2, 3)
 DRAWS = 3200  # of the limit, whose own 400 leave it a little worse than it could be
 SCORES = ("forecast_rmse", "forecast_coverage90")
 Record = dict[str, Any]
-StatisticsByScore = dict[str, ClipStatistics]
 
 
-def forecast_tallies(contender: Predictor, clips: Clips, count: int) -> StatisticsByScore:
-    """Return the scores of forecasts of clips with one number of objects, clip by clip."""
-    assert clips.num_objects is not None
-    assert clips.positions is not None
-    assert clips.clean is not None
-    observed = torch.arange(clips.video.shape[1]) < NUM_CONTEXT
-    parts = []
-    for indices in (clips.num_objects == count).nonzero()[:, 0].split(BATCH):
-        frames = clips[indices].frames.float() * observed[:, None, None]
-        noisy, clean = (part[indices, :count] for part in (clips.positions, clips.clean))
-        truth = Truth(frames, noisy, clean)
-        told = contender.ask(frames, observed, count)
-        told = dataclasses.replace(told, draw_frames=None, draw_mean_frames=None)
-        parts.append(tallies("forecast", told, truth, observed, None))
-    return {name: joined([part[name] for part in parts]) for name in SCORES}
+def forecast_statistics(predictor: Predictor, clips: Clips) -> dict[int, StatisticsByScore]:
+    """Return the statistics of forecast scores for each number of objects, clip by clip."""
+
+    def masks(start: int, num_frames: int) -> Masks:
+        return {"forecast": torch.arange(num_frames) < NUM_CONTEXT}
+
+    def scores(
+        name: str, prediction: Prediction, truth: Truth, shown: Bool[Tensor, " T"]
+    ) -> StatisticsByScore:
+        tracks = dataclasses.replace(prediction, draw_frames=None, draw_mean_frames=None)
+        return query_scores(name, tracks, truth, shown)
+
+    return score_clips(ask_predictor(predictor), clips, masks, scores)
 
 
 def ask(contender: Predictor, size: int, frames: int, num_clips: int) -> Record:
@@ -59,10 +62,11 @@ def ask(contender: Predictor, size: int, frames: int, num_clips: int) -> Record:
     parts = []
     for seed in range(FIRST_SEED, FIRST_SEED + num_clips // PART):
         clips = cannonballs(PART, COUNTS, frames, (size, size), seed=seed)
-        parts.append([forecast_tallies(contender, clips, count) for count in COUNTS])
+        found_here = forecast_statistics(contender, clips)
+        parts.append([found_here[count] for count in COUNTS])
     found: Record = {}
     for count, its in zip(COUNTS, zip(*parts, strict=True), strict=True):
-        whole = {name: joined([part[name] for part in its]) for name in SCORES}
+        whole = {name: concatenate([part[name] for part in its]) for name in SCORES}
         found[str(count)] = {
             name: {
                 "totals": [round(total, 6) for total in one.totals.tolist()],
@@ -139,7 +143,7 @@ def main() -> None:
         model, config = load_with_config(given.model)
         learned = json.loads((given.model / "learned.json").read_text("utf-8"))
         size, frames = config.data.height, config.data.num_frames
-        found = ask(Asked(model), size, frames, given.clips)
+        found = ask(ModelPredictor(model), size, frames, given.clips)
         told: Record = {"size": size, "num_frames": frames, "seed": config.seed}
         told |= {"learned": learned["environment"]}
         path = given.runs / f"{given.model.name}.json"

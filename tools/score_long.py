@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from oracle import Law, Tracks, log_evidence
+from oracle import Law, log_evidence
 from score_worlds import learn, say, store
-from world_scores import TASKS, TEST_SEED, ask_law, inside
+from world_scores import TASKS, TEST_SEED, ask_oracle, inside
 
 import motes
 from motes.bench.scale import peak_memory
 from motes.core.axes import Float, Tensor
 from motes.data import Clips, worlds
 from motes.evaluation import metrics
+from motes.evaluation.predictor import Prediction
+from motes.evaluation.scores import Truth
 from motes.models.model import Model
 from motes.queries.answer import Answer
 from motes.training.run_folder import environment
@@ -42,10 +44,13 @@ def surplus(found: Float[Tensor, "1 N T 2"], truth: Float[Tensor, "1 N T 2"], la
     return float(one - other)
 
 
-def scores(told: Answer | Tracks, clips: Clips, law: Law) -> dict[str, float]:
+def scores(told: Answer | Prediction, clips: Clips, law: Law) -> dict[str, float]:
     """How well the tracks of one clip are kept, and how far off they are while they are."""
     assert clips.positions is not None
     assert clips.clean is not None
+    assert told.pixels is not None
+    assert told.path_pixels is not None
+    assert told.pixel_covariances is not None
     truth, num_positions = clips.positions.to(told.pixels), clips.positions[..., 0].numel()
     apart = (told.pixels[:, :, None] - truth[:, None]).norm(dim=-1)  # B estimate truth T
     order = metrics.best_order(told.path_pixels, clips.clean)
@@ -107,7 +112,9 @@ def main() -> None:
                 clips = worlds.make("long", 1, count, length, seed=TEST_SEED + number)
                 line = {"clip": number, "frames": length, "objects": count}
                 told = ask(model, clips, count, law)
-                oracle = scores(ask_law(law, clips, count, None), clips, law)
+                everything = torch.ones(length, dtype=torch.bool)
+                best = ask_oracle(law)(Truth.of(clips, count), everything)
+                oracle = scores(best, clips, law)
                 record["asked"].append({**line, "model": told, "oracle": oracle})
                 store(given.out, "runs", str(given.seed), record=record)
                 say(json.dumps(record["asked"][-1]))

@@ -22,7 +22,7 @@ from seed_tables import SPREAD, mean_loss
 from motes.config import DataConfig, RunConfig
 from motes.data import Clips, World, cannonballs
 from motes.evaluation.baselines.bayes_limit import Limit
-from motes.evaluation.evaluate import BATCH, Asked, evaluate
+from motes.evaluation.evaluate import BATCH, ModelPredictor, evaluate
 from motes.models.checkpoint import load_with_config, read_config, write_json
 from motes.models.latent_map import find_latent_map
 from motes.training.distillation import with_teacher
@@ -93,7 +93,9 @@ def score_seed(folder: Path, clips: Clips, device: str) -> Record:
     model, config = load_with_config(folder, device=device)
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text("utf-8").splitlines()]
     residuals = [line["pixel_map_residual"] for line in lines if "pixel_map_residual" in line]
-    scores = evaluate(Asked(model), clips, batch_size=BATCH if device == "cpu" else GPU_BATCH)
+    scores = evaluate(
+        ModelPredictor(model), clips, batch_size=BATCH if device == "cpu" else GPU_BATCH
+    )
     return {
         "config": dataclasses.asdict(config),
         "pixel_map_residual_px": residuals[-1],

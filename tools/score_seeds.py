@@ -26,7 +26,7 @@ from seed_tables import SPREAD
 from motes.config import DataConfig, RunConfig
 from motes.data import Clips, World, cannonballs
 from motes.evaluation.baselines.bayes_limit import Limit
-from motes.evaluation.evaluate import BATCH, Asked, compare_physics, evaluate
+from motes.evaluation.evaluate import BATCH, ModelPredictor, compare_physics, evaluate
 from motes.evaluation.physics import true_force
 from motes.kalman.model import POSITION_DIM
 from motes.models import model as models
@@ -145,7 +145,9 @@ def score(folder: Path, num_clips: int, device: str) -> Record:
     model, config = load_with_config(folder, device=device)
     clips = unseen(config.data, num_clips)
     begun = time.monotonic()
-    scores = evaluate(Asked(model), clips, batch_size=BATCH if device == "cpu" else GPU_BATCH)
+    scores = evaluate(
+        ModelPredictor(model), clips, batch_size=BATCH if device == "cpu" else GPU_BATCH
+    )
     return {
         **json.loads((folder / "learned.json").read_text("utf-8")),
         "test_seed": TEST_SEED,

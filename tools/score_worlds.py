@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,8 @@ from oracle import Law
 from world_scores import (
     TASKS,
     Task,
-    ask_law,
     ask_model,
+    ask_oracle,
     observed_of,
     score_world,
     unseen_clips,
@@ -107,7 +106,7 @@ def run_oracle(name: str) -> dict[str, Any]:
     """The record of a world's oracle."""
     task = TASKS[name]
     law = Law.of(worlds.physics_of(task.asks, task.num_frames))
-    by_count = score_world(name, partial(ask_law, law), say)
+    by_count = score_world(name, ask_oracle(law), say)
     return {"by_count": by_count, "environment": environment(torch.device("cpu"))}
 
 
@@ -121,7 +120,7 @@ def run_model(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
             learn(TASKS[name], arguments.seed, folder, arguments.clips, hiding=arguments.hiding)
         record["training"] = json.loads((folder / "training.json").read_text("utf-8"))
     model = motes.load(folder)
-    record["by_count"] = score_world(name, partial(ask_model, model), say)
+    record["by_count"] = score_world(name, ask_model(model), say)
     return {**record, "environment": environment(torch.device("cpu"))}
 
 

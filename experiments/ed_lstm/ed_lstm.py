@@ -154,7 +154,7 @@ class Recurrent:
     interpolates: bool = False
 
     @torch.no_grad()
-    def ask(
+    def predict(
         self,
         frames: Float[Tensor, "B T height width"],
         observed: Bool[Tensor, " T"],

@@ -15,6 +15,7 @@ from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.data import OpticalTrap, World
 from motes.evaluation.baselines.true_physics import ROUNDING, TruePhysics, true_physics
+from motes.evaluation.predictor import Prediction
 from motes.kalman.mixture import select_component
 from motes.models.sprites.track_swaps import best_exchanges, joined_by_filter, of_pairs
 
@@ -58,15 +59,6 @@ class Law(NamedTuple):
         return kalman.StateEstimate(origin + turn * (mean - origin), turned)
 
 
-class Tracks(NamedTuple):
-    """An oracle's answer; the fields mean what those of `motes.queries.answer.Answer` mean."""
-
-    pixels: Float[Tensor, "B N T 2"]
-    pixel_covariances: Float[Tensor, "B N T 2 2"]
-    path_pixels: Float[Tensor, "B N T 2"]
-    path_pixel_covariances: Float[Tensor, "B N T 2 2"]
-
-
 class Histories(NamedTuple):
     """What each of the W histories under consideration believes of the N objects."""
 
@@ -77,7 +69,7 @@ class Histories(NamedTuple):
     choices: Int[Tensor, "W t N"]  # point of each object in each frame, -1: none
 
 
-def predict_with_oracle(points: Float[Tensor, "B N T 2"], law: Law) -> Tracks:
+def predict_with_oracle(points: Float[Tensor, "B N T 2"], law: Law) -> Prediction:
     """Tracks and their error bars, from the points at which objects show.
 
     Where there is a floor the law is not linear, and the path is told by the past alone.
@@ -93,7 +85,7 @@ def predict_with_oracle(points: Float[Tensor, "B N T 2"], law: Law) -> Tracks:
     path, spread = means[..., :2], covariances[..., :2, :2]
     drawn = spread + law.physics.jitter.square().diag_embed()
     rounding = ROUNDING * torch.eye(2, dtype=path.dtype)
-    return Tracks(
+    return Prediction(
         pixels=torch.where(seen[..., None], tracks, path).float(),
         pixel_covariances=torch.where(seen[..., None, None], rounding, drawn).float(),
         path_pixels=path.float(),

@@ -10,23 +10,25 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
-from oracle import Law, Tracks, predict_with_oracle
+from oracle import Law, predict_with_oracle
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.data import Clips, worlds
-from motes.evaluation import metrics
+from motes.evaluation import bootstrap, metrics
+from motes.evaluation.bootstrap import clip_statistics
+from motes.evaluation.evaluate import Ask, Masks, ModelPredictor, ask_predictor, score_clips
+from motes.evaluation.predictor import Prediction
+from motes.evaluation.scores import StatisticsByScore, Truth
 from motes.models.model import Model
-from motes.queries import infer, interpolate
-from motes.queries.answer import Answer
+from motes.queries import interpolate
 
 TEST_SEED = 1_000_000
-BATCH = 50
-CONTEXT = 5  # frames seen before a forecast
+CONTEXT = 5  # observed frames before a forecast
+FORECAST_FRAMES = 30  # of a clip, context included
 # Between probabilities of a count that are taken together: near to none and to one they tell most.
 COUNT_EDGES = (0.001, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 0.99, 0.999)
 
 Scores = dict[str, Any]
-Ask = Callable[[Clips, int, int | None], Answer | Tracks]  # clips, objects, frames seen
 
 
 class Task(NamedTuple):
@@ -62,83 +64,81 @@ TASKS: dict[str, Task] = {
 COUNTED = (1, 2, 3, 4, 5, 6)
 
 
-def shown(clips: Clips) -> Bool[Tensor, "B N T"]:
-    """Where an object of the truth shows in a frame that was seen."""
-    assert clips.positions is not None
-    there = ~clips.positions.isnan().any(-1)
-    if clips.visible is not None:
-        there = there & clips.visible
-    return there if clips.observed is None else there & clips.observed[:, None]
-
-
 def observed_of(clips: Clips) -> Bool[Tensor, "B T"]:
-    """Which frames of clips were seen."""
+    """Return which frames of clips were recorded."""
     if clips.observed is not None:
         return clips.observed
     return torch.ones(len(clips), clips.video.shape[1], dtype=torch.bool)
 
 
-def ask_model(model: Model, clips: Clips, count: int, seen_until: int | None) -> Answer:
-    """The model's answer to what is seen of some clips, or of their first frames."""
-    frames, observed = clips.frames.float(), observed_of(clips)
-    if seen_until is not None:
-        observed = observed & (torch.arange(frames.shape[1]) < seen_until)
-    if bool(observed.all()):
-        return infer(model, frames, count)
-    return interpolate(model, frames, observed, count)
+def ask_model(model: Model) -> Ask:
+    """Return the function that asks a model."""
+    return ask_predictor(ModelPredictor(model))
 
 
-def ask_law(law: Law, clips: Clips, count: int, seen_until: int | None) -> Tracks:
-    """The oracle's answer to the same question."""
-    assert clips.positions is not None
-    exact = isinstance(clips.video, Tensor)  # pictures tell more than a pixel
-    points = clips.positions if exact else clips.positions.round()
-    there = shown(clips)
-    if seen_until is not None:
-        there = there & (torch.arange(points.shape[2]) < seen_until)
-    return predict_with_oracle(torch.where(there[..., None], points, torch.nan)[:, :count], law)
+def ask_oracle(law: Law) -> Ask:
+    """Return the function that asks a world's oracle, which is given positions instead of frames.
+
+    Positions are rounded to pixels unless frames have grey levels, which determine fractions.
+    """
+
+    def ask(truth: Truth, observed: Bool[Tensor, "*B T"]) -> Prediction:
+        exact = bool(((truth.frames != 0) & (truth.frames != 1)).any())
+        points = truth.noisy if exact else truth.noisy.round()
+        there = truth.visible & observed.expand(truth.visible[:, 0].shape)[:, None]
+        return predict_with_oracle(torch.where(there[..., None], points, torch.nan), law)
+
+    return ask
 
 
-def in_order(answer: Answer | Tracks, clips: Clips) -> Tracks:
-    """An answer with its objects in the order of the truth."""
-    assert clips.clean is not None
-    order = metrics.best_order(answer.path_pixels, clips.clean)
-    return Tracks(*(metrics.reorder(getattr(answer, name), order) for name in Tracks._fields))
+def in_order(prediction: Prediction, truth: Truth) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return pixels, path and their covariances, objects matched to the truth by their paths."""
+    pixels, covariances = prediction.pixels, prediction.pixel_covariances
+    path, path_covariances = prediction.path_pixels, prediction.path_pixel_covariances
+    assert pixels is not None
+    assert covariances is not None
+    assert path is not None
+    assert path_covariances is not None
+    order = metrics.best_order(path, truth.clean)
+    return (
+        metrics.reorder(pixels, order),
+        metrics.reorder(covariances, order),
+        metrics.reorder(path, order),
+        metrics.reorder(path_covariances, order),
+    )
 
 
-def score_batch(ask: Ask, clips: Clips, count: int, context: int) -> dict[str, Tensor]:
-    """What is scored of each clip, or of each object and frame, NaN where it does not apply."""
-    noisy, clean = clips.positions, clips.clean
-    assert noisy is not None
-    assert clean is not None
-    seen = shown(clips)
-    told = in_order(ask(clips, count, None), clips)
-    parts = {
-        "tracked": metrics.tracked(told.pixels, noisy).double(),
-        "noisy_rmse": squares(told.pixels, noisy).where(seen, torch.nan),
-        "path_rmse": squares(told.path_pixels, clean),
-        "hidden_rmse": squares(told.path_pixels, clean).where(~seen, torch.nan),
-        "coverage90": inside(told.pixels, told.pixel_covariances, noisy).where(seen, torch.nan),
-        "hidden_coverage90": inside(told.pixels, told.pixel_covariances, noisy).where(
-            ~seen, torch.nan
-        ),
-        "path_coverage90": inside(told.path_pixels, told.path_pixel_covariances, clean),
+def world_query_scores(
+    name: str, prediction: Prediction, truth: Truth, shown: Bool[Tensor, " T"]
+) -> StatisticsByScore:
+    """Return the scores of one query; objects are matched by their paths.
+
+    Hidden objects and lost frames are scored apart from visible ones.
+    """
+    pixels, covariances, path, path_covariances = in_order(prediction, truth)
+    path_squares = squares(path, truth.clean)
+    covered = inside(pixels, covariances, truth.noisy)
+    if name == "forecast":
+        return {
+            "forecast_rmse": clip_statistics(path_squares[..., ~shown], root=True),
+            "forecast_coverage90": clip_statistics(covered[..., ~shown]),
+        }
+    seen = truth.visible
+    path_covered = inside(path, path_covariances, truth.clean)
+    pixel_squares = squares(pixels, truth.noisy)
+    return {
+        "tracked": clip_statistics(metrics.tracked(pixels, truth.noisy).double()),
+        "noisy_rmse": clip_statistics(pixel_squares.where(seen, torch.nan), root=True),
+        "path_rmse": clip_statistics(path_squares, root=True),
+        "hidden_rmse": clip_statistics(path_squares.where(~seen, torch.nan), root=True),
+        "coverage90": clip_statistics(covered.where(seen, torch.nan)),
+        "hidden_coverage90": clip_statistics(covered.where(~seen, torch.nan)),
+        "path_coverage90": clip_statistics(path_covered),
     }
-    horizon = min(clips.video.shape[1], 30)
-    short = first_frames(clips, horizon)
-    assert short.clean is not None
-    assert short.positions is not None
-    ahead = in_order(ask(short, count, context), short)
-    future = torch.arange(horizon) >= context
-    parts["forecast_rmse"] = squares(ahead.path_pixels, short.clean)[..., future]
-    parts["forecast_coverage90"] = inside(ahead.pixels, ahead.pixel_covariances, short.positions)[
-        ..., future
-    ]
-    return parts
 
 
 def first_frames(clips: Clips, num_frames: int) -> Clips:
-    """The beginning of clips."""
+    """Return the beginning of clips."""
     parts = {
         name: None if part is None else part[:, :, :num_frames]
         for name in ("positions", "clean", "visible")
@@ -153,7 +153,7 @@ def first_frames(clips: Clips, num_frames: int) -> Clips:
 def squares(
     estimate: Float[Tensor, "B N T 2"], truth: Float[Tensor, "B N T 2"]
 ) -> Float[Tensor, "B N T"]:
-    """Squared distances."""
+    """Return squared distances."""
     return (estimate - truth).double().square().sum(-1)
 
 
@@ -162,25 +162,29 @@ def inside(
     covariances: Float[Tensor, "B N T 2 2"],
     truth: Float[Tensor, "B N T 2"],
 ) -> Float[Tensor, "B N T"]:
-    """1 where the truth lies in the 90 % ellipse of an estimate, else 0."""
+    """Return 1 where the truth lies in the 90 % ellipse of an estimate, else 0."""
     return metrics.inside(metrics.squared_distance(estimate, covariances, truth), 0.9)
 
 
 def score(ask: Ask, clips: Clips, count: int, task: Task) -> Scores:
-    """Scores of clips with the same number of objects."""
-    batches = [
-        score_batch(ask, clips[start : start + BATCH], count, task.context)
-        for start in range(0, len(clips), BATCH)
-    ]
-    scores: Scores = {}
-    for name in batches[0]:
-        values = torch.cat([batch[name].flatten() for batch in batches])
-        values = values[~values.isnan()]
-        if len(values):
-            mean = float(values.mean())
-            scores[name] = round(mean**0.5 if name.endswith("rmse") else mean, 4)
-    lost = torch.cat([batch["tracked"] for batch in batches]) == 0
-    return {**scores, "lost_clips": lost.nonzero()[:, 0].tolist()}
+    """Return the scores of clips with the same number of objects."""
+    short = first_frames(clips, min(clips.video.shape[1], FORECAST_FRAMES))
+
+    def everything(start: int, num_frames: int) -> Masks:
+        return {"infer": torch.ones(num_frames, dtype=torch.bool)}
+
+    def beginning(start: int, num_frames: int) -> Masks:
+        return {"forecast": torch.arange(num_frames) < task.context}
+
+    found = score_clips(ask, clips, everything, world_query_scores)[count]
+    lost = (found["tracked"].totals == 0).nonzero()[:, 0].tolist()
+    found |= score_clips(ask, short, beginning, world_query_scores)[count]
+    scores = {
+        name: round(float(bootstrap.score(statistics)), 4)
+        for name, statistics in found.items()
+        if bool(statistics.counts.any())
+    }
+    return {**scores, "lost_clips": lost}
 
 
 def score_world(

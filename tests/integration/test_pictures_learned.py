@@ -11,7 +11,7 @@ from motes.cli.io import Options
 from motes.config import DataConfig
 from motes.core.errors import InputError
 from motes.data import load_clips, save_clips, worlds, write_gif
-from motes.evaluation.evaluate import Asked, evaluate
+from motes.evaluation.evaluate import ModelPredictor, evaluate
 from motes.models.layers.renderer import BACKGROUND_UNIT, LayeredRenderer
 from motes.server import playground
 from motes.training import initialization as beginnings
@@ -95,7 +95,7 @@ def test_inferred_pictures_are_nearer_to_the_frames_than_the_background_is(learn
 
 def test_a_model_of_pictures_is_scored(learned):
     model, clips = learned
-    scores = evaluate(Asked(model), clips)["by_count"]["2"]
+    scores = evaluate(ModelPredictor(model), clips)["by_count"]["2"]
     assert scores["clips"] == len(clips)
     assert 0 < scores["forecast_loss"] < 10
 

@@ -59,13 +59,13 @@ def test_it_learns_a_batch_by_heart(layers: Layers, num_seen: int | None):
 
 def test_as_a_contender_it_tells_frames_ahead_and_nothing_else():
     contender, seen = Recurrent(network()), torch.arange(6) < 2
-    told = contender.ask(frames(), seen, 2)
+    told = contender.predict(frames(), seen, 2)
     assert told.pixels is None
     assert told.draw_frames is not None
     torch.testing.assert_close(
         told.draw_frames(), network().generate(frames()[:, :2], 4).sigmoid().detach()
     )
-    assert contender.ask(frames(), seen | True, 2).draw_frames is None
+    assert contender.predict(frames(), seen | True, 2).draw_frames is None
 
 
 def test_weights_start_with_the_papers_variance_and_biases_at_zero():

@@ -6,25 +6,26 @@ from types import SimpleNamespace
 import pytest
 import torch
 import world_scores
-from oracle import Tracks
 from world_scores import Task
 
 from motes.data import worlds
+from motes.evaluation.predictor import Prediction
+from motes.evaluation.scores import Truth
 
 TASK = Task("bar", "bar", (2,), num_clips=6)
 
 
-def truth_told(clips, count, seen_until, *, spread=1.0, flip=False):
-    """The truth as an answer, its objects perhaps in another order."""
-    eye = spread * torch.eye(2).expand(*clips.positions.shape, 2)
-    told = Tracks(clips.positions, eye, clips.clean, eye)
-    return Tracks(*(part.flip(1) for part in told)) if flip else told
+def predict_truth(truth, observed, *, flip=False, shift=0.0):
+    """The truth as a prediction, its objects perhaps in another order."""
+    eye = torch.eye(2).expand(*truth.noisy.shape, 2)
+    parts = (truth.noisy + shift, eye, truth.clean + shift, eye)
+    return Prediction(*(part.flip(1) if flip else part for part in parts))
 
 
 @pytest.mark.parametrize("flip", [False, True])
 def test_the_truth_in_any_order_has_no_error(flip):
     clips = worlds.make("bar", 6, 2, seed=1)
-    scores = world_scores.score(lambda *a: truth_told(*a, flip=flip), clips, 2, TASK)
+    scores = world_scores.score(lambda *a: predict_truth(*a, flip=flip), clips, 2, TASK)
     assert scores.pop("lost_clips") == []
     for name, value in scores.items():
         assert value == (0 if name.endswith("rmse") else 1)
@@ -35,10 +36,9 @@ def test_hidden_frames_are_scored_apart_from_seen_ones():
     clips = worlds.make("bar", 6, 2, seed=1)
     hidden = ~clips.visible
 
-    def ask(part, count, seen_until):
-        wrong = 3.0 * (~part.visible)[..., None]  # 3 px along each axis
-        told = truth_told(part, count, seen_until)
-        return told._replace(pixels=told.pixels + wrong, path_pixels=told.path_pixels + wrong)
+    def ask(truth, observed):
+        wrong = 3.0 * (~truth.visible)[..., None]  # 3 px along each axis
+        return predict_truth(truth, observed, shift=wrong)
 
     scores = world_scores.score(ask, clips, 2, TASK)
     assert scores["noisy_rmse"] == 0
@@ -57,12 +57,12 @@ def test_a_forecast_is_asked_for_with_the_first_frames_only():
     asked = []
     clips = worlds.make("long", 2, 1, num_frames=40, seed=1)
 
-    def ask(part, count, seen_until):
-        asked.append((part.frames.shape[1], seen_until))
-        return truth_told(part, count, seen_until)
+    def ask(truth, observed):
+        asked.append((truth.frames.shape[1], int(observed.sum())))
+        return predict_truth(truth, observed)
 
     world_scores.score(ask, clips, 1, Task("long", "long", (1,)))
-    assert asked == [(40, None), (30, 5)]
+    assert asked == [(40, 40), (30, 5)]
 
 
 def test_the_oracle_sees_neither_hidden_objects_nor_lost_frames(monkeypatch):
@@ -71,10 +71,10 @@ def test_the_oracle_sees_neither_hidden_objects_nor_lost_frames(monkeypatch):
         world_scores, "predict_with_oracle", lambda points, law: given.append(points)
     )
     barred, lost = worlds.make("bar", 3, 2, seed=1), worlds.make("drops", 3, 2, seed=1)
-    world_scores.ask_law(None, barred, 2, None)
-    world_scores.ask_law(None, lost, 2, 10)
+    ask, until = world_scores.ask_oracle(None), torch.arange(30) < 10
+    ask(Truth.of(barred, 2), torch.ones(30, dtype=torch.bool))
+    ask(Truth.of(lost, 2), lost.observed & until)
     assert torch.equal(given[0].isnan().any(-1), ~barred.visible)
-    until = torch.arange(30) < 10
     assert torch.equal(~given[1].isnan().any(-1)[:, 0], lost.observed & until)
 
 

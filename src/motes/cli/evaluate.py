@@ -133,17 +133,17 @@ def figures(
 
 def _score_model(model: Model, config: RunConfig, clips: Clips) -> dict[str, Any]:
     """Everything that can be said about a model."""
-    from motes.evaluation.evaluate import Asked, compare_physics, score_beliefs, score_gaps
+    from motes.evaluation.evaluate import ModelPredictor, compare_physics, score_bounds, score_gaps
     from motes.evaluation.evaluate import evaluate as score
 
-    data, contender, some = config.data, Asked(model), min(len(clips), NUM_ALIGNING)
+    data, contender, some = config.data, ModelPredictor(model), min(len(clips), NUM_ALIGNING)
     training = None if data.path is not None else _fresh(data, NUM_ALIGNING, data.seed)
     with bar("three questions", len(clips)) as progress:
         record = score(contender, clips, training, progress)
     with bar("other gaps", some) as progress:
         record["gaps"] = score_gaps(contender, clips, progress)
     with bar("bounds and counts", some) as progress:
-        record["beliefs"] = score_beliefs(model, clips, progress)
+        record["beliefs"] = score_bounds(model, clips, progress)
     return {"training_seed": config.seed, **record, **compare_physics(model, clips)}
 
 

@@ -1,51 +1,118 @@
-"""Honest error bars for a q that was learned: its covariances, times one number a count.
+"""Calibration of error bars: one scale of q's covariances for each number of objects.
 
-A bound is not hurt by a q that is too narrow, so the paper's inference network is too sure of
-itself where it errs. Another model of the same videos, the structured one, which searches every
-frame, says where objects can be; the number is chosen so that the network's regions hold as much
-of that as they claim. No truth is used: both models learned from videos alone. [Choice 28]
+The ELBO hardly penalises a q that is too narrow, so the paper's inference network is
+over-confident where it errs. A sprite model of the same videos, which computes its posterior from
+likelihood maps, says where objects can be; the scale is chosen so that the network's 90 % regions
+hold 90 % of that posterior. No truth is used: both models learn from videos alone. [Choice 28]
 """
+
+from pathlib import Path
 
 import torch
 
-from motes.core.axes import Float, Int, Tensor
-from motes.evaluation.metrics import best_order, radius_of, reorder, squared_distance
+from motes.core.axes import Float, Tensor
+from motes.core.errors import InputError
+from motes.data import Clips, cannonballs, load_clips
+from motes.evaluation.evaluate import BATCH, by_count
+from motes.evaluation.metrics import best_order, reorder, squared_distance, squared_radius
+from motes.models.checkpoint import load_with_config, save_model
 from motes.models.model import Model
 from motes.models.paper.gap_filling import encode
 
-LEVEL = 0.9  # of the region that is made honest
-BATCH = 50
+LEVEL = 0.9  # probability of the regions that are calibrated
+REFERENCE = "cannonballs-structured"
+NUM_CLIPS = 600
 
 
 @torch.no_grad()
-def temper(
-    model: Model,
-    reference: Model,
-    frames: Float[Tensor, "B T height width"],
-    num_objects: Int[Tensor, " B"],
-) -> Float[Tensor, " Nmax"]:
-    """Stores in the model what its covariances are multiplied by; returns it.
+def calibrate(model: Model, clips: Clips, reference: Model) -> Float[Tensor, " Nmax"]:
+    """Store in the model the scales of its covariances, and return them.
 
     Args:
-        model: of the paper's family.
-        reference: of the structured family, for the same videos.
-        frames: training clips.
-        num_objects: objects in each of them; a number that none has keeps its factor.
+        model: Of the paper's family.
+        clips: Training clips with known numbers of objects; the scale of a number that no clip
+            has stays as it is.
+        reference: A sprite model of the same videos.
 
     Law: a q that is too narrow by a factor gets that factor
     (test_a_q_that_is_too_narrow_is_widened_by_as_much).
     """
-    for count in sorted(set(num_objects.tolist())):
-        own = frames[num_objects == count]
-        squares = torch.cat([distances(model, reference, part, count) for part in own.split(BATCH)])
-        model.temper[count - 1] = squares.flatten().quantile(LEVEL) / radius_of(LEVEL)
+    for count, own in by_count(clips).items():
+        squares = torch.cat(
+            [
+                _squared_distances(model, reference, clips[part].frames.float(), count)
+                for part in own.split(BATCH)
+            ]
+        )
+        model.temper[count - 1] = squares.flatten().quantile(LEVEL) / squared_radius(LEVEL)
     return model.temper
 
 
-def distances(
+def calibrate_run(
+    run: str | Path,
+    data: Path | None = None,
+    out: Path | None = None,
+    reference: str | Path = REFERENCE,
+    num_clips: int = NUM_CLIPS,
+    *,
+    half: bool = False,
+) -> Float[Tensor, " Nmax"]:
+    """Calibrate the model of a run, write it, and return the scales.
+
+    Args:
+        run: A run folder or the name of a shipped model, of the paper's family.
+        data: Clips with known numbers of objects; default: the run's own training clips.
+        out: Folder of the calibrated model; default: the run folder itself.
+        reference: A run folder or the name of a shipped sprite model of the same videos.
+        num_clips: How many clips to use, at most.
+        half: Store network weights in half precision, as shipped models are.
+
+    Raises:
+        InputError: The model needs no calibration, or model, reference and clips do not match.
+    """
+    model, config = load_with_config(run)
+    if config.model.family != "paper":
+        raise InputError(
+            f"{run} computes its error bars from the frames; calibrate is for the paper's family"
+        )
+    if out is None and not Path(run).is_dir():
+        raise InputError(f"{run} is a shipped model, which stays as it is; give an --out folder")
+    sprites, _ = load_with_config(reference)
+    if sprites.image_size != model.image_size:
+        raise InputError(
+            f"the reference {reference} is for frames of {sprites.image_size} pixels, {run} for "
+            f"{model.image_size}; give a --reference trained on the same clips"
+        )
+    path = data if data is not None or config.data.path is None else Path(config.data.path)
+    settings = config.data
+    clips = (
+        load_clips(path)[:num_clips]
+        if path is not None
+        else cannonballs(
+            num_clips,
+            settings.num_objects,
+            settings.num_frames,
+            (settings.height, settings.width),
+            settings.seed,
+        )
+    )
+    if clips.num_objects is None:
+        raise InputError(f"{path} has no numbers of objects; calibrate needs them")
+    if tuple(clips.video.shape[2:4]) != model.image_size:
+        raise InputError(
+            f"clips of {tuple(clips.video.shape[2:4])} pixels; {run} expects {model.image_size}"
+        )
+    scales = calibrate(model, clips, sprites)
+    folder = Path(run) if out is None else out
+    folder.mkdir(parents=True, exist_ok=True)
+    save_model(folder, model, config, half=half)
+    return scales
+
+
+def _squared_distances(
     model: Model, reference: Model, frames: Float[Tensor, "B T height width"], count: int
 ) -> Float[Tensor, "B N T"]:
-    """Squared Mahalanobis distances, as the model has it, of the reference's draws."""
+    """Return squared Mahalanobis distances, under the model's q, of draws of the reference."""
     everything = torch.ones(frames.shape[:2], dtype=torch.bool, device=frames.device)
     counts = torch.full((len(frames),), count, device=frames.device)
     q, other = (encode(m, frames, everything, counts) for m in (model, reference))

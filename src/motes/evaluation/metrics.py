@@ -157,7 +157,7 @@ def squared_distance(
     return torch.where(known & (singular == 0), squares, torch.where(known, torch.inf, torch.nan))
 
 
-def surprise(
+def negative_log_density(
     estimate: Float[Tensor, "*batch 2"],
     covariances: Float[Tensor, "*batch 2 2"],
     truth: Float[Tensor, "*batch 2"],
@@ -168,7 +168,7 @@ def surprise(
     return log_scale + 0.5 * squared_distance(estimate, covariances, truth)
 
 
-def radius_of(level: float) -> float:
+def squared_radius(level: float) -> float:
     """The squared Mahalanobis distance within which a plane Gaussian has this probability."""
     return -2 * math.log(1 - level)
 
@@ -178,7 +178,7 @@ def inside(squares: Float[Tensor, "*batch"], level: float) -> Float[Tensor, "*ba
 
     NaN where nothing is known.
     """
-    within = (squares <= radius_of(level)).double()
+    within = (squares <= squared_radius(level)).double()
     return torch.where(squares.isnan(), torch.nan, within)
 
 

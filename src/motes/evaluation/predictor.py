@@ -1,4 +1,4 @@
-"""What is scored: anything that answers the three questions about clips, as far as it can."""
+"""The interface of everything that can be scored: models and baselines."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,22 +6,22 @@ from typing import Protocol
 
 from motes.core.axes import Bool, Float, Tensor
 
-Pictures = Callable[[], Float[Tensor, "B T height width *channels"]]
+FrameSource = Callable[[], Float[Tensor, "B T height width *channels"]]
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a contender says about clips with the same number of objects; None: it cannot say.
+    """Tracks of clips with the same number of objects; None where a predictor gives no such value.
 
-    The fields mean what those of `motes.queries.answer.Answer` mean; pictures are drawn when asked for.
+    The fields mean the same as those of `motes.queries.answer.Answer`; frames are drawn on demand.
     """
 
     pixels: Float[Tensor, "B N T 2"] | None = None
     pixel_covariances: Float[Tensor, "B N T 2 2"] | None = None
     path_pixels: Float[Tensor, "B N T 2"] | None = None
     path_pixel_covariances: Float[Tensor, "B N T 2 2"] | None = None
-    draw_frames: Pictures | None = None
-    draw_mean_frames: Pictures | None = None
+    draw_frames: FrameSource | None = None
+    draw_mean_frames: FrameSource | None = None
 
 
 class Predictor(Protocol):
@@ -29,14 +29,14 @@ class Predictor(Protocol):
 
     @property
     def interpolates(self) -> bool:
-        """Whether it can use frames after a gap."""
+        """Whether it uses frames after a gap."""
         ...
 
-    def ask(
+    def predict(
         self,
         frames: Float[Tensor, "B T height width *channels"],
         observed: Bool[Tensor, " T"],
         num_objects: int,
     ) -> Prediction:
-        """What it says about all frames, having seen the observed ones; the others are zero."""
+        """Return a prediction for all frames given the observed ones; the others are zero."""
         ...

@@ -1,142 +1,159 @@
-"""From what is told about clips and what is true to tallies, one for each score."""
+"""Scores of predictions against the truth, as statistics of each clip."""
 
 from typing import NamedTuple
 
 import torch
 
 from motes.core.axes import Bool, Float, Tensor
+from motes.data import Clips
 from motes.evaluation import metrics
-from motes.evaluation.bootstrap import ClipStatistics, curve, tally
+from motes.evaluation.bootstrap import ClipStatistics, clip_statistics, curve_statistics
 from motes.evaluation.predictor import Prediction
 
-FURTHEST = "furthest"  # largest error of a clip: no score, but which clips went wrong
+MAX_ERROR = "max_error"  # largest error of a clip: not a score, but ranks the clips
 LEVELS = (50, 90, 95)  # per cent, of the regions whose coverage is scored
+StatisticsByScore = dict[str, ClipStatistics]
 
 
 class Truth(NamedTuple):
-    """What really happened, for clips with the same number of objects."""
+    """The truth of clips with the same number of objects."""
 
     frames: Float[Tensor, "B T height width *channels"]
-    noisy: Float[Tensor, "B N T 2"]
-    clean: Float[Tensor, "B N T 2"]
+    noisy: Float[Tensor, "B N T 2"]  # positions at which objects are drawn
+    clean: Float[Tensor, "B N T 2"]  # positions on the noise-free path
+    visible: Bool[Tensor, "B N T"]  # whether an object shows in a frame that was recorded
+    recorded: Bool[Tensor, "B T"] | None  # which frames exist; None: all
+
+    @classmethod
+    def of(cls, clips: Clips, count: int) -> "Truth":
+        """Return the truth of clips that all have `count` objects."""
+        assert clips.positions is not None
+        assert clips.clean is not None
+        noisy, recorded = clips.positions[:, :count], clips.observed
+        visible = ~noisy.isnan().any(-1)
+        if clips.visible is not None:
+            visible = visible & clips.visible[:, :count]
+        if recorded is not None:
+            visible = visible & recorded[:, None]
+        return cls(clips.frames.float(), noisy, clips.clean[:, :count], visible, recorded)
 
 
-class Aligned(NamedTuple):
+class AffineMap(NamedTuple):
     """An affine map of pixels, fitted to the truth of training clips."""
 
     matrix: Float[Tensor, "2 2"]
     offset: Float[Tensor, " 2"]
 
     def __call__(self, pixels: Float[Tensor, "*batch 2"]) -> Float[Tensor, "*batch 2"]:
-        """The mapped pixels."""
+        """Return the mapped pixels."""
         return pixels @ self.matrix.T + self.offset
 
 
-def fit_affine(told: list[Tensor], true: list[Tensor]) -> Aligned:
-    """The least-squares map from told positions [B, N, T, 2], put in order, to true ones."""
-    pairs = list(zip(told, true, strict=True))
+def fit_affine(estimates: list[Tensor], truths: list[Tensor]) -> AffineMap:
+    """Return the least-squares map from estimates [B, N, T, 2], matched to objects, to truths."""
+    pairs = list(zip(estimates, truths, strict=True))
     given = torch.cat(
-        [metrics.reorder(t, metrics.best_order(t, a)).reshape(-1, 2) for t, a in pairs]
+        [metrics.reorder(e, metrics.best_order(e, t)).reshape(-1, 2) for e, t in pairs]
     )
-    target = torch.cat([a.reshape(-1, 2) for a in true])
+    target = torch.cat([t.reshape(-1, 2) for t in truths])
     design = torch.cat([given, torch.ones_like(given[:, :1])], 1).double()
     solution = torch.linalg.lstsq(design, target.double()).solution.to(given)
-    return Aligned(solution[:2].T, solution[2])
+    return AffineMap(solution[:2].T, solution[2])
 
 
-def tallies(
-    question: str,
-    told: Prediction,
+def query_scores(
+    query: str,
+    prediction: Prediction,
     truth: Truth,
     observed: Bool[Tensor, " T"],
-    affine: Aligned | None,
-) -> dict[str, ClipStatistics]:
-    """Every score of one question that the contender can be asked.
+    affine: AffineMap | None = None,
+) -> StatisticsByScore:
+    """Return every score of one query that the prediction allows.
 
     Args:
-        question: infer, forecast or interpolation.
-        told: The answer.
+        query: infer, forecast or interpolation.
+        prediction: Of the clips.
         truth: Of the same clips.
-        observed: The frames that were seen; where some were not, only those are scored.
-        affine: A map of what is told, for the scores named affine_*.
+        observed: The frames that were shown; where some were not, only those are scored.
+        affine: A map of the estimates, for the scores named affine_*.
     """
-    found: dict[str, ClipStatistics] = {}
-    if told.pixels is not None and question == "infer":
-        found |= _identity(told.pixels, truth.noisy)
-        found |= _positions("noisy", told.pixels, truth.noisy, observed, affine)
-    if told.path_pixels is not None:
-        name = "path" if question == "infer" else question
-        found |= _positions(name, told.path_pixels, truth.clean, observed, affine)
-        if question == "infer" and told.path_pixel_covariances is not None:
-            bars = told.path_pixels, told.path_pixel_covariances
-            found |= _calibration("path", *bars, truth.clean, observed)
-    if told.pixels is not None and told.pixel_covariances is not None:
-        bars = told.pixels, told.pixel_covariances
-        found |= _calibration(question, *bars, truth.noisy, observed)
-    if question == "forecast":
-        found |= _pictures(told, truth, ~observed)
+    found: StatisticsByScore = {}
+    if prediction.pixels is not None and query == "infer":
+        found |= _identity(prediction.pixels, truth.noisy)
+        found |= _positions("noisy", prediction.pixels, truth.noisy, observed, affine)
+    if prediction.path_pixels is not None:
+        name = "path" if query == "infer" else query
+        found |= _positions(name, prediction.path_pixels, truth.clean, observed, affine)
+        if query == "infer" and prediction.path_pixel_covariances is not None:
+            path = prediction.path_pixels, prediction.path_pixel_covariances
+            found |= _calibration("path", *path, truth.clean, observed)
+    if prediction.pixels is not None and prediction.pixel_covariances is not None:
+        estimate = prediction.pixels, prediction.pixel_covariances
+        found |= _calibration(query, *estimate, truth.noisy, observed)
+    if query == "forecast":
+        found |= _frame_losses(prediction, truth, ~observed)
     return found
 
 
-def gap_tallies(
-    name: str, told: Prediction, truth: Truth, observed: Bool[Tensor, " T"]
-) -> dict[str, ClipStatistics]:
-    """Error and coverage in the hidden frames of one pattern of gaps."""
-    found: dict[str, ClipStatistics] = {}
-    if told.path_pixels is not None:
-        squares = _squares(told.path_pixels, truth.clean)[..., ~observed]
-        found[f"{name}_rmse"] = tally(squares, root=True)
-    if told.pixels is not None and told.pixel_covariances is not None:
-        bars = _in_order(told.pixels, told.pixel_covariances, truth.noisy)
-        squares = metrics.squared_distance(*bars, truth.noisy)[..., ~observed]
-        found[f"{name}_coverage90"] = tally(metrics.inside(squares, 0.9))
+def gap_scores(
+    name: str, prediction: Prediction, truth: Truth, observed: Bool[Tensor, " T"]
+) -> StatisticsByScore:
+    """Return error and coverage in the hidden frames of one pattern of gaps."""
+    found: StatisticsByScore = {}
+    if prediction.path_pixels is not None:
+        squares = _squares(prediction.path_pixels, truth.clean)[..., ~observed]
+        found[f"{name}_rmse"] = clip_statistics(squares, root=True)
+    if prediction.pixels is not None and prediction.pixel_covariances is not None:
+        matched = _matched(prediction.pixels, prediction.pixel_covariances, truth.noisy)
+        squares = metrics.squared_distance(*matched, truth.noisy)[..., ~observed]
+        found[f"{name}_coverage90"] = clip_statistics(metrics.inside(squares, 0.9))
     return found
 
 
-def _identity(pixels: Tensor, noisy: Tensor) -> dict[str, ClipStatistics]:
-    """Whether objects are found and kept apart."""
+def _identity(pixels: Tensor, noisy: Tensor) -> StatisticsByScore:
+    """Whether objects are found and keep their identity."""
     order = metrics.best_order(pixels, noisy)
-    own = metrics.reorder(pixels, order)
+    matched = metrics.reorder(pixels, order)
     positions = torch.full((len(noisy),), float(noisy.shape[1] * noisy.shape[2]))
-    distance = (own - noisy).norm(dim=-1)
+    distance = (matched - noisy).norm(dim=-1)
     return {
-        "tracked": tally(metrics.tracked(own, noisy).double()),
-        "within2": tally(metrics.within(own, noisy).double()),
-        "switches": tally(metrics.switches(pixels, noisy).double()),
+        "tracked": clip_statistics(metrics.tracked(matched, noisy).double()),
+        "within2": clip_statistics(metrics.within(matched, noisy).double()),
+        "switches": clip_statistics(metrics.switches(pixels, noisy).double()),
         "idf1": ClipStatistics(metrics.identified(pixels, noisy).double(), positions.double()),
-        FURTHEST: tally(distance.flatten(1).amax(1)),
+        MAX_ERROR: clip_statistics(distance.flatten(1).amax(1)),
     }
 
 
 def _positions(
-    name: str, told: Tensor, true: Tensor, observed: Tensor, affine: Aligned | None
-) -> dict[str, ClipStatistics]:
+    name: str, estimate: Tensor, true: Tensor, observed: Tensor, affine: AffineMap | None
+) -> StatisticsByScore:
     """Root mean squared distances, over all scored frames and frame by frame."""
     scored = _scored(observed)
-    squares = _squares(told, true)[..., scored]
-    found = {f"{name}_rmse": tally(squares, root=True)}
+    squares = _squares(estimate, true)[..., scored]
+    found = {f"{name}_rmse": clip_statistics(squares, root=True)}
     if not bool(observed.all()):
-        found[f"{name}_rmse_curve"] = curve(squares, root=True)
+        found[f"{name}_rmse_curve"] = curve_statistics(squares, root=True)
     if affine is not None:
-        mapped = _squares(affine(told), true)[..., scored]
-        found[f"affine_{name}_rmse"] = tally(mapped, root=True)
+        mapped = _squares(affine(estimate), true)[..., scored]
+        found[f"affine_{name}_rmse"] = clip_statistics(mapped, root=True)
     return found
 
 
 def _calibration(
-    name: str, told: Tensor, covariances: Tensor, true: Tensor, observed: Tensor
-) -> dict[str, ClipStatistics]:
-    """Whether error bars are honest, over all scored frames and, in gaps, frame by frame."""
+    name: str, estimate: Tensor, covariances: Tensor, true: Tensor, observed: Tensor
+) -> StatisticsByScore:
+    """Coverage, NEES and NLL, over all scored frames and, in gaps, frame by frame."""
     scored = _scored(observed)
-    own, spread = _in_order(told, covariances, true)
-    parts = own[..., scored, :], spread[..., scored, :, :], true[..., scored, :]
+    matched, matched_covariances = _matched(estimate, covariances, true)
+    parts = matched[..., scored, :], matched_covariances[..., scored, :, :], true[..., scored, :]
     squares = metrics.squared_distance(*parts)
     values = {f"coverage{level}": metrics.inside(squares, level / 100) for level in LEVELS}
-    values |= {"nees": squares, "nll": metrics.surprise(*parts)}
-    found = {f"{name}_{kind}": tally(value) for kind, value in values.items()}
+    values |= {"nees": squares, "nll": metrics.negative_log_density(*parts)}
+    found = {f"{name}_{kind}": clip_statistics(value) for kind, value in values.items()}
     if not bool(observed.all()):
         for kind in ("coverage90", "nees", "nll"):
-            found[f"{name}_{kind}_curve"] = curve(values[kind])
+            found[f"{name}_{kind}_curve"] = curve_statistics(values[kind])
     # A curve over levels, for the reliability diagram.
     levels = [5 * step / 100 for step in range(1, 20)]
     shares = torch.stack([metrics.inside(squares, level) for level in levels], -1)
@@ -145,32 +162,33 @@ def _calibration(
     return found | {f"{name}_reliability": ClipStatistics(totals, known)}
 
 
-def _pictures(told: Prediction, truth: Truth, hidden: Tensor) -> dict[str, ClipStatistics]:
-    """Losses of the pictures ahead."""
-    found: dict[str, ClipStatistics] = {}
+def _frame_losses(prediction: Prediction, truth: Truth, hidden: Tensor) -> StatisticsByScore:
+    """Losses of the forecast frames."""
+    found: StatisticsByScore = {}
     frames = truth.frames[:, hidden]
-    if told.draw_frames is not None:
-        drawn = told.draw_frames()[:, hidden]
+    if prediction.draw_frames is not None:
+        drawn = prediction.draw_frames()[:, hidden]
         losses = metrics.frame_losses(drawn, frames)
-        found["forecast_loss"] = tally(losses)
-        found["forecast_loss_curve"] = curve(losses[:, None])
-        found["forecast_loss_papers_unit"] = tally(metrics.losses_in_papers_unit(drawn, frames))
-    if told.draw_mean_frames is not None:
-        drawn = told.draw_mean_frames()[:, hidden]
-        found["forecast_loss_of_mean"] = tally(metrics.frame_losses(drawn, frames))
+        found["forecast_loss"] = clip_statistics(losses)
+        found["forecast_loss_curve"] = curve_statistics(losses[:, None])
+        paper = metrics.losses_in_papers_unit(drawn, frames)
+        found["forecast_loss_papers_unit"] = clip_statistics(paper)
+    if prediction.draw_mean_frames is not None:
+        drawn = prediction.draw_mean_frames()[:, hidden]
+        found["forecast_loss_of_mean"] = clip_statistics(metrics.frame_losses(drawn, frames))
     return found
 
 
 def _scored(observed: Bool[Tensor, " T"]) -> Bool[Tensor, " T"]:
-    """The hidden frames, or all where none is hidden."""
+    """Return the hidden frames, or all where none is hidden."""
     return observed if bool(observed.all()) else ~observed
 
 
-def _squares(told: Tensor, true: Tensor) -> Float[Tensor, "B N T"]:
-    own = metrics.reorder(told, metrics.best_order(told, true))
-    return (own - true).square().sum(-1)
+def _squares(estimate: Tensor, true: Tensor) -> Float[Tensor, "B N T"]:
+    matched = metrics.reorder(estimate, metrics.best_order(estimate, true))
+    return (matched - true).square().sum(-1)
 
 
-def _in_order(told: Tensor, covariances: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
-    order = metrics.best_order(told, true)
-    return metrics.reorder(told, order), metrics.reorder(covariances, order)
+def _matched(estimate: Tensor, covariances: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
+    order = metrics.best_order(estimate, true)
+    return metrics.reorder(estimate, order), metrics.reorder(covariances, order)

@@ -13,7 +13,13 @@ from motes.config import RunConfig
 from motes.core.axes import Tensor
 from motes.core.errors import InputError
 from motes.data import Clips, World, draw_clips
-from motes.evaluation.evaluate import NUM_CONTEXT, Asked, compare_physics, evaluate, gap_mask
+from motes.evaluation.evaluate import (
+    NUM_CONTEXT,
+    ModelPredictor,
+    compare_physics,
+    evaluate,
+    gap_mask,
+)
 from motes.evaluation.latent_grid import latent_grid
 from motes.evaluation.physics import Starts, first_points_and_steps, learned_starts, true_starts
 from motes.figures.stored import true_view
@@ -116,7 +122,9 @@ def run(
     """
     began, model, lesson = time.monotonic(), subject.model, subject.lesson
     world = demo_world(subject.config)
-    scores = evaluate(Asked(model), clips, progress=progress) | compare_physics(model, clips)
+    scores = evaluate(ModelPredictor(model), clips, progress=progress) | compare_physics(
+        model, clips
+    )
     done = len(clips)
     for count, right in count_objects(model, clips):
         column = scores["by_count"][count]

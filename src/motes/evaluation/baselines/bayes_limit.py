@@ -50,7 +50,7 @@ class Limit:
             raise InputError("the limit knows worlds without state noise; set state_noise to 0")
         return cls(world, true_physics(world))
 
-    def ask(
+    def predict(
         self,
         frames: Float[Tensor, "B T height width"],
         observed: Bool[Tensor, " T"],
@@ -67,7 +67,9 @@ class Limit:
         spread = torch.einsum("bns,bnsti,bnstj->bntij", w, offset, offset)
 
         def draw() -> Float[Tensor, "B T height width"]:
-            return torch.where(observed[:, None, None], frames, self.predict(starts, len(observed)))
+            return torch.where(
+                observed[:, None, None], frames, self.draw_frames(starts, len(observed))
+            )
 
         told = told_of(centres, observed, mean, spread, self.physics)
         return dataclasses.replace(told, draw_frames=draw)
@@ -136,7 +138,7 @@ class Limit:
             states = states @ A.T + u
         return torch.stack(positions, -2)
 
-    def predict(self, starts: Starts, num_frames: int) -> Float[Tensor, "B T height width"]:
+    def draw_frames(self, starts: Starts, num_frames: int) -> Float[Tensor, "B T height width"]:
         """The probability that a pixel is white in each frame, objects independent.
 
         Law: agrees with frames drawn from the same starts

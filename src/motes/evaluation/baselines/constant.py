@@ -31,7 +31,7 @@ class ConstantImage:
             }
         )
 
-    def ask(
+    def predict(
         self,
         frames: Float[Tensor, "B T height width"],
         observed: Bool[Tensor, " T"],

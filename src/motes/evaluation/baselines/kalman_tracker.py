@@ -45,7 +45,7 @@ class StraightLine:
     gravity: tuple[float, float]
     interpolates: bool = True
 
-    def ask(
+    def predict(
         self,
         frames: Float[Tensor, "B T height width"],
         observed: Bool[Tensor, " T"],
@@ -108,7 +108,7 @@ class KalmanTracker:
     beam: int = 1
     interpolates: bool = True
 
-    def ask(
+    def predict(
         self,
         frames: Float[Tensor, "B T height width"],
         observed: Bool[Tensor, " T"],

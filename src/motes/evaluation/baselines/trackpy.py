@@ -189,7 +189,7 @@ class Blobs:
             chosen[count] = choose_settings(frames, everything, positions, find, diameters)
         return cls(chosen, find)
 
-    def ask(
+    def predict(
         self,
         frames: Float[Tensor, "B T height width"],
         observed: Bool[Tensor, " T"],

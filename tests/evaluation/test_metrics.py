@@ -188,7 +188,9 @@ def test_surprise_is_the_negative_log_density(generator: torch.Generator) -> Non
     factor = torch.randn(5, 2, 2, generator=generator, dtype=torch.float64) + 2 * torch.eye(2)
     mean, truth = torch.randn(2, 5, 2, generator=generator, dtype=torch.float64)
     expected = torch.distributions.MultivariateNormal(mean, factor @ factor.mT).log_prob(truth)
-    torch.testing.assert_close(metrics.surprise(mean, factor @ factor.mT, truth), -expected)
+    torch.testing.assert_close(
+        metrics.negative_log_density(mean, factor @ factor.mT, truth), -expected
+    )
 
 
 def test_distances_are_unknown_for_absent_objects_and_endless_without_area() -> None:

@@ -13,10 +13,10 @@ from motes.data.colour import find_axis
 from motes.evaluation import metrics
 from motes.evaluation.evaluate import (
     NUM_CONTEXT,
-    Asked,
+    ModelPredictor,
     compare_physics,
     evaluate,
-    score_beliefs,
+    score_bounds,
     score_gaps,
 )
 from motes.evaluation.iwae import bound_and_weighted
@@ -42,7 +42,7 @@ def clips() -> motes.Clips:
 
 def test_scores_are_those_of_the_questions_asked_at_once(model: Model, clips: motes.Clips) -> None:
     told: list[int] = []
-    scores = evaluate(Asked(model), clips, progress=told.append, batch_size=2)
+    scores = evaluate(ModelPredictor(model), clips, progress=told.append, batch_size=2)
     assert clips.num_objects is not None
     assert clips.positions is not None
     assert clips.clean is not None
@@ -87,7 +87,7 @@ def test_a_model_that_draws_nothing_is_scored_too(clips: motes.Clips) -> None:
     blind = build(replace(config, data=replace(config.data, height=SIZE, width=SIZE)))
     with torch.no_grad():
         blind.pixel_matrix.zero_()
-    scores = evaluate(Asked(blind), clips)["by_count"]["1"]
+    scores = evaluate(ModelPredictor(blind), clips)["by_count"]["1"]
     assert scores["forecast_coverage90"] == 0
     assert scores["noisy_rmse"] > 1
 
@@ -107,11 +107,11 @@ def test_the_force_is_the_second_difference_of_the_mean_path(model: Model) -> No
 
 def test_clips_without_truth_or_too_short_are_refused(model: Model, clips: motes.Clips) -> None:
     with pytest.raises(InputError, match="truth"):
-        evaluate(Asked(model), replace(clips, clean=None))
+        evaluate(ModelPredictor(model), replace(clips, clean=None))
     with pytest.raises(InputError, match="10 frames"):
-        evaluate(Asked(model), motes.cannonballs(2, (1,), 10, SIZE, seed=8))
+        evaluate(ModelPredictor(model), motes.cannonballs(2, (1,), 10, SIZE, seed=8))
     with pytest.raises(InputError, match="lost frames"):
-        evaluate(Asked(model), replace(clips, observed=torch.ones(len(clips), T).bool()))
+        evaluate(ModelPredictor(model), replace(clips, observed=torch.ones(len(clips), T).bool()))
 
 
 class Grey:
@@ -119,7 +119,7 @@ class Grey:
 
     interpolates = True
 
-    def ask(self, frames: torch.Tensor, observed: torch.Tensor, num_objects: int) -> Prediction:
+    def predict(self, frames: torch.Tensor, observed: torch.Tensor, num_objects: int) -> Prediction:
         assert frames.shape[1:] == (T, SIZE, SIZE, 3)
         assert not frames[:, ~observed].any()
         return Prediction(draw_frames=lambda: torch.full_like(frames, 0.5))
@@ -136,15 +136,15 @@ def test_a_model_that_sees_colour_as_grey_is_scored_without_pictures() -> None:
     base = preset("structured", "smoke")
     sizes = replace(base.data, num_objects=(1,), num_frames=T, height=SIZE, width=SIZE)
     model = build(replace(base, data=replace(sizes, colour_axis=find_axis(clips.frames))))
-    scores = evaluate(Asked(model), clips)["by_count"]["1"]
+    scores = evaluate(ModelPredictor(model), clips)["by_count"]["1"]
     assert scores["noisy_rmse"] >= 0
     assert "forecast_loss" not in scores
-    assert score_beliefs(model, clips)["1"]["clips"] == 2
+    assert score_bounds(model, clips)["1"]["clips"] == 2
 
 
 def test_the_same_record_comes_twice(model: Model, clips: motes.Clips) -> None:
     training = motes.cannonballs(4, (1, 2), T, SIZE, seed=9)
-    first, second = (evaluate(Asked(model), clips, training) for _ in range(2))
+    first, second = (evaluate(ModelPredictor(model), clips, training) for _ in range(2))
     assert first == second
     assert sorted(first["worst_clips"]) == list(range(len(clips)))
 
@@ -152,7 +152,7 @@ def test_the_same_record_comes_twice(model: Model, clips: motes.Clips) -> None:
 def test_errors_stand_beside_every_score_and_curves_have_a_point_a_frame(
     model: Model, clips: motes.Clips
 ) -> None:
-    record = evaluate(Asked(model), clips)
+    record = evaluate(ModelPredictor(model), clips)
     for count, scores in record["by_count"].items():
         assert set(record["standard_errors"][count]) == set(scores) - {"clips"}
         curves = record["curves"][count]
@@ -173,7 +173,9 @@ def test_an_affine_error_of_the_map_is_taken_out(clips: motes.Clips) -> None:
         def __init__(self, truth: motes.Clips) -> None:
             self.truth = truth
 
-        def ask(self, frames: torch.Tensor, observed: torch.Tensor, num_objects: int) -> Prediction:
+        def predict(
+            self, frames: torch.Tensor, observed: torch.Tensor, num_objects: int
+        ) -> Prediction:
             assert self.truth.positions is not None
             assert self.truth.num_objects is not None
             own = self.truth.positions[self.truth.num_objects == num_objects, :num_objects]
@@ -189,11 +191,13 @@ def test_an_affine_error_of_the_map_is_taken_out(clips: motes.Clips) -> None:
 def test_gaps_hide_what_they_say(model: Model, clips: motes.Clips) -> None:
     seen: list[torch.Tensor] = []
 
-    class Listening(Asked):
-        def ask(self, frames: torch.Tensor, observed: torch.Tensor, num_objects: int) -> Prediction:
+    class Listening(ModelPredictor):
+        def predict(
+            self, frames: torch.Tensor, observed: torch.Tensor, num_objects: int
+        ) -> Prediction:
             assert not frames[:, ~observed].any()
             seen.append(observed)
-            return super().ask(frames, observed, num_objects)
+            return super().predict(frames, observed, num_objects)
 
     record = score_gaps(Listening(model), clips)
     hidden = [int((~observed).sum()) for observed in seen[:7]]
@@ -230,7 +234,7 @@ def test_starts_of_single_balls_have_no_spread() -> None:
 
 
 def test_beliefs_and_physics_are_told(model: Model, clips: motes.Clips) -> None:
-    beliefs = score_beliefs(model, clips)
+    beliefs = score_bounds(model, clips)
     for part in beliefs.values():
         assert part["weighted_bound"]["value"] > part["bound"]["value"]
         assert 0 <= part["count_right"]["value"] <= 1

@@ -84,7 +84,7 @@ def test_a_straight_line_is_continued():
     steps = torch.arange(T)
     path = torch.stack([4 + 2 * steps, 27 - 2 * steps], -1)[None, None].double()
     frames = torch.from_numpy(draw_disks(path.numpy(), 32, 32, 2)).float()
-    told = StraightLine(2, (0.0, 0.0)).ask(frames, steps < 4, 1)
+    told = StraightLine(2, (0.0, 0.0)).predict(frames, steps < 4, 1)
     torch.testing.assert_close(told.path_pixels, path.float(), rtol=0, atol=1e-4)
 
 
@@ -92,7 +92,7 @@ def test_known_gravity_bends_the_line():
     steps = torch.arange(T).double()
     path = torch.stack([4 + 2 * steps, 4 + 0.5 * 0.4 * steps**2], -1)[None, None]
     frames = torch.from_numpy(draw_disks(path.numpy(), 48, 48, 2)).float()
-    told = StraightLine(2, (0.0, 0.4)).ask(frames, steps < 6, 1)
+    told = StraightLine(2, (0.0, 0.4)).predict(frames, steps < 6, 1)
     assert told.path_pixels is not None
     # Six positions rounded by up to half a pixel, six frames ahead: slope off by up to 0.26.
     assert (told.path_pixels - path).abs().max() < 0.5 + 8.5 * 0.26
@@ -101,7 +101,7 @@ def test_known_gravity_bends_the_line():
 def test_the_kalman_tracker_answers_with_the_smoother(clips: motes.Clips):
     tracker = KalmanTracker(2, true_physics(WORLD))
     gap = (torch.arange(T) < 4) | (torch.arange(T) >= 9)
-    told = tracker.ask(clips.frames[:3].float() * gap[:, None, None], gap, 3)
+    told = tracker.predict(clips.frames[:3].float() * gap[:, None, None], gap, 3)
     assert told.pixels is not None
     assert told.path_pixels is not None
     assert told.path_pixel_covariances is not None
@@ -143,7 +143,7 @@ def test_the_predicted_picture_is_the_share_of_drawn_ones(generator: torch.Gener
     states = physics.model.initial_mean[[0, 1, 0]][None, :2, None].repeat(1, 1, 3, 1)
     states[..., :2] += torch.tensor([[0.0, 0.0], [3.0, 1.0], [-2.0, 2.0]])
     weights = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(1, 2, 3)
-    predicted = limit.predict(Starts(states, weights), T)[0]
+    predicted = limit.draw_frames(Starts(states, weights), T)[0]
     which = torch.multinomial(weights[0, 0], 2 * draws, True, generator=generator).view(2, draws)
     paths = limit.paths(states[0], T)  # N S T 2
     chosen = torch.stack([paths[n, which[n]] for n in range(2)], 1)
@@ -160,7 +160,7 @@ def test_the_limit_is_near_the_smoother_and_its_weights_are_even(clips: motes.Cl
     """All frames seen, the data outweigh the prior: the exact posterior is nearly Gaussian."""
     limit, tracker = Limit.of(WORLD), KalmanTracker(2, true_physics(WORLD), 64)
     frames = clips.frames[:6].float()
-    exact, gaussian = limit.ask(frames, EVERYTHING, 3), tracker.ask(frames, EVERYTHING, 3)
+    exact, gaussian = limit.predict(frames, EVERYTHING, 3), tracker.predict(frames, EVERYTHING, 3)
     assert exact.path_pixels is not None
     assert gaussian.path_pixels is not None
     assert exact.pixels is not None
@@ -177,7 +177,7 @@ def test_hidden_frames_cannot_matter(clips: motes.Clips):
     other = torch.where(seen[:, None, None], frames, 1 - frames)
     for name in BASELINES:
         contender = baseline(name, WORLD, training)
-        first, second = (contender.ask(f, seen, 3) for f in (frames, other))
+        first, second = (contender.predict(f, seen, 3) for f in (frames, other))
         for field in ("pixels", "path_pixels", "pixel_covariances", "path_pixel_covariances"):
             mine, theirs = getattr(first, field), getattr(second, field)
             assert (mine is None) == (theirs is None)
@@ -187,7 +187,7 @@ def test_hidden_frames_cannot_matter(clips: motes.Clips):
 
 
 def test_the_constant_image_is_the_share_of_white(clips: motes.Clips):
-    told = baseline("constant-image", WORLD, clips).ask(
+    told = baseline("constant-image", WORLD, clips).predict(
         clips.frames[:1].float(), torch.arange(T) < 5, 3
     )
     assert told.draw_frames is not None

@@ -4,10 +4,15 @@ import pytest
 import torch
 
 import motes
-from motes.evaluation.calibration import temper
-from motes.models.model import Model
+from motes.core.errors import InputError
+from motes.data import Clips, cannonballs, save_clips
+from motes.data.clips import pack
+from motes.evaluation.calibration import calibrate, calibrate_run
+from motes.models.checkpoint import load, save_model
+from motes.models.model import Model, build
 from motes.models.paper.inference import GaussianPosterior
 from motes.queries import sightings
+from motes.training.presets import preset
 from tiny import tiny_frames, tiny_model
 
 
@@ -27,7 +32,8 @@ def test_a_q_that_is_too_narrow_is_widened_by_as_much(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("motes.evaluation.calibration.encode", encode)
     counts = torch.tensor([1, 3]).repeat_interleave(num_clips)
-    found = temper(model, reference, tiny_frames(2 * num_clips, num_frames), counts)
+    clips = Clips(pack(tiny_frames(2 * num_clips, num_frames).bool()), counts)
+    found = calibrate(model, clips, reference)
     # The 0.9 quantile q = 4.605 of M draws whose density there is f = 0.05 has a standard error of
     # sqrt(0.09 / M) / f: 0.85 % of q for the 24000 draws of one object. Batches draw the same
     # noise, of 50 clips: 3000 draws, 2.4 %; five of these.
@@ -55,3 +61,47 @@ def test_more_objects_than_were_trained_with_have_the_last_temper():
     seen = torch.ones(1, 5, dtype=torch.bool)
     told = sightings(model, GaussianPosterior(ones, ones), seen, torch.tensor([4]), 5)
     assert torch.equal(told.covariances, 9 * torch.eye(2).expand(1, 4, 5, 2, 2))
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The folder of an untrained model of the paper's family."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    config = preset("paper", "smoke")
+    save_model(folder, build(config), config)
+    return folder
+
+
+@pytest.fixture
+def reference(tmp_path):
+    """The folder of an untrained sprite model of the same frames."""
+    folder = tmp_path / "sprites"
+    folder.mkdir()
+    config = preset("structured", "smoke")
+    save_model(folder, build(config), config)
+    return folder
+
+
+def test_a_run_is_calibrated_and_written_to_another_folder(run, reference, tmp_path):
+    out, before = tmp_path / "calibrated", load(run)
+    scales = calibrate_run(run, out=out, reference=reference, num_clips=6)
+    after = load(out)
+    assert torch.equal(after.temper, scales)
+    assert not torch.equal(after.temper, before.temper)
+    for name, value in before.state_dict().items():
+        if name != "temper":
+            assert torch.equal(after.state_dict()[name], value)
+    assert torch.equal(load(run).temper, before.temper)
+
+
+def test_bad_input_of_calibrate_is_named(run, reference, tmp_path):
+    with pytest.raises(InputError, match="paper's family"):
+        calibrate_run(reference, reference=reference)
+    with pytest.raises(InputError, match="--reference"):
+        calibrate_run(run, reference="cannonballs-structured")
+    with pytest.raises(InputError, match="--out"):
+        calibrate_run("cannonballs-48")
+    save_clips(tmp_path / "large.npz", cannonballs(2, 1, 12, 30))
+    with pytest.raises(InputError, match="30"):
+        calibrate_run(run, tmp_path / "large.npz", reference=reference)
