@@ -11,7 +11,7 @@ from PIL import Image
 
 import motes
 from motes import cli
-from motes.cli.io import Options
+from motes.cli.inputs import Options
 from motes.data import write_gif
 from motes.video import open_video
 
@@ -127,7 +127,7 @@ def test_a_video_is_the_structured_models_unless_another_is_named(gif, tmp_path)
     unnamed = table()
     assert unnamed == table("--model=cannonballs-structured")
     assert unnamed != table("--model=cannonballs-48")
-    assert Options().model_for(tmp_path / "clips.npz") == "cannonballs-48"
+    assert Options(tmp_path / "clips.npz").model_name == "cannonballs-48"
 
 
 def test_clips_of_a_video_are_answered_in_its_pixels_too(gif, run, tmp_path):

@@ -7,7 +7,7 @@ import torch
 
 import motes
 from motes.cli import queries as ask
-from motes.cli.io import Options
+from motes.cli.inputs import Options
 from motes.config import DataConfig
 from motes.core.errors import InputError
 from motes.data import load_clips, save_clips, worlds, write_gif
@@ -103,8 +103,8 @@ def test_a_model_of_pictures_is_scored(learned):
 def test_a_video_of_another_size_is_not_cut_into_shapes_for_a_model_of_pictures(run, tmp_path):
     folder, _ = run
     write_gif(tmp_path / "a.gif", torch.rand(4, 30, 40, generator=torch.Generator().manual_seed(0)))
-    with pytest.raises(InputError, match=r"30x40 pixels; .* pictures of 24x24"):
-        ask.infer(tmp_path / "a.gif", Options(model=str(folder)))
+    with pytest.raises(InputError, match=r"30x40 pixels; .* frames of 24x24"):
+        ask.infer(Options(tmp_path / "a.gif", model=str(folder)))
 
 
 def test_imagined_pictures_are_written_as_they_are(learned, tmp_path, monkeypatch):

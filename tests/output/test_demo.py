@@ -143,7 +143,7 @@ def test_the_command_without_a_model_learns_one_and_tells_it_in_lines(learned, m
     told = capsys.readouterr()
     assert "learned in" in told.out
     assert str(out / demo.MODEL) in told.out
-    assert "rough start 4/4, step 24/24" in told.err
+    assert "restart 4/4, step 24/24" in told.err
     assert "step 8/8" in told.err
     assert not any("\x1b" in line for line in told.err.splitlines())
 

@@ -1,10 +1,8 @@
-"""The command line: a table from verb to function.
+"""The command line: a table of commands, and `main`.
 
-Exit codes: 0 done, 1 failed, 2 bad input (told in one line on standard error).
+Exit codes: 0 success, 1 failure, 2 invalid input (reported in one line on standard error).
 """
 
-import functools
-import inspect
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -12,37 +10,30 @@ from collections.abc import Callable, Sequence
 from motes.cli import bench, data, doctor, evaluate, prepare, queries, serve, train
 from motes.core.errors import InputError
 
-VERBS: dict[str, Callable[..., None]] = {
-    "demo": data.demo,
-    "data": data.data,
-    "prepare": prepare.prepare,
-    "train": train.train,
-    "evaluate": evaluate.evaluate,
-    "figures": evaluate.figures,
-    "infer": queries.infer,
-    "forecast": queries.forecast,
-    "interpolate": queries.interpolate,
-    "sample": queries.sample,
-    "bench": bench.bench,
-    "serve": serve.serve,
-    "doctor": doctor.doctor,
+GROUPS: dict[str, dict[str, Callable[..., None]]] = {
+    "Get started": {"demo": data.demo, "doctor": doctor.doctor},
+    "Make clips": {"data": data.data, "prepare": prepare.prepare},
+    "Train and score a model": {"train": train.train, "evaluate": evaluate.evaluate},
+    "Query a model": {
+        "infer": queries.infer,
+        "forecast": queries.forecast,
+        "interpolate": queries.interpolate,
+        "sample": queries.sample,
+        "serve": serve.serve,
+    },
+    "Figures and timings": {"figures": evaluate.figures, "bench": bench.bench},
 }
+VERBS = {name: verb for group in GROUPS.values() for name, verb in group.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one verb; returns the exit code."""
-    import tyro
-
+    """Run one command; return the exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    help_of = unwrapped if given and given[0] in VERBS else first_sentence
+    if given and given[0] in ("-h", "--help"):
+        print(overview())
+        return 0
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            {name: _told(verb, help_of(verb.__doc__ or "")) for name, verb in VERBS.items()},
-            prog="motes",
-            description="Learn from videos alone which objects move and by which law, then ask. "
-            "Examples and options of a verb: motes VERB --help",
-            args=given,
-        )
+        _run(given)
     except InputError as error:
         print(f"motes: {error}", file=sys.stderr)
         return 2
@@ -62,24 +53,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def first_sentence(text: str) -> str:
-    """What the list of all verbs says of one."""
-    return text.partition("\n")[0]
+def overview() -> str:
+    """Return the help of `motes` itself: every command with the first line of its help."""
+    lines = [
+        "usage: motes COMMAND [OPTIONS]",
+        "",
+        "Learn from unlabelled videos which objects move and how, then query the model.",
+    ]
+    for title, group in GROUPS.items():
+        lines += ["", title]
+        lines += [f"  {name:12s} {_summary(verb)}" for name, verb in group.items()]
+    return "\n".join([*lines, "", "Examples and options of a command: motes COMMAND --help"])
 
 
-def unwrapped(text: str) -> str:
-    """A docstring whose arguments stand in one line each: a terminal has a width of its own."""
-    return re.sub(r"\n {12,}", " ", text)
+def _summary(verb: Callable[..., None]) -> str:
+    return (verb.__doc__ or "").partition("\n")[0]
 
 
-def _told(verb: Callable[..., None], text: str) -> Callable[..., None]:
-    """The verb with another help."""
+def _run(given: Sequence[str]) -> None:
+    """Parse the arguments and call the function of the command."""
+    import tyro
 
-    def same(**arguments: object) -> None:
-        verb(**arguments)
-
-    own = vars(functools.update_wrapper(same, verb))
-    del own["__wrapped__"]  # whose own help tyro would show
-    own["__signature__"] = inspect.signature(verb)
-    same.__doc__ = text
-    return same
+    if not given or given[0] not in VERBS:
+        problem = f"no command {given[0]!r}" if given else "no command given"
+        raise InputError(f"{problem}; there are {', '.join(VERBS)} (see motes --help)")
+    verb = VERBS[given[0]]
+    # tyro keeps the line breaks of a docstring; join the lines of an argument's description.
+    verb.__doc__ = re.sub(r"\n {12,}", " ", verb.__doc__ or "")
+    tyro.cli(verb, prog=f"motes {given[0]}", args=given[1:])

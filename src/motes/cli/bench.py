@@ -1,70 +1,103 @@
-"""`motes bench`: how fast, against the naive form and against other libraries, in one run."""
+"""`motes bench`: time training and queries on this machine."""
 
-import json
+import dataclasses
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
-from tyro.conf import Positional
+import torch
 
-from motes.cli.options import Json, tell
+from motes import queries
+from motes.cli.options import Json, Out, check_device, print_result
 from motes.cli.progress import bar
-from motes.core.errors import InputError
-from motes.core.files import all_or_none, atomic_path, check_places
-from motes.models.checkpoint import write_json
+from motes.core.files import check_places
+from motes.data import cannonballs
+from motes.models.checkpoint import load_with_config, shipped_names, write_json
+from motes.training import train as training
+from motes.training.presets import preset
 from motes.training.run_folder import environment
+
+REPORTS = 5  # of the speed of training; the median counts
+REPEATS = 3  # of each query, after a warm-up; the fastest counts
+NUM_CLIPS, NUM_OBJECTS, NUM_OBSERVED = 20, 2, 5
 
 
 def bench(
-    what: Positional[Literal["kalman", "train", "scale"]],
     device: str = "cpu",
     smoke: bool = False,
-    out: Path | None = None,
-    picture: Path | None = None,
+    out: Out[Path | None] = None,
     as_json: Json = False,
 ) -> None:
-    """Times exact inference, a training step or growing questions; stop everything else first.
+    """Time a training step and queries on this machine.
 
-    Example: motes bench kalman --out results/bench_kalman.json
-
-    Example: motes bench scale --out results/scale.json --picture docs/images/scale.png
+    Example: motes bench --out times.json
 
     Args:
-        what: kalman (against dynamax and pyro), train (against a naive step) or scale (seconds and
-            memory over frames, objects, clips and size).
-        device: cpu or cuda (train only).
-        smoke: tiny sizes, to see that it runs; the times mean nothing.
-        out: JSON file to write.
-        picture: PNG file of the curves to write (scale only).
-        as_json: print one JSON line instead of a table.
+        device: cpu or cuda.
+        smoke: run everything at a tiny size; the times have no meaning.
+        out: output file: JSON record of the times.
+        as_json: print one JSON line instead of text.
     """
-    import torch
+    check_device(device)
+    check_places(out)
+    names, rows = shipped_names(), {}
+    with bar("timing", 1 + len(names)) as progress:
+        rows["training step, preset small"] = _time_training(device, smoke)
+        for done, name in enumerate(names):
+            progress(1 + done)
+            rows |= _time_queries(name, device, 2 if smoke else NUM_CLIPS)
+    record = {"verb": "bench", "environment": environment(torch.device(device)), "seconds": rows}
+    if out is not None:
+        write_json(out, record)
+    print_result(
+        record, as_json, "\n".join(f"{1e3 * s:10.1f} ms  {row}" for row, s in rows.items())
+    )
 
-    if device != "cpu" and what != "train":
-        raise InputError(f"device is {device}; bench {what} is of the CPU: leave it out")
-    if picture is not None and what != "scale":
-        raise InputError(f"picture is {picture}; bench {what} has no curves: leave it out")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError("device is cuda, but PyTorch sees no GPU here; use --device cpu")
-    check_places(out, picture)
 
-    from motes.bench.curves import draw_curves
-    from motes.bench.kalman import bench_kalman
-    from motes.bench.scale import bench_scale, num_points
-    from motes.bench.train import bench_train
-    from motes.bench.train_gpu import bench_train_gpu
+def _time_training(device: str, smoke: bool) -> float:
+    """Return the seconds of a training step, batch and logging included."""
+    config, every = preset("paper", "smoke" if smoke else "small"), 2 if smoke else 20
+    config = dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, num_clips=100, num_held_out=8),
+        schedule=config.schedule.stretched(REPORTS * every),
+        log_every=every,
+    )
+    speeds: list[float] = []
 
-    if what == "kalman":
-        result = bench_kalman(smoke=smoke)
-    elif what == "scale":
-        with bar("scale", num_points(smoke)) as progress:
-            result = bench_scale(smoke=smoke, progress=progress)
-    else:
-        result = (bench_train_gpu if device.startswith("cuda") else bench_train)(smoke=smoke)
-    record = {"bench": what, "environment": environment(torch.device(device)), **result}
-    with all_or_none():
-        if out is not None:
-            write_json(out, record)
-        if picture is not None:
-            with atomic_path(picture) as temporary:
-                draw_curves(result).savefig(temporary, format="png", dpi=120)
-    tell(record, as_json, json.dumps(result, indent=2))
+    def report(line: dict[str, Any]) -> None:
+        if "bound" in line:
+            speeds.append(line["iterations_per_second"])
+
+    with tempfile.TemporaryDirectory() as folder:
+        training.train(config, Path(folder) / "run", device=device, report=report)
+    return 1 / statistics.median(speeds)
+
+
+def _time_queries(name: str, device: str, num_clips: int) -> dict[str, float]:
+    """Return the seconds per clip to infer and to forecast with a shipped model."""
+    model, config = load_with_config(name)
+    model.to(device)
+    data = config.data
+    clips = cannonballs(num_clips, NUM_OBJECTS, data.num_frames, (data.height, data.width))
+    frames, horizon = clips.frames.float().to(device), data.num_frames - NUM_OBSERVED
+    jobs: dict[str, Callable[[], Any]] = {
+        "infer": lambda: queries.infer(model, frames, NUM_OBJECTS).pixels.cpu(),
+        "forecast": lambda: queries.forecast(
+            model, frames[:, :NUM_OBSERVED], NUM_OBJECTS, horizon
+        ).pixels.cpu(),
+    }
+    return {f"{job}, one clip, {name}": _fastest(run) / num_clips for job, run in jobs.items()}
+
+
+def _fastest(job: Callable[[], Any]) -> float:
+    """Return the seconds of the fastest of several runs, after a warm-up."""
+    seconds = []
+    for _ in range(1 + REPEATS):
+        started = time.perf_counter()
+        job()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds[1:])

@@ -1,40 +1,40 @@
-"""`motes data | demo`."""
+"""`motes data | demo`: make synthetic clips; train and show a small model."""
 
 from pathlib import Path
 
 from motes.cli.live_view import learning_panel
-from motes.cli.options import Json, listed, tell
+from motes.cli.options import Json, ModelName, NumObjects, Out, join_paths, print_result
 from motes.cli.progress import bar
 from motes.core.files import all_or_none
 from motes.data import save_clips, worlds, write_gif
 
 
 def data(
-    out: Path = Path("clips.npz"),
+    out: Out[Path] = Path("clips.npz"),
     world: str = "cannonballs",
     num_clips: int = 100,
-    num_objects: tuple[int, ...] | None = None,
+    num_objects: NumObjects[tuple[int, ...] | None] = None,
     num_frames: int | None = None,
     size: int = 48,
     seed: int = 0,
     gif: Path | None = None,
     as_json: Json = False,
 ) -> None:
-    """Makes clips of the paper's cannonballs or of a harder world, with their true positions.
+    """Make synthetic clips with true positions.
 
     Example: motes data --world bar --num-clips 100 --out clips.npz --gif first.gif
 
     Args:
-        out: npz file to write, bit-packed where clips are black and white.
-        world: what the clips show: cannonballs, many, bar, drops, pictures, colour, weightless,
-            wind, drag, bounce or long (docs/worlds.md).
-        num_clips: how many clips.
-        num_objects: balls in a clip; each clip takes one of these numbers (default: 1 2 3).
-        num_frames: frames in a clip (the paper: 30 and 50; default: 30, of `long` 3000).
-        size: pixels on a side (the paper: 48 and 32).
-        seed: the same seed gives the same clips.
-        gif: also write the first clip as an animation.
-        as_json: print one JSON line instead of a sentence.
+        out: output file: npz, bit-packed if the frames are binary.
+        world: simulated world: cannonballs, many, bar, drops, pictures, colour, weightless, wind,
+            drag, bounce or long.
+        num_clips: number of clips.
+        num_objects: number of objects in a clip, drawn from the given numbers; default: 1 2 3.
+        num_frames: number of frames in a clip; default: 30, for the world long 3000.
+        size: frame size: pixels of a side.
+        seed: random seed of the clips.
+        gif: GIF to write: the first clip.
+        as_json: print one JSON line instead of text.
     """
     clips = worlds.make(world, num_clips, num_objects, num_frames, size, seed)
     with all_or_none():
@@ -43,32 +43,32 @@ def data(
             first = clips.frames[0].float()
             write_gif(gif, first.mean(-1) if first.ndim == 4 else first)
     record = {"verb": "data", "world": world, "clips": num_clips, "seed": seed, "out": str(out)}
-    tell(
+    print_result(
         record,
         as_json,
-        f"made {num_clips} clips of {clips.video.shape[1]} frames: {listed(out, gif)}",
+        f"made {num_clips} clips of {clips.video.shape[1]} frames: {join_paths(out, gif)}",
     )
 
 
 def demo(
-    out: Path = Path("demo"),
-    model: str | None = None,
+    out: Out[Path] = Path("demo"),
+    model: ModelName[str | None] = None,
     num_clips: int = 90,
     seed: int = 2_000_000,
     as_json: Json = False,
 ) -> None:
-    """Learns from scratch before your eyes, then asks about unseen clips: one HTML report.
+    """Train a small model, query it about new clips, write a report.
 
     Example: motes demo
 
     Example: motes demo --model runs/small --out demo-small
 
     Args:
-        out: folder for report.html and, where one is learned, the model; made if it is not there.
-        model: ask this one instead of learning: a shipped model's name or a run folder.
-        num_clips: how many unseen clips are scored.
-        seed: of the unseen clips; training uses other seeds.
-        as_json: print one JSON line instead of a sentence.
+        out: output folder: report.html and the trained model; created if missing.
+        model: shipped model or run folder to use instead of training one.
+        num_clips: number of clips to score.
+        seed: random seed of the clips to score; training uses other seeds.
+        as_json: print one JSON line instead of text.
     """
     from motes.output import demo as asking
     from motes.output.learning import learn, short_run
@@ -87,7 +87,7 @@ def demo(
     taken = f"asked and drew in {record['seconds']:.0f} s"
     if subject.lesson is not None:
         taken = f"learned in {subject.lesson.seconds:.0f} s, {taken}"
-    tell(
+    print_result(
         {"verb": "demo", **record},
         as_json,
         f"{taken}; open this in a browser: {record['report']}\n"

@@ -1,12 +1,12 @@
-"""`motes evaluate | figures`."""
+"""`motes evaluate | figures`: score a model or a baseline; draw figures."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
-from motes.cli.options import Json, tell
+from motes.cli.options import Json, Out, print_result
 from motes.cli.progress import bar
 from motes.config import DataConfig, RunConfig
 from motes.core.errors import InputError
@@ -17,21 +17,21 @@ from motes.models.model import Model
 from motes.training.dataset import known_counts
 from motes.training.run_folder import environment
 
-NUM_TRAINING = 600  # training clips that a baseline may see
-NUM_ALIGNING = 90  # training clips that the affine map is fitted on
+NUM_TRAINING = 600  # training clips of a baseline
+NUM_ALIGNING = 90  # training clips to which the affine map is fitted
 
 
 def evaluate(
     model: Positional[str] = "cannonballs-48",
-    clips: Path | None = None,
+    data: Annotated[Path | None, arg(aliases=("-d", "--clips"))] = None,
     num_clips: int = 600,
     seed: int = 1_000_000,
-    out: Path | None = None,
+    out: Out[Path | None] = None,
     report: Path | None = None,
     results: Path = Path("results"),
     as_json: Json = False,
 ) -> None:
-    """Scores a model or a baseline on clips whose truth is known: tracks, forecasts, error bars.
+    """Score a model or a baseline on clips with known true positions.
 
     Example: motes evaluate cannonballs-48 --out results/cannonballs-48.json
 
@@ -40,15 +40,15 @@ def evaluate(
     Example: motes evaluate cannonballs-48 --report report.html
 
     Args:
-        model: a shipped model's name, a run folder, or a baseline: limit, kalman, trackpy,
-            disks-trackpy, known-gravity, constant-velocity, constant-image.
-        clips: npz file with truth; default: fresh cannonballs of the model's size.
-        num_clips: how many fresh clips.
-        seed: of the fresh clips; training uses other seeds.
-        out: JSON file to write.
-        report: HTML file to write for a person: table, figures, the clips that went wrong.
-        results: folder of stored records that stand beside the model in the report.
-        as_json: print one JSON line instead of a table.
+        model: shipped model or run folder, or a baseline: limit, kalman, trackpy, disks-trackpy,
+            known-gravity, constant-velocity, constant-image.
+        data: clip file: npz with true positions; default: new cannonballs of the model's size.
+        num_clips: number of clips to make.
+        seed: random seed of the clips to make; training uses other seeds.
+        out: output file: JSON record of all scores.
+        report: HTML to write: table, figures, and the clips with the largest errors.
+        results: folder of stored records to compare with in the report.
+        as_json: print one JSON line instead of text.
     """
     from motes.evaluation.baselines import BASELINES
 
@@ -56,31 +56,31 @@ def evaluate(
     loaded = None if model in BASELINES else load_with_config(model)
     if loaded is None and report is not None:
         raise InputError(f"{model} is a baseline; --report describes models")
-    data = DataConfig() if loaded is None else loaded[1].data
-    if clips is None and loaded is not None and not loaded[0].black_and_white:
-        raise InputError(f"{model} is a model of pictures; give --clips like those it learned from")
-    if clips is None and seed == data.seed:
-        raise InputError(f"seed {seed} made the training clips of {model}; give another")
-    given = load_clips(clips) if clips is not None else _fresh(data, num_clips, seed)
+    config = DataConfig() if loaded is None else loaded[1].data
+    if data is None and loaded is not None and not loaded[0].black_and_white:
+        raise InputError(f"{model} was trained on grey or colour frames; give such clips by --data")
+    if data is None and seed == config.seed:
+        raise InputError(f"seed {seed} made the training clips of {model}; give another seed")
+    clips = load_clips(data) if data is not None else _new_clips(config, num_clips, seed)
     record: dict[str, Any] = {
         "model": model,
-        "test_seed": None if clips is not None else seed,
-        "frame_size": list(given.video.shape[2:4]),
-        "num_frames": given.video.shape[1],
+        "test_seed": None if data is not None else seed,
+        "frame_size": list(clips.video.shape[2:4]),
+        "num_frames": clips.video.shape[1],
         "environment": environment(torch.device("cpu")),
-        **(_score_baseline(model, given) if loaded is None else _score_model(*loaded, given)),
+        **(_score_baseline(model, clips) if loaded is None else _score_model(*loaded, clips)),
     }
     if out is not None:
         write_json(out, record)
     if loaded is not None and report is not None:
-        _write_report(report, loaded[0], given, record, results)
-    tell(record, as_json, score_table(record))
+        _write_report(report, loaded[0], clips, record, results)
+    print_result(record, as_json, score_table(record))
 
 
 def _write_report(
     path: Path, model: Model, clips: Clips, record: dict[str, Any], results: Path
 ) -> None:
-    """Writes the page; the command in it names no place on this machine."""
+    """Write the report; its command contains no path of this machine."""
     from motes.figures import Stored
     from motes.output.evaluation_report import page
 
@@ -96,7 +96,7 @@ def figures(
     only: tuple[str, ...] = (),
     as_json: Json = False,
 ) -> None:
-    """Draws every figure of the paper, and our own, from stored results: no model is loaded.
+    """Draw the figures of the paper, and more, from stored results.
 
     Example: motes figures --out figures
 
@@ -128,53 +128,53 @@ def figures(
                     temporary.write_bytes(content)
             progress(done + 1)
     record = {"verb": "figures", "figures": list(wanted), "out": str(out)}
-    tell(record, as_json, f"drew {len(wanted)} figures as PNG and PDF: {out}")
+    print_result(record, as_json, f"drew {len(wanted)} figures as PNG and PDF: {out}")
 
 
 def _score_model(model: Model, config: RunConfig, clips: Clips) -> dict[str, Any]:
-    """Everything that can be said about a model."""
+    """Return all scores of a model."""
     from motes.evaluation.evaluate import ModelPredictor, compare_physics, score_bounds, score_gaps
     from motes.evaluation.evaluate import evaluate as score
 
-    data, contender, some = config.data, ModelPredictor(model), min(len(clips), NUM_ALIGNING)
-    training = None if data.path is not None else _fresh(data, NUM_ALIGNING, data.seed)
-    with bar("three questions", len(clips)) as progress:
-        record = score(contender, clips, training, progress)
+    data, predictor, some = config.data, ModelPredictor(model), min(len(clips), NUM_ALIGNING)
+    training = None if data.path is not None else _new_clips(data, NUM_ALIGNING, data.seed)
+    with bar("scoring", len(clips)) as progress:
+        record = score(predictor, clips, training, progress)
     with bar("other gaps", some) as progress:
-        record["gaps"] = score_gaps(contender, clips, progress)
+        record["gaps"] = score_gaps(predictor, clips, progress)
     with bar("bounds and counts", some) as progress:
         record["beliefs"] = score_bounds(model, clips, progress)
     return {"training_seed": config.seed, **record, **compare_physics(model, clips)}
 
 
 def _score_baseline(name: str, clips: Clips) -> dict[str, Any]:
-    """Everything that can be said about a baseline; it knows the paper's world alone."""
+    """Return all scores of a baseline, fitted to clips of the paper's world."""
     from motes.evaluation.baselines import baseline
     from motes.evaluation.evaluate import evaluate as score
     from motes.evaluation.evaluate import score_gaps
 
     if clips.in_colour:
-        raise InputError(f"{name} looks at black and white clips; these are in colour")
+        raise InputError(f"{name} needs binary or grey clips; these are in colour")
     _, num_frames, height, width = clips.video.shape
     world, usual = World(num_frames, (height, width)), DataConfig()
-    counts = sorted({*usual.num_objects, *known_counts(clips, "the file of clips").tolist()})
-    contender = baseline(name, world, draw_clips(world, NUM_TRAINING, counts, usual.seed))
-    with bar("three questions", len(clips)) as progress:
-        record = score(contender, clips, progress=progress)
+    counts = sorted({*usual.num_objects, *known_counts(clips, "the clip file").tolist()})
+    predictor = baseline(name, world, draw_clips(world, NUM_TRAINING, counts, usual.seed))
+    with bar("scoring", len(clips)) as progress:
+        record = score(predictor, clips, progress=progress)
     with bar("other gaps", min(len(clips), NUM_ALIGNING)) as progress:
-        record["gaps"] = score_gaps(contender, clips, progress)
+        record["gaps"] = score_gaps(predictor, clips, progress)
     return record
 
 
-def _fresh(data: DataConfig, num_clips: int, seed: int) -> Clips:
-    """Cannonballs as a run saw them, of another seed or of its own."""
+def _new_clips(data: DataConfig, num_clips: int, seed: int) -> Clips:
+    """Return cannonballs like the training clips of a run."""
     size = (data.height, data.width)
-    counts = sorted(set(data.num_objects))  # a run may see some numbers more often than others
+    counts = sorted(set(data.num_objects))  # training clips may repeat some numbers
     return cannonballs(num_clips, counts, data.num_frames, size, seed)
 
 
 def score_table(record: dict[str, Any]) -> str:
-    """The scores as lines of text: for each number of objects a column with standard errors."""
+    """Return the scores as text: one column with standard errors per number of objects."""
     columns, errors = record["by_count"], record["standard_errors"]
     lines = [f"{'objects':28s}" + "".join(f"{count:>19s}" for count in columns)]
     for name in next(iter(columns.values())):

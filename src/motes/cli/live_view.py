@@ -1,4 +1,4 @@
-"""Learning before one's eyes: a panel with a picture that sharpens, or plain lines."""
+"""Live view of the demo's training: a panel with the learned sprite, or plain lines."""
 
 import contextlib
 import sys
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 BARS = "▁▂▃▄▅▆▇█"
-SPARKS = 40  # characters of the curve of the bound
-ACROSS = 22  # characters of the picture
+CURVE_WIDTH = 40  # characters of the curve of the bound
+IMAGE_WIDTH = 22  # characters of the sprite
 
 
 @contextlib.contextmanager
 def learning_panel(title: str) -> Iterator[Callable[[Snapshot], None]]:
-    """Shows snapshots as they come, on standard error."""
+    """Yield a function that shows a snapshot on standard error."""
     from rich.console import Console
     from rich.live import Live
     from rich.panel import Panel
 
     console = Console(stderr=True)
-    if not draws_pictures(console.is_terminal, console.color_system, console.encoding):
+    if not supports_images(console.is_terminal, console.color_system, console.encoding):
         print(title, file=sys.stderr)
         yield lambda snapshot: print(plain_line(snapshot), file=sys.stderr, flush=True)
         return
     bounds: list[float] = []
-    waiting = Panel("making clips, trying rough starts ...", title=title, expand=False)
+    waiting = Panel("making clips, running restarts ...", title=title, expand=False)
     with Live(waiting, console=console, refresh_per_second=4) as live:
 
         def show(snapshot: Snapshot) -> None:
@@ -44,49 +44,48 @@ def learning_panel(title: str) -> Iterator[Callable[[Snapshot], None]]:
         yield show
 
 
-def draws_pictures(is_terminal: bool, colours: str | None, encoding: str) -> bool:
-    """Whether a panel can be drawn: grey block characters, in lines that can be drawn anew."""
+def supports_images(is_terminal: bool, colours: str | None, encoding: str) -> bool:
+    """Return whether the terminal can show the panel: colours, Unicode and cursor movement."""
     return is_terminal and colours in ("256", "truecolor") and encoding.lower().startswith("utf")
 
 
 def plain_line(snapshot: Snapshot) -> str:
-    """A snapshot in words."""
-    return f"{where(snapshot)}, bound {snapshot.bound:.1f} nats a clip"
+    """Return a snapshot as one line of text."""
+    return f"{progress_line(snapshot)}, bound {snapshot.bound:.1f} nats per clip"
 
 
-def where(snapshot: Snapshot) -> str:
-    """Which step of what; in the run itself steps a second, and the time left at that pace."""
+def progress_line(snapshot: Snapshot) -> str:
+    """Return the restart or step, and for steps also the speed and the time left."""
     if snapshot.start:
-        return f"rough start {snapshot.start}/{len(STARTS)}, step {snapshot.step}/{snapshot.of}"
+        return f"restart {snapshot.start}/{len(STARTS)}, step {snapshot.step}/{snapshot.of}"
     left = (snapshot.of - snapshot.step) / snapshot.rate
-    place = f"step {snapshot.step}/{snapshot.of}"
-    return f"{place}, {snapshot.rate:.1f} steps/s, {left:.0f} s left"
+    return f"step {snapshot.step}/{snapshot.of}, {snapshot.rate:.1f} steps/s, {left:.0f} s left"
 
 
 def panel(title: str, snapshot: Snapshot, bounds: Sequence[float]) -> "RenderableType":
-    """The picture on the left; progress, bound and its curve on the right."""
+    """Return the panel: the sprite on the left; progress, bound and its curve on the right."""
     from rich.panel import Panel
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
-    words, sides = Table.grid(), Table.grid(padding=(0, 3))
+    lines, columns = Table.grid(), Table.grid(padding=(0, 3))
     for line in (
-        ProgressBar(total=snapshot.of, completed=snapshot.step, width=SPARKS),
-        Text(where(snapshot)),
+        ProgressBar(total=snapshot.of, completed=snapshot.step, width=CURVE_WIDTH),
+        Text(progress_line(snapshot)),
         Text(),
-        Text.assemble("bound ", (f"{snapshot.bound:.1f}", "bold"), " nats a clip"),
-        Text(sparkline(bounds, SPARKS), style="cyan"),
+        Text.assemble("bound ", (f"{snapshot.bound:.1f}", "bold"), " nats per clip"),
+        Text(sparkline(bounds, CURVE_WIDTH), style="cyan"),
         Text(),
-        Text("left: how it draws one ball; nobody told it", style="dim"),
+        Text("left: the learned sprite of one ball", style="dim"),
     ):
-        words.add_row(line)
-    sides.add_row(half_blocks(resized(snapshot.glyph, ACROSS)), words)
-    return Panel(sides, title=title, expand=False)
+        lines.add_row(line)
+    columns.add_row(half_blocks(downsample(snapshot.glyph, IMAGE_WIDTH)), lines)
+    return Panel(columns, title=title, expand=False)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last values as bars from the lowest to the highest of them."""
+    """Return the last values as bars, scaled from their minimum to their maximum."""
     shown = np.array(values[-width:])
     if len(shown) == 0:
         return ""
@@ -95,27 +94,27 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(BARS[round(height * (len(BARS) - 1))] for height in heights)
 
 
-def resized(
-    picture: Float[np.ndarray, "rows columns"], side: int
+def downsample(
+    image: Float[np.ndarray, "rows columns"], side: int
 ) -> Float[np.ndarray, "side side"]:
-    """The picture with so many rows and columns, each the average of what it stands for."""
+    """Return the image averaged over blocks, with at most `side` rows and columns."""
     for axis in (0, 1):
-        parts = np.array_split(picture, min(side, picture.shape[axis]), axis)
-        picture = np.concatenate([part.mean(axis, keepdims=True) for part in parts], axis)
-    return picture
+        parts = np.array_split(image, min(side, image.shape[axis]), axis)
+        image = np.concatenate([part.mean(axis, keepdims=True) for part in parts], axis)
+    return image
 
 
-def half_blocks(picture: Float[np.ndarray, "rows columns"]) -> "Text":
-    """A picture of levels in [0, 1] in a terminal, two rows in a line of characters."""
+def half_blocks(image: Float[np.ndarray, "rows columns"]) -> "Text":
+    """Return an image with levels in [0, 1] as text, two rows per line of characters."""
     from rich.text import Text
 
-    levels = np.pad(picture, ((0, len(picture) % 2), (0, 0)))
+    levels = np.pad(image, ((0, len(image) % 2), (0, 0)))
     greys = (255 * levels.clip(0, 1)).round().astype(int).tolist()
-    lines = []
+    rows = []
     for upper, lower in zip(greys[::2], greys[1::2], strict=True):
         cells = (("▀", f"{_grey(a)} on {_grey(b)}") for a, b in zip(upper, lower, strict=True))
-        lines.append(Text.assemble(*cells))
-    return Text("\n").join(lines)
+        rows.append(Text.assemble(*cells))
+    return Text("\n").join(rows)
 
 
 def _grey(level: int) -> str:

@@ -1,4 +1,4 @@
-"""Progress on long work: a bar with rate and time left on a terminal, plain lines elsewhere."""
+"""Progress reports: a bar with speed and time left on a terminal, plain lines elsewhere."""
 
 import contextlib
 import functools
@@ -13,7 +13,7 @@ from motes.training import distributed
 
 @contextlib.contextmanager
 def bar(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error if it is a terminal; the caller tells how much is done."""
+    """Show a bar on standard error if it is a terminal; yield a function that sets the progress."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -25,10 +25,10 @@ def bar(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
 @contextlib.contextmanager
 def training_bar(events: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Shows the reports of training: lessons, terms of the bound, iterations a second, time left.
+    """Yield a function that shows reports of training: terms of the bound, speed, time left.
 
     Args:
-        events: folder that TensorBoard events are written to as well, or None.
+        events: Folder to also write TensorBoard events to, or None.
     """
     if not distributed.is_main():
         yield lambda line: None
@@ -57,7 +57,7 @@ def training_bar(events: Path | None) -> Iterator[Callable[[dict[str, Any]], Non
         tasks: dict[str, Any] = {}
 
         def report(line: dict[str, Any]) -> None:
-            title = f"lessons for {line['folder']}" if "lessons" in line else line["folder"]
+            title = f"pseudo-labels for {line['folder']}" if "lessons" in line else line["folder"]
             if title not in tasks:
                 tasks[title] = progress.add_task(
                     "", total=line["of"], folder=title, rate="", terms=""
@@ -80,13 +80,13 @@ def training_bar(events: Path | None) -> Iterator[Callable[[dict[str, Any]], Non
 
 
 def describe(line: dict[str, Any]) -> str:
-    """One report of training in words."""
+    """Return a report of training as text."""
     if "rolled_back" in line:
-        return f"{line['why']}: went back to step {line['step']}, with half the learning rates"
+        return f"{line['why']}: returned to step {line['step']} with half the learning rates"
     if "lessons" in line:
         return f"{line['clips_per_second']:.1f} clips/s"
     if "start" in line:
-        return f"rough start {line['start']}: bound {line['start_bound']:.1f}"
+        return f"restart {line['start']}: bound {line['start_bound']:.1f}"
     if "held_out_bound" in line:
         return (
             f"held-out bound {line['held_out_bound']:.1f}, "
@@ -94,8 +94,8 @@ def describe(line: dict[str, Any]) -> str:
             f"{100 * line['folded']:.0f} % folded (latent_map.png), saved"
         )
     return (
-        f"bound {line['bound']:.1f} = picture {line['reconstruction']:.1f} "
-        f"+ entropy {line['entropy']:.1f} + motion {line['log_prior']:.1f} | "
+        f"bound {line['bound']:.1f} = reconstruction {line['reconstruction']:.1f} "
+        f"+ entropy {line['entropy']:.1f} + log prior {line['log_prior']:.1f} | "
         f"KL x {line['kl_weight']:.2g}, blur {line['blur']:.2g} px, "
         f"{line['iterations_per_second']:.1f} it/s"
     )
@@ -103,14 +103,14 @@ def describe(line: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _events(folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Writes reports as TensorBoard events, in a folder that comes with the first of them.
+    """Yield a function that writes reports as TensorBoard events.
 
-    Not before: a run begins in a new folder.
+    The folder is created with the first event, because a run must begin in a new folder.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise InputError("tensorboard is not there; pip install 'motes[tensorboard]'") from None
+        raise InputError("tensorboard is not installed; pip install 'motes[tensorboard]'") from None
     with contextlib.ExitStack() as stack:
 
         @functools.cache

@@ -1,4 +1,4 @@
-"""`motes serve`: the playground in a browser."""
+"""`motes serve`: the playground, a page in the browser."""
 
 import os
 import socket
@@ -6,33 +6,33 @@ import sys
 import webbrowser
 from typing import TYPE_CHECKING
 
-from motes.cli.options import Json, tell
+from motes.cli.options import Json, ModelName, print_result
 from motes.core.errors import InputError
 from motes.video import find_preparation
 
 if TYPE_CHECKING:
     import uvicorn
 
-MAX_CONNECTIONS = 400  # below the 1024 files that a process may usually open
+MAX_CONNECTIONS = 400  # below 1024, the usual limit of open files per process
 
 
 def serve(
-    model: str = "cannonballs-structured",
+    model: ModelName[str] = "cannonballs-structured",
     host: str = "127.0.0.1",
     port: int = 8765,
     browser: bool = True,
     as_json: Json = False,
 ) -> None:
-    """Opens a page to play with a model: hide frames, throw balls, see what it thinks.
+    """Serve a web page: hide frames, throw balls, view predictions.
 
     Example: motes serve --model runs/small --port 8000
 
     Args:
-        model: a shipped model's name or a run folder.
-        host: address to listen on; the default can be reached from this machine alone.
-        port: to listen on; 0 takes any free one.
-        browser: open the page, where there is a screen.
-        as_json: print one JSON line with the address instead of a sentence.
+        model: shipped model or run folder.
+        host: address to listen on; the default accepts connections from this machine only.
+        port: port to listen on; 0: any free port.
+        browser: open the page in a browser if there is a display.
+        as_json: print one JSON line instead of text.
     """
     try:
         from motes.server.app import create_app
@@ -48,29 +48,29 @@ def serve(
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{listener.getsockname()[1]}/"
         record = {"verb": "serve", "model": model, "url": url}
-        tell(record, as_json, f"playground of {model}: {url}  (Ctrl-C stops it)")
+        print_result(record, as_json, f"playground of {model}: {url}  (stop with Ctrl-C)")
         sys.stdout.flush()
-        if browser and not as_json and _has_screen():
+        if browser and not as_json and _has_display():
             webbrowser.open(url)
         _server(app).run(sockets=[listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens, or one clear line."""
+    """Return a listening socket."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
     except OSError as error:
         raise InputError(
             f"cannot listen on {host} port {port} ({error.strerror or error}); "
-            "give another --port, or 0 for any free one"
+            "give another --port, or 0 for any free port"
         ) from None
 
 
-def _has_screen() -> bool:
-    """Whether a browser could show itself; without a screen a text browser might take over."""
-    screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    return bool(screen) or sys.platform == "darwin"
+def _has_display() -> bool:
+    """Return whether a browser window can open; otherwise a text browser might start."""
+    display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    return bool(display) or sys.platform == "darwin"
 
 
 def _server(app: object) -> "uvicorn.Server":

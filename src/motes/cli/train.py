@@ -1,4 +1,4 @@
-"""`motes train`."""
+"""`motes train`: train a model, alone or in several processes."""
 
 import contextlib
 import dataclasses
@@ -10,12 +10,11 @@ from typing import Annotated, Literal
 import torch
 from tyro.conf import arg
 
-from motes.cli.io import keep_preparation
-from motes.cli.options import tell
+from motes.cli.options import Data, Json, Out, check_device, print_result
 from motes.cli.progress import training_bar
 from motes.config import to_json
 from motes.core.errors import InputError
-from motes.models.checkpoint import find_model, read_config
+from motes.models.checkpoint import find_model, read_config, write_text
 from motes.training import distributed
 from motes.training import train as training
 from motes.training.dataset import fit_sprite_size
@@ -24,14 +23,16 @@ from motes.training.initialization import with_initial_model
 from motes.training.presets import PRESETS, STRUCTURED_PRESETS
 from motes.training.presets import preset as find_preset
 from motes.training.run import Outcome
+from motes.video import load_video_map
+from motes.video.prepare import PREPARATION, preparation_to_json
 
 
 def train(
     preset: Literal["small", "robust", "paper", "taught", "video", "covered", "pictures", "smoke"]
     | None = None,
     family: Literal["paper", "structured"] | None = None,
-    data: Path | None = None,
-    out: Path | None = None,
+    data: Data[Path | None] = None,
+    out: Out[Path | None] = None,
     begin_with: Annotated[str | None, arg(name="from")] = None,
     teacher: str | None = None,
     seed: int = 0,
@@ -42,9 +43,9 @@ def train(
     device: str = "cpu",
     tensorboard: bool = False,
     dry_run: bool = False,
-    as_json: Annotated[bool, arg(name="json")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Learns from clips alone: which objects move, how they look and by which law.
+    """Train a model on unlabelled clips.
 
     Example: motes train --preset small --out runs/small
 
@@ -55,33 +56,30 @@ def train(
     Example: motes train --resume runs/small
 
     Args:
-        preset: small (two cores, minutes), robust (ours, GPU), paper (as written), taught (after
-            lessons of the structured family, GPU), video (your own, two cores, minutes), covered
-            (the same where something hides objects for a while), pictures (grey or colour frames
-            as a still camera took them, two cores, minutes), smoke (seconds); default: video for
-            your own clips, else small.
-        family: the paper's networks, or structured: a glyph and a tracker with the dynamics in it;
-            default: the one that has the preset; of both, structured for your own clips.
-        data: npz file of your own clips, as motes prepare writes it, or any with frames and
-            num_objects; default: the paper's cannonballs.
-        out: folder of the run; must be new or empty.
-        begin_with: a model (a shipped name or a run folder) whose glyph and law of motion learning
-            begins with.
-        teacher: a model of the structured family (a shipped name or a run folder) that gives the
-            lessons of preset taught; default: cannonballs-structured.
-        seed: of weights, batches and noise.
-        replicas: so many seeds side by side; the best held-out bound is kept.
-        iterations: stretch or squeeze the preset's schedule to so many.
-        roll_backs: if something is not finite, go back to the last checkpoint with half the
-            learning rates, so many times; then, or without one, stop and say so.
-        resume: go on with the run in this folder.
+        preset: small (two cores, minutes), robust (GPU), paper (as written), taught (distilled
+            from the structured family, GPU), video (your own, two cores, minutes), covered (the
+            same with occlusion), pictures (grey or colour frames of a still camera, two cores,
+            minutes), smoke (seconds); default: video for your own clips, else small.
+        family: paper (its networks) or structured (sprite and tracker); default: the family that
+            has the preset; if both have it, structured for your own clips.
+        data: clip file: npz from motes prepare, or any with frames and num_objects; default: the
+            paper's cannonballs.
+        out: output folder: the new run; must be new or empty.
+        begin_with: shipped model or run folder to initialize sprite and dynamics from.
+        teacher: shipped model or run folder that gives the pseudo-labels for distillation; default:
+            cannonballs-structured.
+        seed: random seed of weights, batches and noise.
+        replicas: number of seeds to train in parallel; the best held-out bound is kept.
+        iterations: number of iterations; the schedule of the preset is scaled to it.
+        roll_backs: times that training may return to the last checkpoint with half the learning
+            rates after a non-finite value; then it stops.
+        resume: folder of a run to continue.
         device: cpu or cuda.
         tensorboard: also write TensorBoard events (pip install 'motes[tensorboard]').
         dry_run: print the resolved configuration and stop.
-        as_json: print one JSON line instead of a sentence.
+        as_json: print one JSON line instead of text.
     """
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError("device is cuda, but PyTorch sees no GPU here; use --device cpu")
+    check_device(device)
     if begin_with is not None:
         family = family or read_config(find_model(begin_with)).model.family
     family = family or _usual_family(preset, own_clips=data is not None)
@@ -101,7 +99,7 @@ def train(
     if out is not None and _restarted() and (out / "config.json").is_file():
         out, resume = None, out
     if (out is None) == (resume is None):
-        raise InputError("give either --out FOLDER for a new run or --resume FOLDER to go on")
+        raise InputError("give either --out FOLDER for a new run or --resume FOLDER")
     events = (out or resume) if tensorboard else None
     with _process_group(device) as own_device, training_bar(events) as report:
         silent = not distributed.is_main()
@@ -120,8 +118,8 @@ def train(
                 report=report,
             )
     if not silent:
-        keep_preparation(outcome.folder)
-        _tell(outcome, as_json)
+        _store_preparation(outcome.folder)
+        _print_outcome(outcome, as_json)
 
 
 def _usual_family(preset: str | None, own_clips: bool) -> Literal["paper", "structured"]:
@@ -131,29 +129,37 @@ def _usual_family(preset: str | None, own_clips: bool) -> Literal["paper", "stru
     return "structured" if own_clips else "paper"
 
 
-def _tell(outcome: Outcome, as_json: bool) -> None:
-    """Says how training ended and what to do next."""
+def _store_preparation(folder: Path) -> None:
+    """Store how the clips of a run were made from a video, so that queries prepare videos alike."""
+    path = read_config(folder).data.path
+    stored = load_video_map(Path(path)) if path is not None and Path(path).is_file() else None
+    if stored is not None:
+        write_text(folder / PREPARATION, preparation_to_json(stored[1]))
+
+
+def _print_outcome(outcome: Outcome, as_json: bool) -> None:
+    """Print how training ended and the next command."""
     record = {"verb": "train", **outcome._asdict(), "folder": str(outcome.folder)}
     state = "finished" if outcome.finished else "stopped and saved"
-    advice = f"ask it: motes infer CLIPS --model {outcome.folder}"
+    advice = f"query it: motes infer CLIPS --model {outcome.folder}"
     if not outcome.finished:
-        advice = f"go on: motes train --resume {outcome.folder}"
-    tell(
+        advice = f"continue: motes train --resume {outcome.folder}"
+    print_result(
         record,
         as_json,
-        f"{state} at step {outcome.step}: held-out bound {outcome.held_out_bound:.1f} nats a clip, "
-        f"pixel map residual {outcome.pixel_map_residual:.2f} px. {advice}",
+        f"{state} at step {outcome.step}: held-out bound {outcome.held_out_bound:.1f} nats per "
+        f"clip, pixel map residual {outcome.pixel_map_residual:.2f} px. {advice}",
     )
 
 
 def _restarted() -> bool:
-    """Whether torchrun has started this run again, because one of its processes had ended."""
+    """Return whether torchrun has restarted this run after one of its processes ended."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 @contextlib.contextmanager
 def _process_group(device: str) -> Iterator[str]:
-    """Joins the other processes where torchrun started several; yields this one's device."""
+    """Join the process group if torchrun started several processes; yield this one's device."""
     if "WORLD_SIZE" not in os.environ or int(os.environ["WORLD_SIZE"]) == 1:
         yield device
         return
@@ -166,8 +172,8 @@ def _process_group(device: str) -> Iterator[str]:
         if not distributed.is_lost_connection(error):
             raise
         raise OSError(
-            "another process of this run has ended or cannot be reached; what was saved is whole: "
-            "start all of them again with --resume"
+            "another process of this run has ended or cannot be reached; the last checkpoint is "
+            "intact: start all processes again with --resume"
         ) from error
     finally:
         if torch.distributed.is_initialized():

@@ -1,4 +1,4 @@
-"""What a terminal shows of training; plain lines are seen in the tests of the command line."""
+"""Training progress on a terminal; test_commands.py covers plain lines."""
 
 import contextlib
 import sys
@@ -10,7 +10,7 @@ import pytest
 from motes.cli.progress import training_bar
 
 
-def test_a_terminal_shows_how_far_lessons_and_steps_are(
+def test_a_terminal_shows_the_progress_of_pseudo_labels_and_steps(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -24,8 +24,8 @@ def test_a_terminal_shows_how_far_lessons_and_steps_are(
         report({"folder": "runs/new", **step, **terms})
     shown = capsys.readouterr().err
     for row in (
-        ("lessons for runs/new", "200/500", "50.0 clips/s"),
-        ("lessons for runs/new", "500/500", "125.0 clips/s"),
+        ("pseudo-labels for runs/new", "200/500", "50.0 clips/s"),
+        ("pseudo-labels for runs/new", "500/500", "125.0 clips/s"),
         ("runs/new", "30/60", "7.0 it/s", "bound -1.0"),
     ):
         assert any(all(part in line for part in row) for line in shown.splitlines()), row

@@ -1,4 +1,4 @@
-"""What learning looks like in a terminal."""
+"""The live view of training in a terminal."""
 
 import io
 
@@ -8,14 +8,14 @@ from rich.console import Console
 
 from motes.cli.live_view import (
     BARS,
-    draws_pictures,
+    downsample,
     half_blocks,
     learning_panel,
     panel,
     plain_line,
-    resized,
+    progress_line,
     sparkline,
-    where,
+    supports_images,
 )
 from motes.output.learning import Snapshot
 
@@ -36,11 +36,11 @@ def test_a_sparkline_goes_from_the_lowest_bar_to_the_highest():
     assert len(sparkline(list(range(100)), 40)) == 40
 
 
-def test_a_resized_picture_averages_what_it_stands_for():
+def test_downsampling_averages_blocks():
     picture = np.arange(16.0).reshape(4, 4)
     expected = [[2.5, 4.5], [10.5, 12.5]]
-    np.testing.assert_allclose(resized(picture, 2), expected, rtol=1e-12)
-    assert resized(picture, 22).shape == (4, 4)
+    np.testing.assert_allclose(downsample(picture, 2), expected, rtol=1e-12)
+    assert downsample(picture, 22).shape == (4, 4)
 
 
 def test_half_blocks_hold_two_rows_in_a_line():
@@ -52,31 +52,31 @@ def test_half_blocks_hold_two_rows_in_a_line():
     ]  # fmt: skip
 
 
-def test_pace_is_steps_by_seconds_and_what_is_left():
-    assert where(snapshot()) == "step 42/168, 2.0 steps/s, 63 s left"
-    assert where(snapshot(start=3)) == "rough start 3/4, step 8/24"
-    assert plain_line(snapshot()) == f"{where(snapshot())}, bound -181.3 nats a clip"
+def test_progress_has_speed_and_time_left():
+    assert progress_line(snapshot()) == "step 42/168, 2.0 steps/s, 63 s left"
+    assert progress_line(snapshot(start=3)) == "restart 3/4, step 8/24"
+    assert plain_line(snapshot()) == f"{progress_line(snapshot())}, bound -181.3 nats per clip"
 
 
 @pytest.mark.parametrize("start", [0, 3])
-def test_a_panel_tells_step_bound_and_picture_within_a_small_window(start):
+def test_a_panel_shows_step_bound_and_sprite_within_a_small_window(start):
     console = Console(
         file=io.StringIO(), width=80, height=24, force_terminal=True, color_system="256"
     )
     with console.capture() as capture:
         console.print(panel("learning", snapshot(start), [-200.0, -181.27]))
-    told = capture.get()
-    assert "-181.3" in told
-    assert where(snapshot(start)) in told
-    assert told.count("▀") == 22 * 11
-    assert len(told.splitlines()) <= 23
+    shown = capture.get()
+    assert "-181.3" in shown
+    assert progress_line(snapshot(start)) in shown
+    assert shown.count("▀") == 22 * 11
+    assert len(shown.splitlines()) <= 23
 
 
-def test_where_no_panel_can_be_drawn_there_are_lines(capsys):
+def test_without_colours_snapshots_are_plain_lines(capsys):
     for terminal, colours, encoding in ((False, "truecolor", "utf-8"), (True, "standard", "utf-8")):
-        assert not draws_pictures(terminal, colours, encoding)
-    assert not draws_pictures(True, "256", "latin-1")
-    assert draws_pictures(True, "256", "utf-8")
+        assert not supports_images(terminal, colours, encoding)
+    assert not supports_images(True, "256", "latin-1")
+    assert supports_images(True, "256", "utf-8")
     with learning_panel("learning") as show:
         show(snapshot(3))
         show(snapshot())
