@@ -1,14 +1,19 @@
-# make demo    see it learn and work: sets up .venv, then leaves one HTML report and a model in demo/
-# make test    sets up .venv, then runs every test
-# make check   format, lint, types, import contracts, sizes, equation tags
-# make docs    writes the generated pages again: docs/cli.md and the tables of results
+# make demo     train a small model and write an HTML report and the model to demo/ (sets up .venv)
+# make test     run every test (sets up .venv)
+# make quick    run the fast tests of the package, in less than two minutes
+# make check    format, lint, types, import contracts, sizes, tags
+# make docs     regenerate the command reference and the tables of results
+# make site     build the HTML documentation with the API reference in site/
+# make figures  draw the figures of the paper from stored records in figures/
+# make bench    time the package against other code (stop everything else first)
+# make records  list the stored records with the commands that wrote them
 
 PYTHON ?= python3
 # Installed before everything else: a plain requirement for torch would fetch gigabytes of CUDA.
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: help demo test check docs
+.PHONY: help demo test quick check docs site figures bench records
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -18,6 +23,10 @@ demo: .venv/.ready
 
 test: .venv/.ready
 	@$(BIN)/python -m pytest -n 2
+
+quick: .venv/.ready
+	@$(BIN)/python -m pytest -n 2 -m "not slow and not statistical" \
+		tests/core tests/kalman tests/models tests/queries tests/training
 
 check: .venv/.ready
 	@$(BIN)/ruff format --check .
@@ -29,9 +38,26 @@ check: .venv/.ready
 
 docs: .venv/.ready
 	@$(BIN)/python tools/make_cli_docs.py
-	@$(BIN)/python tools/make_results.py
-	@$(BIN)/python tools/make_reliability.py
-	@$(BIN)/python tools/score_counts.py --page
+	@$(BIN)/python -m experiments.results_table.make_tables
+	@$(BIN)/python -m experiments.reliability.make_page
+	@$(BIN)/python -m experiments.counting.score_counts --page
+
+site: .venv/.ready
+	@$(BIN)/python -c 'import sphinx, myst_parser, furo' 2> /dev/null \
+		|| $(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[site]'
+	@$(BIN)/python -m sphinx -q -b html docs site
+
+figures: .venv/.ready
+	@$(BIN)/python -m experiments.paper_figures --out figures
+
+bench: .venv/.ready
+	@$(BIN)/python -m benchmarks kalman --out benchmarks/records/bench_kalman.json
+	@$(BIN)/python -m benchmarks train --out benchmarks/records/bench_train.json
+	@$(BIN)/python -m benchmarks scale --out benchmarks/records/scale.json \
+		--picture docs/images/scale.png
+
+records: .venv/.ready
+	@$(BIN)/python -m experiments.records
 
 .venv/.ready: pyproject.toml
 	@echo "setting up .venv (once; two to three minutes) ..."

@@ -1,6 +1,7 @@
 """Store what the figures show of a model: answers about the first test clips, the latent grid.
 
-Usage: python experiments/paper_figures/stored_examples.py NAME results/figures/NAME.npz
+Usage: python -m experiments.paper_figures.stored_examples NAME
+           experiments/results_table/NAME.npz
 """
 
 import argparse

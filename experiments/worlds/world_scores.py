@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
-from oracle import Law, predict_with_oracle
 
+from experiments.worlds.oracle import Law, predict_with_oracle
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.data import Clips, worlds
 from motes.evaluation import bootstrap, metrics

@@ -1,4 +1,4 @@
-"""The short form of tools/try_faults.py, which kills training hundreds of times over."""
+"""The short form of tests/stress/faults.py, which kills training hundreds of times over."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def test_training_survives_kills_full_disks_closed_folders_and_wild_clocks(
     family: str, more: list[str]
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "tools/try_faults.py", "--family", family, "--kills", "3", *more],
+        [sys.executable, "-m", "tests.stress.faults", "--family", family, "--kills", "3", *more],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,

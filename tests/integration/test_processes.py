@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import distributed as dist
 from torch import multiprocessing
-from try_processes import TOLERANCE, difference, ended, start
 
 from motes import cli
 from motes.core.errors import InputError
@@ -20,6 +19,7 @@ from motes.training.presets import PRESETS, STRUCTURED_PRESETS
 from motes.training.run_folder import begin
 from motes.training.step import Trainer
 from motes.training.train import resume, train
+from tests.stress.processes import TOLERANCE, difference, ended, start
 from tiny import tiny_config
 
 CPU = torch.device("cpu")
@@ -89,7 +89,7 @@ def test_what_reaches_one_process_reaches_all(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:
-    """The short form of tools/try_processes.py."""
+    """The short form of tests/stress/processes.py."""
     smoke = ["train", "--preset", "smoke", "--iterations", "10", "--out"]
     together = start(2, *smoke, str(tmp_path / "two"))
     assert cli.main([*smoke, str(tmp_path / "one")]) == 0

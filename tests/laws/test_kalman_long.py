@@ -1,8 +1,8 @@
-"""Long videos: the Kalman code against the same equations in sixty digits (tools/try_kalman.py)."""
+"""Kalman code on long videos against 60 digits; long form: tests/stress/kalman_precision.py."""
 
 import pytest
 
-from tools.try_kalman import CASES, errors
+from tests.stress.kalman_precision import CASES, errors
 
 # The bounds are those of float64 over 3,000 steps: 1e-16 a step on means of up to 1e6 standard
 # deviations, hence 1e-7; variances and evidence hold no such large numbers.

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from experiments.records import read_records
+from experiments.results_table import make_tables
 from motes.output.report_words import LIMITS
-from tools import make_cli_docs, make_results
+from tools import make_cli_docs
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -26,7 +28,7 @@ def words(text: str) -> list[str]:
 
 def ours() -> list[Path]:
     """Every text file that a person wrote."""
-    folders = ("src", "tests", "tools", "examples", "docs", "results", ".ci")
+    folders = ("src", "tests", "tools", "examples", "docs", "benchmarks", "experiments", ".ci")
     inside = [path for folder in folders for path in (ROOT / folder).rglob("*")]
     top = [*ROOT.glob("[!.]*"), ROOT / ".pre-commit-config.yaml", ROOT / ".gitignore"]
     suffixes = ("", ".py", ".md", ".toml", ".json", ".cff", ".yaml")
@@ -43,13 +45,13 @@ def test_the_page_of_the_command_line_is_its_help():
 
 
 def test_tables_of_results_are_those_of_the_stored_records():
-    for path, page in make_results.pages().items():
+    for path, page in make_tables.pages().items():
         assert path.read_text("utf-8") == page, f"{path.name}: run make docs"
 
 
 def record(**changes: Any) -> dict[str, Any]:
     """What `motes evaluate --out` stores, with made-up numbers."""
-    scores = {"clips": 10, **{name: 0.25 for name in make_results.SCORES}}
+    scores = {"clips": 10, **{name: 0.25 for name in make_tables.SCORES}}
     place = {"motes_commit": None, "command": "c", "processor": "p", "threads": 2, "torch": "2"}
     standard = {"frame_size": [48, 48], "num_frames": 30, "test_seed": 5, "environment": place}
     counts = {"by_count": {"1": scores, "2": scores, "3": scores}}
@@ -65,13 +67,13 @@ def limit() -> dict[str, Any]:
 
 
 def test_a_table_shows_the_limit_beside_the_scores():
-    table = make_results.score_table(record(), ("forecast_rmse",), {"limit": limit()})
+    table = make_tables.score_table(record(), ("forecast_rmse",), {"limit": limit()})
     assert "| 0.25 / 0.25 / 0.25 | 2.19 / 2.19 / 2.19 |" in table
 
 
 def test_the_two_families_stand_beside_the_limit_in_one_table():
     records = {"cannonballs-48": record(), "cannonballs-structured": record(), "limit": limit()}
-    table = make_results.scores_of("cannonballs-structured", records, ("forecast_rmse",))
+    table = make_tables.scores_of("cannonballs-structured", records, ("forecast_rmse",))
     assert "| this model | ours, the paper's networks, taught | limit |" in table
     assert "| 0.25 / 0.25 / 0.25 | 0.25 / 0.25 / 0.25 | 2.19 / 2.19 / 2.19 |" in table
 
@@ -81,8 +83,8 @@ def test_the_two_families_stand_beside_the_limit_in_one_table():
 )
 def test_no_limit_stands_beside_scores_of_other_clips(change: dict[str, Any]):
     records = {"limit": limit(), "cannonballs-48": record(**change)}
-    assert "2.19" not in make_results.scores_of("cannonballs-48", records, ("forecast_rmse",))
-    assert "taught" not in make_results.short_table(records)
+    assert "2.19" not in make_tables.scores_of("cannonballs-48", records, ("forecast_rmse",))
+    assert "taught" not in make_tables.short_table(records)
 
 
 def test_every_record_becomes_a_section_and_a_row():
@@ -95,11 +97,11 @@ def test_every_record_becomes_a_section_and_a_row():
     records = {
         "bench_train": bench, "cannonballs-48": record(), "limit": limit(), "ed-lstm": recurrent,
     }  # fmt: skip
-    page = make_results.long_form(records)
+    page = make_tables.long_form(records)
     assert "| a step | naive | 8.00 | 9.00 | 4.00 |" in page
     assert "### cannonballs-48" in page
     assert "| small (best held-out loss) | 7 | 0.2500 / 0.2500 / 0.2500 |" in page
-    table = make_results.short_table(records)
+    table = make_tables.short_table(records)
     assert table.count("0.25 / 0.25 / 0.25") >= 2
     assert "as the paper trains it" in table
 
@@ -108,31 +110,31 @@ def test_every_seed_that_was_run_is_told():
     last = {"step": 9, "1": 1.0, "2": 0.5, "3": 0.25, "bound": -12.4}
     watched = {**record(), "training": "small", "tracked": {"seed-0": [last], "seed-1": [last]}}
     del watched["by_count"]
-    page = make_results.long_form({"training": watched})
+    page = make_tables.long_form({"training": watched})
     assert "| 1 | 1.00 / 0.50 / 0.25 | -12 |" in page
 
 
 def test_limits_of_the_report_are_those_of_the_stored_record():
-    stored = make_results.read_records(ROOT / "results")["limit"]["by_count"]
+    stored = read_records()["limit"]["by_count"]
     for name, values in LIMITS.items():
         for value, column in zip(values, stored.values(), strict=True):
             assert value == pytest.approx(column[name], rel=0.005, abs=0.005 * value + 5e-5)
 
 
 def test_a_model_without_a_record_says_so():
-    assert make_results.scores_of("another", {"cannonballs-48": record()}, ()) == (
+    assert make_tables.scores_of("another", {"cannonballs-48": record()}, ()) == (
         "No record is stored yet."
     )
 
 
 def test_a_record_of_a_changed_tree_says_so():
     place = record()["environment"] | {"motes_commit": "0123456789abcdef+changes"}
-    assert "commit 0123456789+changes," in make_results.origin(record(environment=place))
+    assert "commit 0123456789+changes," in make_tables.origin(record(environment=place))
 
 
 def test_a_page_without_its_markers_is_refused():
     with pytest.raises(ValueError, match="markers"):
-        make_results.fill("no markers here", "content")
+        make_tables.fill("no markers here", "content")
 
 
 def test_the_map_shows_the_layers_that_are_enforced():

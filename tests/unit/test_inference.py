@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motes.bench import naive
 from motes.core.errors import InputError
 from motes.models.paper import paper_init
 from motes.models.paper.inference import GaussianPosterior, InferenceNetwork
 from motes.models.paper.recurrence import recur
+from tests.reference import naive
 
 # In float64 a state is reached through at most T + N < 16 cells, each a sum of fewer than 100
 # products of order one, and a weight's gradient is a sum over fewer than 100 cells: rounding stays

@@ -3,8 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motes.bench import naive
 from motes.models.paper.renderer import Renderer
+from tests.reference import naive
 
 # Float64, sums of fewer than 100 products of order one through fewer than 10 dependent steps:
 # rounding stays below 1e-12; a wrong index or a missing term is an error of order 1e-2.

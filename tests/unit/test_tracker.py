@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.scale import peak_memory
 from glyphs import disk_renderer, frame_with, straight
-from motes.bench.scale import peak_memory
 from motes.data import World, draw_clips
 from motes.kalman import mixture
 from motes.kalman.dynamics import LinearDynamics

@@ -1,0 +1,1 @@
+"""Timings of the package against a plain implementation and against other libraries."""

@@ -1,0 +1,252 @@
+"""Measure the response times of the playground for one client and under load.
+
+First one client sends one query after another. Then fifty clients send everything that the page
+can send, invalid requests included, for a minute, while slow and broken clients stay connected. A
+response that is neither correct nor one clear line (4xx, or 503 when the queue is full) is an
+error.
+
+Usage: python -m tests.stress.load_server --out experiments/reliability/server.json
+"""
+
+import argparse
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+
+from motes.models.checkpoint import write_json
+from motes.training.run_folder import environment
+
+CLEAR = {200, 400, 403, 404, 413, 422, 503}
+NUM_SLOW = 30
+TIMEOUT = 100.0  # longer than the server lets any exchange last
+Json = dict[str, Any]
+
+
+@dataclass
+class Asked:
+    """What the clients have seen, by the kind of request."""
+
+    milliseconds: dict[str, list[float]] = field(default_factory=dict)
+    statuses: Counter[str] = field(default_factory=Counter)
+    errors: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note(self, kind: str, status: int, body: bytes, seconds: float) -> None:
+        """Adds one answer."""
+        with self.lock:
+            self.statuses[f"{kind} {status}"] += 1
+            if status == 200:
+                self.milliseconds.setdefault(kind, []).append(1e3 * seconds)
+            elif status not in CLEAR or set(json.loads(body)) != {"error"}:
+                self.errors.append(f"{kind}: {status} {body[:80]!r}")
+
+
+@contextmanager
+def serving(model: str) -> Iterator[tuple[int, int]]:
+    """Yields the port and the process number of a fresh server."""
+    command = [sys.executable, "-m", "motes", "serve", "--port=0", "--json", f"--model={model}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        port = urlsplit(json.loads(process.stdout.readline())["url"]).port
+        assert port is not None
+        yield port, process.pid
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+
+
+def request(
+    port: int, method: str, path: str, body: bytes | None = None
+) -> tuple[int, bytes, float]:
+    """Status, body and seconds of one request on a connection of its own."""
+    kind = "application/octet-stream" if "upload" in path else "application/json"
+    began = time.perf_counter()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
+    try:
+        connection.request(method, path, body, {"content-type": kind} if body else {})
+        response = connection.getresponse()
+        return response.status, response.read(), time.perf_counter() - began
+    finally:
+        connection.close()
+
+
+def questions(port: int) -> dict[str, tuple[str, str, bytes | None]]:
+    """The requests of a page by name: method, path, body; 30 frames, and wrong ones too."""
+    clips = json.loads(request(port, "GET", "/api/examples")[1])["clips"]
+    clip = clips[-1]
+    video = {name: clip[name] for name in ("num_frames", "height", "width", "frames")}
+    length, count = clip["num_frames"], clip["num_objects"]
+    gap = [t < length // 4 or t >= 3 * length // 4 for t in range(length)]
+    early = [t < length // 4 for t in range(length)]
+
+    def ask(*masks: list[bool]) -> Json:
+        return {"video": video, "masks": list(masks), "num_objects": count}
+
+    ball = {"x": 12, "y": 30, "vx": 0.9, "vy": -1.2}
+    posts: dict[str, tuple[str, Json]] = {
+        "one answer": ("ask", ask(gap)),
+        "forecast and filled in": ("ask", ask(early, gap)),
+        "all three": ("ask", ask([True] * length, early, gap)),
+        "count": ("count", {"video": video, "mask": gap}),
+        "sample": ("sample", {"num_objects": 2, "num_frames": 30}),
+        "throw": ("throw", {"balls": [ball], "num_frames": 30}),
+        "wrong": ("ask", ask([False] * length)),
+    }
+    found: dict[str, tuple[str, str, bytes | None]] = {
+        name: ("POST", f"/api/{path}", json.dumps(record).encode())
+        for name, (path, record) in posts.items()
+    }
+    found["examples"] = ("GET", "/api/examples?seed=3", None)
+    found["page"] = ("GET", "/", None)
+    found["bad file"] = ("POST", "/api/upload?name=a.npz", b"no clip")
+    return found
+
+
+def alone(port: int, repeats: int) -> dict[str, Json]:
+    """Milliseconds of each kind of request, one after the other."""
+    taken = {}
+    for name, (method, path, body) in questions(port).items():
+        times = [1e3 * request(port, method, path, body)[2] for _ in range(repeats + 2)][2:]
+        taken[name] = summary(times)
+    return taken
+
+
+def crowd(port: int, clients: int, seconds: float, watch: Callable[[], None]) -> Asked:
+    """What many clients see who ask for some seconds, each the next question after an answer."""
+    asked, ends = Asked(), time.monotonic() + seconds
+    mix = questions(port)
+
+    def client(number: int) -> None:
+        chance = random.Random(number)
+        while time.monotonic() < ends:
+            name = chance.choice(list(mix))
+            method, path, body = mix[name]
+            try:
+                asked.note(name, *request(port, method, path, body))
+            except OSError as error:
+                with asked.lock:
+                    asked.errors.append(f"{name}: {error!r}")
+            time.sleep(chance.random() * 0.4)  # people look at what they get
+
+    everybody = [threading.Thread(target=client, args=(n,)) for n in range(clients)]
+    everybody += [threading.Thread(target=dawdle, args=(port, n, ends)) for n in range(NUM_SLOW)]
+    for thread in everybody:
+        thread.start()
+    while time.monotonic() < ends:
+        watch()
+        time.sleep(1)
+    for thread in everybody:
+        thread.join()
+    return asked
+
+
+def dawdle(port: int, number: int, ends: float) -> None:
+    """Sends a byte a second, or half a body, or never reads, again and again."""
+    head = b"POST /api/ask HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"
+    large = b"GET /api/examples HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    while time.monotonic() < ends:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port)) as slow:
+            if number % 3 == 0:
+                for byte in head:
+                    slow.sendall(bytes([byte]))
+                    time.sleep(1)
+                    if time.monotonic() > ends:
+                        return
+            elif number % 3 == 1:
+                slow.sendall(head + b"{")
+                time.sleep(2)
+            else:
+                slow.sendall(8 * large)
+                time.sleep(5)
+
+
+def summary(times: list[float]) -> Json:
+    """Median, 95th percentile and most of some milliseconds."""
+    ordered = sorted(times)
+    at = {"p50": 0.5, "p95": 0.95}
+    found = {name: ordered[min(len(ordered) - 1, int(p * len(ordered)))] for name, p in at.items()}
+    return {
+        "count": len(times),
+        **{k: round(v, 1) for k, v in found.items()},
+        "max": round(ordered[-1], 1),
+    }
+
+
+def memory_mib(process: int) -> float:
+    """What a process holds in memory."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def measure(model: str, clients: int, seconds: float, repeats: int) -> Json:
+    """The whole record."""
+    with serving(model) as (port, process):
+        first = alone(port, repeats)
+        crowd(port, clients, min(seconds, 15), lambda: None)  # buffers grow to their size
+        settled, held = memory_mib(process), list[float]()
+        asked = crowd(port, clients, seconds, lambda: held.append(memory_mib(process)))
+        time.sleep(6)  # connections that idle are closed by now
+        files = len(list(Path(f"/proc/{process}/fd").iterdir()))
+        after = request(port, "GET", "/api/about")[0]
+    return {
+        "model": model,
+        "alone_ms": first,
+        "crowd": {
+            "clients": clients,
+            "slow_clients": NUM_SLOW,
+            "seconds": seconds,
+            "answers": sum(asked.statuses.values()),
+            "statuses": dict(sorted(asked.statuses.items())),
+            "errors": len(asked.errors),
+            "first_errors": asked.errors[:5],
+            "ms": {kind: summary(times) for kind, times in sorted(asked.milliseconds.items())},
+            "memory_mib": {
+                "before": round(settled, 1),
+                "most": round(max(held), 1),
+                "end": round(held[-1], 1),
+            },
+            "open_files_after": files,
+            "answers_after": after == 200,
+        },
+    }
+
+
+def main() -> None:
+    """Measures, prints and stores."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", default="cannonballs-structured")
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    record = {
+        "server": "load",
+        "environment": environment(torch.device("cpu")),
+        "load_average_before": round(os.getloadavg()[0], 2),  # others at work make times longer
+        **measure(given.model, given.clients, given.seconds, given.repeats),
+    }
+    if given.out is not None:
+        write_json(given.out, record)
+    print(json.dumps(record, indent=2))
+
+
+if __name__ == "__main__":
+    main()

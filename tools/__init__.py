@@ -1,0 +1,1 @@
+"""Checks of the repository and generators of its pages."""
