@@ -43,7 +43,7 @@ QUERIES = {
     "forecast": ["--num-observed=5", "--horizon=7"],
     "interpolate": ["--hide", "3:6", "8"],
 }
-COVERED = {"data", "train", "evaluate", "sample", "bench", *QUERIES}
+COVERED = {"data", "train", "calibrate", "evaluate", "sample", "bench", *QUERIES}
 
 
 def test_every_verb_is_tested() -> None:
@@ -251,6 +251,26 @@ def test_evaluate_scores_fresh_clips_and_given_ones(
         assert name in shown
 
 
+def test_calibrate_scales_the_covariances_of_a_copy(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reference, out = tmp_path / "sprites", tmp_path / "calibrated"
+    trained = ["train", "--family=structured", "--preset=smoke", f"--out={reference}"]
+    assert cli.main(trained) == 0
+    before = {path.name: path.read_bytes() for path in (world / "run").iterdir()}
+    capsys.readouterr()
+    given = ["calibrate", f"{world}/run", f"--data={world}/clips.npz", f"--reference={reference}"]
+    assert cli.main([*given, f"--out={out}", "--json"]) == 0
+    scales = record_of(capsys)["covariance_scales"]
+    assert all(math.isfinite(scale) and scale > 0 for scale in scales)
+    assert {path.name: path.read_bytes() for path in (world / "run").iterdir()} == before
+    frames = motes.load_clips(world / "clips.npz").frames
+    for count in (1, 2):
+        old, new = (motes.infer(motes.load(run), frames, count) for run in (world / "run", out))
+        torch.testing.assert_close(new.covariances, scales[count - 1] * old.covariances)
+        torch.testing.assert_close(new.positions, old.positions)
+
+
 def test_train_learns_from_a_file_of_clips(
     world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -397,6 +417,9 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no clips": (["sample", "--num-clips=0"], "num_clips is 0"),
     "too many imagined objects": (["sample", "--num-objects=9"], "num_objects is 9"),
     "no clips to make": (["data", "--num-clips=0"], "num_clips"),
+    "calibration of a shipped model in place": (["calibrate", "cannonballs-48"], "--out"),
+    "calibration of a sprite model": (["calibrate", "cannonballs-structured"], "paper's family"),
+    "reference of other clips": (["calibrate", "run"], "--reference"),
     "seed of training": (["evaluate", "run", "--seed=1"], "seed 1"),
     "clips without truth": (["evaluate", "run", "--data=bare.npz"], "truth"),
     "clips too short to score": (["evaluate", "run", "--data=brief.npz"], "5 frames"),

@@ -26,6 +26,7 @@ COMMON = {
     "--gif": (set(), "PATH", "GIF to write: the first clip"),
     "--overlay": (set(), "PATH", "mp4 or GIF to write: "),
     "--plot": (set(), "PATH", "PNG to write: "),
+    "--results": (set(), "PATH", "folder of stored records "),
     "--device": (set(), "STR", "cpu or cuda"),
     "--json": (set(), None, "print one JSON line instead of text"),
 }

@@ -7,13 +7,17 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
-from motes.cli import bench, data, doctor, evaluate, prepare, queries, serve, train
+from motes.cli import bench, calibrate, data, doctor, evaluate, prepare, queries, serve, train
 from motes.core.errors import InputError
 
 GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Get started": {"demo": data.demo, "doctor": doctor.doctor},
     "Make clips": {"data": data.data, "prepare": prepare.prepare},
-    "Train and score a model": {"train": train.train, "evaluate": evaluate.evaluate},
+    "Train and score a model": {
+        "train": train.train,
+        "calibrate": calibrate.calibrate,
+        "evaluate": evaluate.evaluate,
+    },
     "Query a model": {
         "infer": queries.infer,
         "forecast": queries.forecast,

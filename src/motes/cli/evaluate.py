@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import torch
 from tyro.conf import Positional, arg
 
-from motes.cli.options import Json, Out, print_result
+from motes.cli.options import Json, ModelName, Out, print_result
 from motes.cli.progress import bar
 from motes.config import DataConfig, RunConfig
 from motes.core.errors import InputError
@@ -90,9 +90,9 @@ def _write_report(
 
 
 def figures(
-    out: Path = Path("figures"),
+    out: Out[Path] = Path("figures"),
     results: Path = Path("results"),
-    model: str = "cannonballs-48",
+    model: ModelName[str] = "cannonballs-48",
     only: tuple[str, ...] = (),
     as_json: Json = False,
 ) -> None:
@@ -103,12 +103,12 @@ def figures(
     Example: motes figures --only 3 6 horizon
 
     Args:
-        out: folder for PNG and PDF files; made if it is not there.
-        results: folder of stored records and of their `figures`.
-        model: whose examples are shown.
+        out: output folder: PNG and PDF files; created if missing.
+        results: folder of stored records and their arrays.
+        model: shipped model or run folder that the figures show.
         only: numbers of the paper's figures (10 to 13: its appendix) or horizon, reliability,
             latent-map, seeds; default: all.
-        as_json: print one JSON line instead of a sentence.
+        as_json: print one JSON line instead of text.
     """
     from motes.figures import FIGURES, Stored
     from motes.output.plots import pdf, png
