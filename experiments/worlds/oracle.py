@@ -123,8 +123,8 @@ def _filter(
         seen = ~position.isnan().any(-1)[..., None]
         after = kalman.update(model, *before, position[:, :, None], seen)
         log_weights = log_weights + after.log_density
-        beliefs.append(after.belief)
-        before = law.predict(after.belief)
+        beliefs.append(after.estimate)
+        before = law.predict(after.estimate)
     means, covariances = (torch.stack(part, 3) for part in zip(*beliefs, strict=True))
     return log_weights, kalman.Smoothed(means, covariances)
 
@@ -216,7 +216,7 @@ def _extend(histories: Histories, points: Float[Tensor, "N 2"], law: Law) -> His
     before = kalman.StateEstimate(states.mean[parents], states.covariance[parents])
     after = kalman.update(model, *before, position, taken)
     return Histories(
-        after.belief,
+        after.estimate,
         histories.log_weights[parents] + after.log_density,
         scores,
         histories.seen[parents] | taken[..., 0],

@@ -101,12 +101,12 @@ def test_dense_and_sequential_smoothers_agree(problem: Problem) -> None:
 
 @few
 @given(problems(), st.integers(1, 4))
-def test_a_long_video_is_smoothed_as_a_short_one_is(problem: Problem, frames_at_once: int) -> None:
+def test_chunks_of_frames_do_not_change_the_smoother(problem: Problem, chunk_frames: int) -> None:
     model, positions, observed, _ = problem
     for given_variances in (None, positions.square()):
         question = (model, positions, observed, given_variances)
         whole = smooth_sequential(*question)
-        with patch("motes.kalman.sequential.AT_ONCE", frames_at_once):
+        with patch("motes.kalman.sequential.CHUNK_FRAMES", chunk_frames):
             pieces = smooth_sequential(*question)
         assert_same(pieces.means, whole.means)
         assert_same(pieces.covariances, whole.covariances)
@@ -114,13 +114,13 @@ def test_a_long_video_is_smoothed_as_a_short_one_is(problem: Problem, frames_at_
 
 @few
 @given(problems(), st.integers(1, 3), st.integers(1, 3))
-def test_a_long_video_is_weighed_as_a_short_one_is(
-    problem: Problem, num_frames: int, stretches_at_once: int
+def test_chunks_of_blocks_do_not_change_the_log_likelihood(
+    problem: Problem, num_frames: int, chunk_blocks: int
 ) -> None:
     model, positions, observed, _ = problem
     for mask in (None, observed):
         whole = log_likelihood_chunked(model, positions, mask, num_frames)
-        with patch("motes.kalman.chunked.AT_ONCE", stretches_at_once):
+        with patch("motes.kalman.chunked.CHUNK_BLOCKS", chunk_blocks):
             assert_same(log_likelihood_chunked(model, positions, mask, num_frames), whole)
 
 
@@ -141,7 +141,7 @@ def test_uncertain_positions_add_the_variance_of_the_smoothed_mean(problem: Prob
 
 @few
 @given(problems())
-def test_hiding_a_frame_is_deleting_its_rows(problem: Problem) -> None:
+def test_masking_a_frame_is_deleting_its_rows(problem: Problem) -> None:
     """Whatever a hidden position holds; the oracle deletes, so here only the values vary."""
     model, positions, observed, _ = problem
     garbage = torch.where(observed[..., None], positions, torch.nan)
@@ -176,17 +176,17 @@ def test_one_mask_for_each_clip_is_one_clip_at_a_time(problem: Problem) -> None:
 def test_one_step_at_a_time_is_the_filter(problem: Problem) -> None:
     model, positions, observed, lead = problem
     expected = kalman.filter(model, positions, observed)
-    belief = kalman.StateEstimate(model.initial_mean, model.initial_covariance)
+    estimate = kalman.StateEstimate(model.initial_mean, model.initial_covariance)
     total = torch.zeros((), dtype=torch.float64)
     for t, position in enumerate(positions.unbind(-2)):
-        belief, log_density = kalman.update(model, *belief, position, observed[..., t])
+        estimate, log_density = kalman.update(model, *estimate, position, observed[..., t])
         total = total + log_density
-        assert_same(belief.mean.expand(*lead, -1), expected.means[..., t, :])
+        assert_same(estimate.mean.expand(*lead, -1), expected.means[..., t, :])
         assert_same(
-            belief.covariance.expand_as(expected.covariances[..., t, :, :]),
+            estimate.covariance.expand_as(expected.covariances[..., t, :, :]),
             expected.covariances[..., t, :, :],
         )
-        belief = kalman.predict(model, *belief)
+        estimate = kalman.predict(model, *estimate)
     assert_same(total.expand(lead), expected.log_likelihood.expand(lead))
 
 
@@ -207,13 +207,13 @@ def test_nothing_seen_leaves_the_prior(problem: Problem) -> None:
     nothing = torch.zeros_like(observed)
     assert (kalman.log_likelihood(model, positions, nothing) == 0).all()
     smooth, past = (f(model, positions, nothing) for f in (kalman.smooth, kalman.filter))
-    belief = kalman.StateEstimate(model.initial_mean, model.initial_covariance)
+    estimate = kalman.StateEstimate(model.initial_mean, model.initial_covariance)
     for t in range(positions.shape[-2]):
         for means, covariances in (smooth, past[:2]):
-            assert_same(means[..., t, :], belief.mean.expand_as(means[..., t, :]))
-            expected = belief.covariance.expand_as(covariances[..., t, :, :])
+            assert_same(means[..., t, :], estimate.mean.expand_as(means[..., t, :]))
+            expected = estimate.covariance.expand_as(covariances[..., t, :, :])
             assert_same(covariances[..., t, :, :], expected)
-        belief = kalman.predict(model, *belief)
+        estimate = kalman.predict(model, *estimate)
 
 
 @few

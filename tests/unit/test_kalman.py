@@ -8,8 +8,7 @@ from torch.autograd import gradcheck
 
 from motes import kalman
 from motes.core.errors import InputError
-from motes.kalman import blocks as stretch
-from motes.kalman import dense as unrolled
+from motes.kalman import blocks, dense
 from motes.kalman.chunked import log_likelihood_chunked
 from motes.kalman.dense import smooth_dense
 from motes.kalman.dynamics import LinearDynamics
@@ -81,7 +80,7 @@ def test_long_videos_take_the_long_routes_and_agree_with_the_filter(
     generator: torch.Generator,
 ) -> None:
     model = newton(generator)
-    T = kalman.DENSE_FRAMES + kalman.CHUNK_FRAMES + 5
+    T = kalman.DENSE_FRAMES + kalman.BLOCK_FRAMES + 5
     positions = noisy_positions(generator, 3, 1, T)
     some = torch.rand(3, 1, T, generator=generator) < 0.6
     for observed in (None, some, some[0, 0]):
@@ -92,9 +91,9 @@ def test_long_videos_take_the_long_routes_and_agree_with_the_filter(
         track = kalman.smooth(model, positions, observed)
         torch.testing.assert_close(track.means[..., -1, :], past.means[..., -1, :])
         mask = torch.ones(T, dtype=torch.bool) if observed is None else observed
-        dense = smooth_dense(model, torch.where(mask[..., None], positions, 0.0), mask)
-        torch.testing.assert_close(track.means, dense.means, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(track.covariances, dense.covariances, rtol=1e-9, atol=1e-9)
+        expected = smooth_dense(model, torch.where(mask[..., None], positions, 0.0), mask)
+        torch.testing.assert_close(track.means, expected.means, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(track.covariances, expected.covariances, rtol=1e-9, atol=1e-9)
 
 
 def test_precise_positions_and_a_vague_start_cost_few_digits(generator: torch.Generator) -> None:
@@ -267,7 +266,7 @@ def test_global_random_state_is_not_touched(generator: torch.Generator) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_prepared_prior_gives_the_same_density(generator):
+def test_position_prior_gives_the_same_density(generator):
     """Values and gradients, with components that differ in their start alone."""
     dynamics = LinearDynamics(num_components=3, generator=generator)
     with torch.no_grad():
@@ -276,8 +275,8 @@ def test_a_prepared_prior_gives_the_same_density(generator):
     positions = torch.randn(4, 1, 6, 2, generator=generator, dtype=torch.float64)
     positions.requires_grad_()
     model = dynamics.components()
-    expected = unrolled.log_likelihood_dense(model, positions, None)
-    ours = unrolled.position_prior(model, 6).log_density(positions)
+    expected = dense.log_likelihood_dense(model, positions, None)
+    ours = dense.position_prior(model, 6).log_density(positions)
     # Float64 and covariances of condition below 1e4: 1e-16 * 1e4, some hundred terms.
     torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
     cotangent = torch.randn(expected.shape, generator=generator, dtype=torch.float64)
@@ -291,17 +290,17 @@ def test_a_prepared_prior_gives_the_same_density(generator):
 
 
 @pytest.mark.parametrize("num_frames", [1, 2, 5, 30])
-def test_doublings_solve_a_triangular_system(num_frames: int, generator: torch.Generator) -> None:
+def test_doubling_solves_a_triangular_system(num_frames: int, generator: torch.Generator) -> None:
     # Float64, and powers of a transition of norm about one, thirty of them at most.
     transition = torch.eye(4, dtype=torch.float64) + 0.1 * torch.randn(
         3, 4, 4, dtype=torch.float64, generator=generator
     )
-    M = stretch.differences(transition, num_frames)
+    M = blocks.difference_matrix(transition, num_frames)
     columns = torch.randn(3, 4 * num_frames, 5, dtype=torch.float64, generator=generator)
     for matrix, upper in ((M, False), (M.mT, True)):
         torch.testing.assert_close(
-            stretch.solve_by_doubling(matrix, columns),
-            stretch.solve(matrix, columns, upper=upper),
+            blocks.solve_by_doubling(matrix, columns),
+            blocks.solve(matrix, columns, upper=upper),
             rtol=1e-9,
             atol=1e-9,
         )
@@ -314,9 +313,9 @@ def test_tracks_that_share_a_mask_have_the_density_that_each_has_alone(generator
     positions = noisy_positions(generator, 5, 1, 6).requires_grad_()
     masks = torch.rand(2, 6, generator=generator) < 0.6
     observed = masks[[1, 0, 0, 1, 0]][:, None]
-    together = unrolled.log_likelihood_dense(model, positions, observed)
+    together = dense.log_likelihood_dense(model, positions, observed)
     alone = torch.stack([
-        unrolled.log_likelihood_dense(model, track, mask[0])
+        dense.log_likelihood_dense(model, track, mask[0])
         for track, mask in zip(positions, observed, strict=True)
     ])  # fmt: skip
     torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)

@@ -139,7 +139,7 @@ def test_a_linear_law_starts_as_newtons_and_learns_springs_and_drag(generator):
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 4])
-def test_a_singular_covariance_is_solved_for(rank: int, generator: torch.Generator) -> None:
+def test_solve_with_singular_covariance(rank: int, generator: torch.Generator) -> None:
     factor = torch.randn(5, 4, rank, dtype=torch.float64, generator=generator)
     covariance = factor @ factor.mT
     right = covariance @ torch.randn(5, 4, 3, dtype=torch.float64, generator=generator)

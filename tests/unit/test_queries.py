@@ -103,13 +103,13 @@ def test_frames_after_the_last_seen_one_are_not_looked_at(
     torch.testing.assert_close(far.pixels[:, :, :9], near.pixels, equal_nan=True)
 
 
-LONG_ROUTES = {"kalman.DENSE_FRAMES": 6, "kalman.CHUNK_FRAMES": 3, "queries.NUM_DRAWS": 2}
+LONG_ROUTES = {"kalman.DENSE_FRAMES": 6, "kalman.BLOCK_FRAMES": 3, "queries.NUM_DRAWS": 2}
 PIECES = {
     "encoding.LONG": 10,
     "model.AT_ONCE": 8,
     "networks.inference.AT_ONCE": 7,
-    "sequential.AT_ONCE": 5,
-    "chunked.AT_ONCE": 2,
+    "kalman.sequential.CHUNK_FRAMES": 5,
+    "kalman.chunked.CHUNK_BLOCKS": 2,
     "structured.exchange.AT_ONCE": 6,
     "structured.search.AT_ONCE": 9 * 6 * HEIGHT * WIDTH,  # frames, objects in three searches
 }

@@ -1,14 +1,18 @@
-"""Exact inference in a linear-Gaussian model: filter, smoother, evidence, posterior draws.
+"""Exact inference in linear Gaussian state-space models: filter, smoother, likelihood, draws.
 
-Every function takes positions [..., T, P] and a mask `observed` [..., T] that says which of them
-were seen (None: all). Leading axes of the model, the positions and the mask broadcast with one
-another. What a hidden position holds cannot matter, NaN included, not even to a gradient.
-All is differentiable, and computed in the type of the model's matrices, which should be float64.
+Every function takes positions [..., T, P] and a mask `observed` [..., T] (None: all observed).
+Leading axes of model, positions and mask broadcast with one another. The values of unobserved
+positions, NaN included, affect neither results nor gradients. All functions are differentiable and
+compute in the dtype of the model, which should be float64.
 
-    past = kalman.filter(model, positions[:, :5])                one pass, O(T), for use as it comes
-    track = kalman.smooth(model, positions, observed)            where it was, and how sure that is
-    value = kalman.log_likelihood(model, positions, observed)    to learn the model by
+    past = kalman.filter(model, positions[:, :5])
+    track = kalman.smooth(model, positions, observed)
+    value = kalman.log_likelihood(model, positions, observed)
     paths = kalman.draw_states(model, positions, observed, noise=noise)
+
+Three implementations give the same results, and this module chooses among them by length:
+`sequential`, the textbook recursions; `dense`, one joint Gaussian for short videos; `chunked`,
+blocks of frames for the likelihood of long ones.
 """
 
 import torch
@@ -16,19 +20,12 @@ import torch
 from motes.core.axes import Bool, Float, Tensor
 from motes.core.errors import InputError
 from motes.kalman.chunked import log_likelihood_chunked
-from motes.kalman.dense import Smoothed, log_likelihood_dense, smooth_dense
-from motes.kalman.model import LGSSM, draw_path
-from motes.kalman.sequential import (
-    Filtered,
-    StateEstimate,
-    Updated,
-    predict,
-    run_filter,
-    smooth_sequential,
-    update,
-)
+from motes.kalman.dense import log_likelihood_dense, smooth_dense
+from motes.kalman.model import LGSSM, Filtered, Smoothed, StateEstimate, Updated, draw_path
+from motes.kalman.sequential import predict, run_filter, smooth_sequential, update
 
 __all__ = [
+    "Belief",
     "Filtered",
     "Smoothed",
     "StateEstimate",
@@ -43,10 +40,10 @@ __all__ = [
 
 Belief = StateEstimate  # the name in version 0.1
 
-# Up to so many frames one dense Gaussian is quicker than going through time (`bench kalman`).
+# Up to this many frames the dense forms are faster than the others (`bench kalman`).
 DENSE_FRAMES = 64
-# The length of a stretch of the chunked form: long enough to batch, short enough to factorise.
-CHUNK_FRAMES = 32
+# Frames in a block of the chunked form: enough to batch, few enough to factorise.
+BLOCK_FRAMES = 32
 
 
 def filter(
@@ -54,11 +51,11 @@ def filter(
     positions: Float[Tensor, "... T P"],
     observed: Bool[Tensor, "... T"] | None = None,
 ) -> Filtered:
-    """The state in every frame given the positions seen up to that frame.
+    """Return the states given the observations up to each frame.
 
     Law: equals conditioning the joint Gaussian (test_filter_matches_dense_conditioning).
     """
-    a = _without_hidden(_admit(model, positions, observed), observed)
+    a = _zero_unobserved(_validated(model, positions, observed), observed)
     result, _ = run_filter(model, a, observed)
     shape = (*result.means.shape, result.means.shape[-1])
     return result._replace(
@@ -73,27 +70,27 @@ def smooth(
     observed: Bool[Tensor, "... T"] | None = None,
     position_variances: Float[Tensor, "... T P"] | None = None,
 ) -> Smoothed:
-    """The state in every frame given all positions seen, earlier and later.
+    """Return the states given all observations, earlier and later.
 
     Args:
         model: The dynamics.
-        positions: What was seen.
-        observed: Where; everywhere, if None.
-        position_variances: If given, positions are not numbers but independent beliefs
-            N(position, variance), and the answer is the average of p(h | a) over them: the mean
-            is the same, the covariance gains that of the smoothed mean.
+        positions: The observations.
+        observed: Their mask; None for all.
+        position_variances: If given, positions are independent Gaussians N(position, variance),
+            and the result is p(h | a) averaged over them: the mean is the same, the covariance
+            gains that of the smoothed mean.
 
     Law: equals conditioning the joint Gaussian (test_smoother_matches_dense_posterior);
-        hiding a position is deleting it (test_hiding_a_frame_is_deleting_its_rows).
+        masking a position is deleting it (test_masking_a_frame_is_deleting_its_rows).
     """
-    a, variances = _admit(model, positions, observed), position_variances
+    a, variances = _validated(model, positions, observed), position_variances
     if variances is not None:
-        variances = _admit(model, variances, observed)
+        variances = _validated(model, variances, observed)
     if a.shape[-2] <= DENSE_FRAMES:
         return smooth_dense(model, a, observed, variances)
     if variances is not None:
-        variances = _without_hidden(variances, observed)
-    return smooth_sequential(model, _without_hidden(a, observed), observed, variances)
+        variances = _zero_unobserved(variances, observed)
+    return smooth_sequential(model, _zero_unobserved(a, observed), observed, variances)
 
 
 def log_likelihood(
@@ -101,14 +98,14 @@ def log_likelihood(
     positions: Float[Tensor, "... T P"],
     observed: Bool[Tensor, "... T"] | None = None,
 ) -> Float[Tensor, "..."]:
-    """The log density of the seen positions: in one piece if short, in stretches if long.
+    """Return the log density of the observed positions.
 
-    Law: equals the filter's, either way (test_all_routes_to_the_log_likelihood_agree).
+    Law: equals the filter's on every route (test_all_routes_to_the_log_likelihood_agree).
     """
-    a = _without_hidden(_admit(model, positions, observed), observed)
+    a = _zero_unobserved(_validated(model, positions, observed), observed)
     if a.shape[-2] <= DENSE_FRAMES:
         return log_likelihood_dense(model, a, observed)
-    return log_likelihood_chunked(model, a, observed, CHUNK_FRAMES)
+    return log_likelihood_chunked(model, a, observed, BLOCK_FRAMES)
 
 
 def draw_states(
@@ -118,33 +115,33 @@ def draw_states(
     *,
     noise: Float[Tensor, "... T D_plus_P"],
 ) -> Float[Tensor, "... T D"]:
-    """Exact draws of all states given the seen positions, as a function of standard normal noise.
+    """Return exact draws of all states given the observations, as a function of standard noise.
 
-    A draw (h*, a*) of the prior is moved by what the smoother makes of a - a* (Matheron's rule):
-    no covariance of a state is inverted, so noise that is switched off does no harm.
+    By Matheron's rule, a prior draw (h*, a*) is corrected by the smoothed states of a - a*. No
+    state covariance is inverted, so that models without process noise are valid.
 
     Args:
         model: The dynamics.
-        positions: What was seen.
-        observed: Where; everywhere, if None.
+        positions: The observations.
+        observed: Their mask; None for all.
         noise: As for `motes.kalman.model.draw_path`; more leading axes give more draws.
 
     Law: zero noise gives the smoothed means (test_zero_noise_gives_the_smoothed_mean); moments are
         those of the posterior (test_posterior_draws_have_the_moments_of_the_posterior).
     """
-    a = _admit(model, positions, observed)
+    a = _validated(model, positions, observed)
     prior = draw_path(model, noise.to(model.transition.dtype))
     u, mu = torch.zeros_like(model.force), torch.zeros_like(model.initial_mean)
     centred = model._replace(force=u, initial_mean=mu)
     return prior.states + smooth(centred, a - prior.positions, observed).means
 
 
-def _admit(
+def _validated(
     model: LGSSM,
     positions: Float[Tensor, "... T P"],
     observed: Bool[Tensor, "... T"] | None,
 ) -> Float[Tensor, "... T P"]:
-    """The positions, checked, in the model's type."""
+    """Check shapes, and return the positions in the dtype of the model."""
     P = model.emission.shape[-2]
     if positions.ndim < 2 or positions.shape[-1] != P or positions.shape[-2] < 1:
         raise InputError(
@@ -163,11 +160,11 @@ def _admit(
     return a
 
 
-def _without_hidden(
+def _zero_unobserved(
     positions: Float[Tensor, "... T P"], observed: Bool[Tensor, "... T"] | None
 ) -> Float[Tensor, "... T P"]:
-    """The positions with zeros where they are hidden.
+    """Return the positions with zeros where they are unobserved.
 
-    Replaced before any arithmetic: 0 * NaN would poison values, and gradients even later.
+    NaN must be replaced before any arithmetic: 0 * NaN is NaN, in gradients too.
     """
     return positions if observed is None else torch.where(observed.unsqueeze(-1), positions, 0.0)

@@ -1,9 +1,9 @@
-"""A long video as a chain of stretches, each of them one Gaussian: its density in O(T).
+"""The log-likelihood of long videos in blocks of frames: cost O(T), with little sequential work.
 
-Given the state h at its first frame, L frames in a row are one linear-Gaussian map of h, summed up
-by a few D x D matrices. Only these go from stretch to stretch; all else is done side by side.
+Given the state h at its first frame, a block of L frames is one linear Gaussian map of h, which a
+few D x D matrices summarise. Only these pass from block to block; all else is batched over blocks.
 
-Hidden positions are already finite numbers here; `motes.kalman` is the door that sees to it.
+Unobserved positions must already be finite; `motes.kalman` replaces them.
 """
 
 from typing import NamedTuple
@@ -12,27 +12,74 @@ import torch
 from torch.nn.functional import pad
 
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.kalman.blocks import Block, unroll
-from motes.kalman.linalg import (
-    hide,
-    identity,
-    log_density,
-    log_scale,
-    map_vector,
-    per_axis,
-    valid,
-    whitener,
+from motes.kalman.blocks import (
+    add_to_diagonal_blocks,
+    difference_matrix,
+    emission_matrix,
+    input_response,
+    noise_gain,
+    response,
 )
-from motes.kalman.model import LGSSM, aligned
+from motes.kalman.linalg import (
+    coordinate_mask,
+    identity,
+    inverse_cholesky,
+    log_density,
+    log_det_triangular,
+    map_vector,
+    mask_covariance,
+    nan_unless_semidefinite,
+    symmetrize,
+)
+from motes.kalman.model import LGSSM, StateEstimate, aligned
 
-AT_ONCE = 32  # stretches that are held side by side, which bounds memory
+CHUNK_BLOCKS = 32  # blocks held in memory at once
 
 
-class Start(NamedTuple):
-    """What is known of the state at the first frame of a stretch."""
+class Block(NamedTuple):
+    """L frames as one linear Gaussian map of the state h at the first of them.
 
-    mean: Float[Tensor, "... D"]
-    covariance: Float[Tensor, "... D D"]
+    a = E h + d + v,  h_next = F h + c + w,  Cov(v) = C,  Cov(w) = G,  Cov(w, v) = X,
+    where h_next is the state at the first frame after the block. `LP` runs over frame and axis.
+    """
+
+    emission: Float[Tensor, "... LP D"]
+    """E"""
+    offset: Float[Tensor, "... LP"]
+    """d"""
+    noise: Float[Tensor, "... LP LP"]
+    """C"""
+    transition: Float[Tensor, "... D D"]
+    """F"""
+    force: Float[Tensor, "... D"]
+    """c"""
+    next_noise: Float[Tensor, "... D D"]
+    """G"""
+    cross: Float[Tensor, "... D LP"]
+    """X"""
+
+
+def make_block(model: LGSSM, num_frames: int) -> Block:
+    """Return the block of `num_frames` frames of an aligned model.
+
+    Law: chained blocks are the model (test_all_routes_to_the_log_likelihood_agree).
+    """
+    P, D = model.emission.shape[-2:]
+    now, T = slice(0, num_frames * P), num_frames + 1
+    S = emission_matrix(model.emission, T)[..., now, :]
+    last = torch.eye(T * D, dtype=S.dtype, device=S.device)[-D:].expand(*S.shape[:-2], D, T * D)
+    R = response(torch.cat([S, last], -2), difference_matrix(model.transition, T))
+    of_first, covariance = R[..., :D], noise_gain(model, R) @ R[..., D:].mT
+    drift = input_response(model, R)
+    return Block(
+        emission=of_first[..., now, :],
+        offset=drift[..., now],
+        noise=add_to_diagonal_blocks(covariance[..., now, now], model.position_noise),
+        transition=of_first[..., -D:, :],
+        force=drift[..., -D:],
+        next_noise=covariance[..., -D:, -D:],
+        cross=covariance[..., -D:, now],
+    )
 
 
 def log_likelihood_chunked(
@@ -41,118 +88,123 @@ def log_likelihood_chunked(
     observed: Bool[Tensor, "... T"] | None,
     num_frames: int,
 ) -> Float[Tensor, "..."]:
-    """The log density of the seen positions, `num_frames` at a time; cost O(T), memory O(1).
+    """Return the log density of the observed positions; cost O(T), memory O(1).
 
-    With r the whitened residual of a stretch at the predicted state m of covariance P,
-    and J = E' C^-1 E, the covariance of its state given its positions is M = (I + P J)^-1 P and
+    With r the whitened residual of a block at the predicted state m of covariance P, and
+    J = E' C^-1 E, the covariance of that state given the block is M = (I + P J)^-1 P and
         log p(a) = -1/2 (r'r - (E'r)' M (E'r) + log |C| + log |I + P J| + n log 2 pi).
-    No covariance of a state is ever inverted, so singular ones are welcome.
+    No state covariance is inverted, so that singular ones are valid.
 
-    Law: equals the dense form for any length of stretch
-        (test_all_routes_to_the_log_likelihood_agree), and any number of them at once
-        (test_a_long_video_is_weighed_as_a_short_one_is).
+    Args:
+        model: The dynamics.
+        positions: The observations.
+        observed: Their mask; None for all.
+        num_frames: L, the length of a block.
+
+    Law: equals the dense form for any block length
+        (test_all_routes_to_the_log_likelihood_agree) and any number of blocks at once
+        (test_chunks_of_blocks_do_not_change_the_log_likelihood).
     """
-    stretch, T = unroll(aligned(_with_stretch_axis(model)), num_frames), positions.shape[-2]
-    start = Start(model.initial_mean, valid(model.initial_covariance))
+    block, T = make_block(aligned(_with_block_axis(model)), num_frames), positions.shape[-2]
+    initial = nan_unless_semidefinite(model.initial_covariance)
+    predicted = StateEstimate(model.initial_mean, initial)
     total = torch.zeros((), dtype=positions.dtype, device=positions.device)
-    for t in range(0, T, AT_ONCE * num_frames):
-        time = slice(t, t + AT_ONCE * num_frames)
+    for t in range(0, T, CHUNK_BLOCKS * num_frames):
+        time = slice(t, t + CHUNK_BLOCKS * num_frames)
         mask = None if observed is None else observed[..., time]
-        nats, start = _through_stretches(stretch, positions[..., time, :], mask, start)
-        total = total + nats
+        value, predicted = _filter_blocks(block, positions[..., time, :], mask, predicted)
+        total = total + value
     return total
 
 
-def _through_stretches(
-    stretch: Block,
+def _filter_blocks(
+    block: Block,
     positions: Float[Tensor, "... T P"],
     observed: Bool[Tensor, "... T"] | None,
-    start: Start,
-) -> tuple[Float[Tensor, "..."], Start]:
-    """The log density of some stretches in a row, all side by side, and the start of the next."""
-    E, d, C, F, c, G, X = stretch
+    predicted: StateEstimate,
+) -> tuple[Float[Tensor, "..."], StateEstimate]:
+    """Return the log density of consecutive blocks, and the predicted state after them."""
+    E, d, C, F, c, G, X = block
     axes = positions.shape[-1]
-    masks, kind = _stretch_masks(positions, observed, C.shape[-1] // axes)
-    seen = per_axis(masks, axes, C.dtype)
-    W = whitener(hide(C, seen))
-    E, X = W @ (E * seen.unsqueeze(-1)), W @ (X.mT * seen.unsqueeze(-1))
+    masks, index = _block_masks(positions, observed, C.shape[-1] // axes)
+    mask = coordinate_mask(masks, axes, C.dtype)
+    W = inverse_cholesky(mask_covariance(C, mask))
+    E, X = W @ (E * mask.unsqueeze(-1)), W @ (X.mT * mask.unsqueeze(-1))
     F, G = F - X.mT @ E, G - X.mT @ X
 
-    # From here on only `_chain` goes through the stretches one by one.
-    seen = seen.index_select(-2, kind)
-    W, E, X, F, G = (part.index_select(-3, kind) for part in (W, E, X, F, G))
+    # From here on only `_propagate` is sequential over blocks.
+    mask = mask.index_select(-2, index)
+    W, E, X, F, G = (part.index_select(-3, index) for part in (W, E, X, F, G))
     a = pad(positions, (0, 0, 0, -positions.shape[-2] % masks.shape[-1])).flatten(-2)
-    a = map_vector(W, (a.unflatten(-1, (len(kind), -1)) - d) * seen)
+    a = map_vector(W, (a.unflatten(-1, (len(index), -1)) - d) * mask)
     J = E.mT @ E
-    m, P, M = _chain(start, J, map_vector(E.mT, a), F, c + map_vector(X.mT, a), G)
-    after = Start(m[..., -1, :], P[..., -1, :, :])
+    m, P, M = _propagate(predicted, J, map_vector(E.mT, a), F, c + map_vector(X.mT, a), G)
+    after = StateEstimate(m[..., -1, :], P[..., -1, :, :])
     m, P = m[..., :-1, :], P[..., :-1, :, :]
-    residual = a - map_vector(E, m)
-    pull = map_vector(E.mT, residual)
-    gain = map_vector(M, pull).mul(pull).sum(-1) - torch.logdet(identity(J.shape[-1], J) + P @ J)
-    return (log_density(log_scale(W), residual, residual, seen.sum(-1)) + 0.5 * gain).sum(-1), after
+    r = a - map_vector(E, m)
+    score = map_vector(E.mT, r)
+    gain = map_vector(M, score).mul(score).sum(-1) - torch.logdet(identity(J.shape[-1], J) + P @ J)
+    densities = log_density(log_det_triangular(W), r, r, mask.sum(-1)) + 0.5 * gain
+    return densities.sum(-1), after
 
 
-def _stretch_masks(
+def _block_masks(
     positions: Float[Tensor, "... T P"], observed: Bool[Tensor, "... T"] | None, num_frames: int
-) -> tuple[Bool[Tensor, "... kinds L"], Int[Tensor, " chunks"]]:
-    """The masks that occur among the stretches, and which of them each stretch has.
+) -> tuple[Bool[Tensor, "... masks L"], Int[Tensor, " blocks"]]:
+    """Return masks of blocks, and the index of each block's mask among them.
 
-    Frames that fill up the last stretch are hidden. If all others are seen, all stretches but
-    the last are alike, and their matrices are formed once and not for each.
+    Frames that pad the last block are unobserved. If all others are observed, all blocks but the
+    last have the same mask, and their matrices are formed once.
     """
     T, device = positions.shape[-2], positions.device
-    chunks = -(-T // num_frames)
+    num_blocks = -(-T // num_frames)
     if observed is None:
-        frames = torch.arange(2 * num_frames, device=device) + num_frames * (chunks - 2)
-        kind = (torch.arange(chunks, device=device) == chunks - 1).long()
-        return (frames < T).unflatten(-1, (2, num_frames)), kind
-    padded = pad(observed, (0, chunks * num_frames - T))
-    return padded.unflatten(-1, (chunks, num_frames)), torch.arange(chunks, device=device)
+        frames = torch.arange(2 * num_frames, device=device) + num_frames * (num_blocks - 2)
+        index = (torch.arange(num_blocks, device=device) == num_blocks - 1).long()
+        return (frames < T).unflatten(-1, (2, num_frames)), index
+    padded = pad(observed, (0, num_blocks * num_frames - T))
+    masks = padded.unflatten(-1, (num_blocks, num_frames))
+    return masks, torch.arange(num_blocks, device=device)
 
 
-def _chain(
-    start: Start,
-    precision: Float[Tensor, "... chunks D D"],
-    evidence: Float[Tensor, "... chunks D"],
-    transition: Float[Tensor, "... chunks D D"],
-    force: Float[Tensor, "... chunks D"],
-    noise: Float[Tensor, "... chunks D D"],
+def _propagate(
+    predicted: StateEstimate,
+    precision: Float[Tensor, "... blocks D D"],
+    evidence: Float[Tensor, "... blocks D"],
+    transition: Float[Tensor, "... blocks D D"],
+    force: Float[Tensor, "... blocks D"],
+    noise: Float[Tensor, "... blocks D D"],
 ) -> tuple[
-    Float[Tensor, "... chunks+1 D"],
-    Float[Tensor, "... chunks+1 D D"],
-    Float[Tensor, "... chunks D D"],
+    Float[Tensor, "... blocks+1 D"],
+    Float[Tensor, "... blocks+1 D D"],
+    Float[Tensor, "... blocks D D"],
 ]:
-    """Mean and covariance of each stretch's first state before, and covariance after, seeing it.
+    """Filter the first states of all blocks; return predicted means, covariances, and updated ones.
 
-    The first two of one stretch more: the one that would come next. A stretch says
-    exp(-1/2 h'J h + h'y) about its first state h, and h_next = F h + c + N(0, G).
+    The predicted ones include the state after the last block. The likelihood of a block's first
+    state h is exp(-1/2 h'J h + h'y), and h_next = F h + c + N(0, G).
     """
     J, y, F, c, G = precision, evidence, transition, force, noise
     eye = identity(J.shape[-1], J)
-    mu, Sigma = start
+    mu, Sigma = predicted
     P, M = [Sigma.expand(torch.broadcast_shapes(J[..., 0, :, :].shape, Sigma.shape))], []
     for J_t, F_t, G_t in zip(J.unbind(-3), F.unbind(-3), G.unbind(-3), strict=True):
-        M.append(_symmetric(torch.linalg.solve_ex(eye + P[-1] @ J_t, P[-1])[0]))
+        M.append(symmetrize(torch.linalg.solve_ex(eye + P[-1] @ J_t, P[-1])[0]))
         P.append(F_t @ M[-1] @ F_t.mT + G_t)
-    covariance, covariance_seen = torch.stack(P, -3), torch.stack(M, -3)
+    covariances, updated = torch.stack(P, -3), torch.stack(M, -3)
 
-    # m_next = F (m + M (y - J m)) + c, with everything but the running m formed beforehand.
-    step = F @ (eye - covariance_seen @ J)
-    shift = map_vector(F, map_vector(covariance_seen, y)) + c
+    # m_next = F (m + M (y - J m)) + c, with all but the running m formed beforehand.
+    step = F @ (eye - updated @ J)
+    shift = map_vector(F, map_vector(updated, y)) + c
     m = [mu.expand(torch.broadcast_shapes(shift[..., 0, :].shape, mu.shape))]
     for step_t, shift_t in zip(step.unbind(-3), shift.unbind(-2), strict=True):
         m.append(map_vector(step_t, m[-1]) + shift_t)
-    return torch.stack(m, -2), covariance, covariance_seen
+    return torch.stack(m, -2), covariances, updated
 
 
-def _with_stretch_axis(model: LGSSM) -> LGSSM:
-    """The same model with an axis of length 1 for the stretches behind its leading axes."""
+def _with_block_axis(model: LGSSM) -> LGSSM:
+    """Append an axis of length 1 for the blocks to the leading axes of the model."""
     A, u, B, Sigma_H, Sigma_A, mu, Sigma = model
     matrices = (field.unsqueeze(-3) for field in (A, B, Sigma_H, Sigma_A, Sigma))
     A, B, Sigma_H, Sigma_A, Sigma = matrices
     return LGSSM(A, u.unsqueeze(-2), B, Sigma_H, Sigma_A, mu.unsqueeze(-2), Sigma)
-
-
-def _symmetric(matrix: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:
-    return 0.5 * (matrix + matrix.mT)

@@ -1,4 +1,7 @@
-"""Linear algebra of batched Gaussians: products, factors and densities with missing coordinates."""
+"""Linear algebra of batched Gaussians: products, factors, and densities with missing coordinates.
+
+A mask is 1 for each observed coordinate and 0 for each unobserved one.
+"""
 
 import math
 from string import ascii_lowercase
@@ -11,10 +14,10 @@ from motes.core.axes import Bool, Float, Int, Tensor
 def map_vector(
     matrix: Float[Tensor, "... rows columns"], vector: Float[Tensor, "... columns"]
 ) -> Float[Tensor, "... rows"]:
-    """The product of matrices and vectors whose leading axes broadcast.
+    """Return matrix-vector products whose leading axes broadcast.
 
-    A matrix that is shared by a batch of vectors is not copied for each of them: the axes that only
-    the vectors have become the rows of one product. `einsum` does that too, and takes longer.
+    A matrix shared by a batch of vectors is not copied: axes that only the vectors have become the
+    rows of one product. `einsum` does the same but is slower.
     """
     if matrix.ndim == 2:
         return vector @ matrix.mT
@@ -29,15 +32,45 @@ def map_vector(
 
 
 def identity(size: int, like: Tensor) -> Float[Tensor, "size size"]:
-    """The identity matrix, in the type and on the device of another tensor."""
+    """Return the identity matrix with the dtype and device of another tensor."""
     return torch.eye(size, dtype=like.dtype, device=like.device)
 
 
-def square_root(covariance: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:
-    """The lower-triangular L with L L' = covariance, for singular covariances too.
+def symmetrize(matrix: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:
+    """Return the symmetric part of a matrix."""
+    return 0.5 * (matrix + matrix.mT)
 
-    A noise that is switched off (Sigma_H = 0, a velocity that is known) is a legal model, and
-    `torch.linalg.cholesky` refuses it. Columns whose pivot is zero up to rounding are left zero.
+
+def cholesky(covariance: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:
+    """Return the Cholesky factor, NaN where the matrix is not positive definite.
+
+    Raising an error would synchronise with the device and forbid capture in a CUDA graph.
+    """
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    return torch.where((failed > 0)[..., None, None], math.nan, factor)
+
+
+def inverse_cholesky(covariance: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:
+    """Return W = L^-1, where L is the Cholesky factor: W r is whitened, and W' W the precision."""
+    eye = identity(covariance.shape[-1], covariance)
+    inverse: Tensor = torch.linalg.solve_triangular(cholesky(covariance), eye, upper=False)
+    return inverse
+
+
+def nan_unless_semidefinite(covariance: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:
+    """Return the covariance, NaN where it has a negative eigenvalue; singular ones are valid."""
+    size = covariance.diagonal(dim1=-2, dim2=-1).abs().sum(-1)[..., None, None]
+    limits = torch.finfo(covariance.dtype)
+    margin = (limits.eps * size + limits.tiny) * identity(covariance.shape[-1], covariance)
+    _, failed = torch.linalg.cholesky_ex((covariance + margin).detach())
+    return torch.where((failed > 0)[..., None, None], math.nan, covariance)
+
+
+def square_root(covariance: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:
+    """Return the lower-triangular L with L L' = covariance, also of singular covariances.
+
+    Zero noise (Sigma_H = 0, a known initial velocity) is a valid model that
+    `torch.linalg.cholesky` rejects. Columns whose pivot is zero up to rounding are left zero.
 
     Law: L L' = covariance also when it is singular (test_square_root_of_singular_covariance).
     """
@@ -59,9 +92,11 @@ def square_root(covariance: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"
 def solve_covariance(
     covariance: Float[Tensor, "... n n"], right: Float[Tensor, "... n m"]
 ) -> Float[Tensor, "... n m"]:
-    """A solution X of covariance X = right, for singular covariances too, whose range holds right.
+    """Return a solution X of covariance X = right.
 
-    Law: the product gives the right side back (test_a_singular_covariance_is_solved_for).
+    The covariance may be singular if its range contains the right side.
+
+    Law: the product gives the right side back (test_solve_with_singular_covariance).
     """
     L, size = square_root(covariance), covariance.shape[-1]
     pivots = L.diagonal(dim1=-2, dim2=-1)
@@ -78,102 +113,88 @@ def solve_covariance(
     return torch.stack([x[i] for i in range(size)], -2)
 
 
-def distinct(
+def unique_masks(
     observed: Bool[Tensor, "*batch T"],
 ) -> tuple[Bool[Tensor, "masks T"], Int[Tensor, "*batch"]]:
-    """The masks that occur, and which of them each one is: few of many, as a rule."""
-    masks, which = observed.flatten(0, -2).unique(dim=0, return_inverse=True)
-    return masks, which.view(observed.shape[:-1])
+    """Return the distinct masks of a batch, which are usually few, and the index of each."""
+    masks, index = observed.flatten(0, -2).unique(dim=0, return_inverse=True)
+    return masks, index.view(observed.shape[:-1])
 
 
-def per_axis(
+def coordinate_mask(
     observed: Bool[Tensor, "... T"], num_axes: int, dtype: torch.dtype
 ) -> Float[Tensor, "... TP"]:
-    """1 for each coordinate that was seen and 0 for each that was not."""
+    """Return the mask of all coordinates, `num_axes` for each frame."""
     return observed.to(dtype).unsqueeze(-1).expand(*observed.shape, num_axes).flatten(-2)
 
 
-def hide(
-    covariance: Float[Tensor, "... n n"], seen: Float[Tensor, "... n"]
+def mask_covariance(
+    covariance: Float[Tensor, "... n n"], mask: Float[Tensor, "... n"]
 ) -> Float[Tensor, "... n n"]:
-    """The covariance with rows and columns of unseen coordinates taken from the identity."""
-    return covariance * _both(seen) + (1 - seen).diag_embed()
+    """Replace rows and columns of unobserved coordinates by those of the identity."""
+    return covariance * _mask_of_pairs(mask) + (1 - mask).diag_embed()
 
 
-def _both(seen: Float[Tensor, "... n"]) -> Float[Tensor, "... n n"]:
-    """1 for each pair of coordinates that were seen both."""
-    return seen.unsqueeze(-1) * seen.unsqueeze(-2)
+def _mask_of_pairs(mask: Float[Tensor, "... n"]) -> Float[Tensor, "... n n"]:
+    """Return 1 for each pair of observed coordinates."""
+    return mask.unsqueeze(-1) * mask.unsqueeze(-2)
 
 
-def cholesky(covariance: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:
-    """The Cholesky factor; NaN, not a wrong number, where there is none.
-
-    No error is raised: that would wait for the device, and forbid capture in a CUDA graph.
-    """
-    factor, failed = torch.linalg.cholesky_ex(covariance)
-    return torch.where((failed > 0)[..., None, None], math.nan, factor)
-
-
-def whitener(covariance: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:
-    """The inverse of the Cholesky factor."""
-    eye = identity(covariance.shape[-1], covariance)
-    inverse: Tensor = torch.linalg.solve_triangular(cholesky(covariance), eye, upper=False)
-    return inverse
-
-
-def valid(covariance: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:
-    """The covariance, which may be singular; NaN where it has a negative eigenvalue."""
-    size = covariance.diagonal(dim1=-2, dim2=-1).abs().sum(-1)[..., None, None]
-    limits = torch.finfo(covariance.dtype)
-    margin = (limits.eps * size + limits.tiny) * identity(covariance.shape[-1], covariance)
-    _, failed = torch.linalg.cholesky_ex((covariance + margin).detach())
-    return torch.where((failed > 0)[..., None, None], math.nan, covariance)
-
-
-def log_scale(whitener: Float[Tensor, "... n n"]) -> Float[Tensor, "..."]:
-    """The log of the determinant, that of the density's scale."""
-    return whitener.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+def log_det_triangular(factor: Float[Tensor, "... n n"]) -> Float[Tensor, "..."]:
+    """Return the log determinant of a triangular matrix with a positive diagonal."""
+    return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
 def log_density(
-    scale: Float[Tensor, "..."],
+    log_det: Float[Tensor, "..."],
     residual: Float[Tensor, "... n"],
-    pull: Float[Tensor, "... n"],
-    num_seen: Float[Tensor, "..."] | int,
+    weighted: Float[Tensor, "... n"],
+    num_observed: Float[Tensor, "..."] | int,
 ) -> Float[Tensor, "..."]:
-    """The log density of `num_seen` coordinates: log scale, residual r, and its pull C^-1 r.
+    """Return the Gaussian log density.
 
-    A residual that is whitened already is its own pull.
+    Args:
+        log_det: log |C|^(-1/2), the log determinant of the inverse Cholesky factor.
+        residual: r, zero where unobserved; or the whitened residual.
+        weighted: C^-1 r; or again the whitened residual.
+        num_observed: How many coordinates are observed.
     """
-    constant = 0.5 * math.log(2 * math.pi) * num_seen
-    return scale - constant - 0.5 * (residual * pull).sum(-1)
+    constant = 0.5 * math.log(2 * math.pi) * num_observed
+    return log_det - constant - 0.5 * (residual * weighted).sum(-1)
 
 
 def log_density_gradients(
     precision: Float[Tensor, "... n n"],
-    pull: Float[Tensor, "... n"],
-    weights: Float[Tensor, "..."],
-    seen: Float[Tensor, "... n"] | None,
+    weighted: Float[Tensor, "... n"],
+    cotangent: Float[Tensor, "..."],
+    mask: Float[Tensor, "... n"] | None,
     lead: tuple[int, ...],
 ) -> tuple[Float[Tensor, "... n"], Float[Tensor, "... n n"]]:
-    """Gradients of weighted densities by mean and covariance, the latter of axes `lead`.
+    """Return the gradients of log densities with respect to mean and covariance.
 
-    With x = C^-1 r, they are x and (x x' - C^-1) / 2. Written out, because the gradient of a
-    Cholesky factor costs far more than the factor.
+    With x = C^-1 r they are x and (x x' - C^-1) / 2. This closed form is much cheaper than
+    differentiating through the Cholesky factor.
+
+    Args:
+        precision: C^-1.
+        weighted: x.
+        cotangent: The gradient with respect to the log densities.
+        mask: Observed coordinates; None for all.
+        lead: Leading axes of the covariance; its gradient is summed over all others.
     """
-    weighted = weights.unsqueeze(-1) * pull
-    mass = weights.sum_to_size(precision.shape[:-2])[..., None, None]
-    if seen is not None:
-        precision = precision * _both(seen)
+    by_mean = cotangent.unsqueeze(-1) * weighted
+    total = cotangent.sum_to_size(precision.shape[:-2])[..., None, None]
+    if mask is not None:
+        precision = precision * _mask_of_pairs(mask)
     shape = (*lead, *precision.shape[-2:])
-    squares = _sum_of_outer_products(weighted, pull, shape)
-    return weighted, 0.5 * (squares - (mass * precision).sum_to_size(shape))
+    squares = _sum_of_outer_products(by_mean, weighted, shape)
+    return by_mean, 0.5 * (squares - (total * precision).sum_to_size(shape))
 
 
 def _sum_of_outer_products(
     left: Float[Tensor, "... n"], right: Float[Tensor, "... n"], shape: tuple[int, ...]
 ) -> Tensor:
-    """The sum of left right' over the leading axes that `shape` lacks, without forming them all."""
+    """Sum left right' over the leading axes that `shape` lacks, without forming all products."""
     axes = ascii_lowercase[: left.ndim - 1]
     own = (1,) * (left.ndim + 1 - len(shape)) + tuple(shape[:-2])
     kept = "".join(axis for axis, size in zip(axes, own, strict=True) if size > 1)

@@ -7,9 +7,17 @@ import torch
 from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman import mixture
-from motes.kalman.blocks import diagonal_blocks, prior_positions
+from motes.kalman.blocks import diagonal_blocks
+from motes.kalman.dense import joint_prior
 from motes.kalman.dynamics import LinearDynamics
-from motes.kalman.linalg import distinct, hide, identity, log_scale, map_vector, whitener
+from motes.kalman.linalg import (
+    identity,
+    inverse_cholesky,
+    log_det_triangular,
+    map_vector,
+    mask_covariance,
+    unique_masks,
+)
 from motes.kalman.model import POSITION_DIM, aligned
 from motes.models.sprites.forward_pass import AnyRenderer, Scene, Sightings
 from motes.models.sprites.likelihood_maps import PixelGaussian, determinant
@@ -79,10 +87,10 @@ def joint(
     seen: Bool[Tensor, "*tracks T"],
 ) -> Joint:
     """What densities of tracks of a short clip are made of."""
-    prior = prior_positions(aligned(dynamics.components()), positions.shape[-2])
-    masks, which = distinct(seen)
+    prior = joint_prior(aligned(dynamics.components()), positions.shape[-2])
+    masks, which = unique_masks(seen)
     known = masks.repeat_interleave(POSITION_DIM, -1)[:, None]  # of each mask, for any start
-    W = whitener(hide(prior.covariance, known.to(prior.covariance)))
+    W = inverse_cholesky(mask_covariance(prior.covariance, known.to(prior.covariance)))
     away = positions.flatten(-2)[..., None, :] - prior.mean
     return Joint(
         masks=masks,
@@ -90,7 +98,7 @@ def joint(
         mean=prior.mean,
         covariance=prior.covariance,
         precision=W.mT @ W * known[..., None],
-        log_scale=log_scale(W),
+        log_scale=log_det_triangular(W),
         residual=torch.where(known[which], away, 0.0),
     )
 

@@ -15,8 +15,8 @@ from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman.dynamics import LinearDynamics
 from motes.kalman.linalg import identity, map_vector
-from motes.kalman.model import LGSSM
-from motes.kalman.sequential import StateEstimate, predict, run_filter
+from motes.kalman.model import LGSSM, StateEstimate
+from motes.kalman.sequential import predict, run_filter
 from motes.models.sprites.forward_pass import Sightings
 from motes.models.sprites.leave_one_out import joint
 from motes.models.sprites.likelihood_maps import PixelGaussian, determinant, mahalanobis
