@@ -31,7 +31,7 @@ from motes.models.checkpoint import load_with_config
 from motes.training.dataset import fit_sprite_size
 from motes.training.presets import preset
 from motes.training.train import train
-from motes.video.blobs import blob_inks, usual_count
+from motes.video.foreground import blob_masses, typical_count
 
 SMALLER = 2  # frames are averaged over squares of so many pixels a side
 NUM_FRAMES, COVERED_FRAMES, COVERED_STRIDE = 20, 30, 10
@@ -123,7 +123,7 @@ def covered_clips(video: Video, cover: Cover) -> Cut:
 
 def seeming_count(clip: UInt8[np.ndarray, "T height width"]) -> int:
     """How many objects `motes prepare` counts in a clip."""
-    return usual_count([blob_inks(frame * np.uint8(255)) for frame in clip])
+    return typical_count([blob_masses(frame * np.uint8(255)) for frame in clip])
 
 
 def write_clips(videos: dict[str, Video], folder: Path, cover: Cover) -> None:
@@ -307,7 +307,9 @@ def follow(name: str, clips: Cut) -> dict[str, Any]:
 
 def single_area(frames: UInt8[np.ndarray, "B T height width"]) -> float:
     """Pixels of one whole ball: the commonest size of large blobs."""
-    sizes = [round(ink) for clip in frames for frame in clip[::5] for ink in blob_inks(frame * 255)]
+    sizes = [
+        round(mass) for clip in frames for frame in clip[::5] for mass in blob_masses(frame * 255)
+    ]
     large = [size for size in sizes if size > np.median(sizes) * 0.8]
     return float(np.median(large))
 

@@ -11,8 +11,8 @@ from motes.cli.progress import bar
 from motes.core.errors import InputError
 from motes.core.files import all_or_none
 from motes.video import Preparation, open_video
+from motes.video.clip_file import CutSummary, cut_clips
 from motes.video.contact_sheet import write_sheet
-from motes.video.cutting import CutSummary, cut_clips
 from motes.video.geometry import Box, fit_box, frame_size
 from motes.video.prepare import plan
 
@@ -83,7 +83,7 @@ def prepare(
             num_objects,
             lambda done: progress(first + done),
         )
-        write_sheet(sheet, summary.shown)
+        write_sheet(sheet, summary.sheet)
     record = {
         "verb": "prepare",
         "clips": len(summary.counts),

@@ -9,9 +9,10 @@ import dataclasses
 import torch
 
 from motes.core.axes import Float, Tensor
+from motes.data.background import median_background
 from motes.data.clips import Clips
 
-SAMPLED = 64  # clips from which the direction is found
+MAX_CLIPS = 64  # clips from which the direction is found
 TAILS = 1e-3  # share of pixels at either end that may become plain black or white
 
 
@@ -27,8 +28,8 @@ def find_axis(frames: Float[Tensor, "B T height width 3"]) -> ColourAxis:
     Law: objects that differ from the background in hue alone become bright
     (test_objects_of_another_hue_become_bright).
     """
-    colours = frames[:SAMPLED].flatten(0, 1).double()
-    deviations = (colours - colours.median(0).values).flatten(0, 2)
+    colours = frames[:MAX_CLIPS].flatten(0, 1).double()
+    deviations = (colours - median_background(colours)).flatten(0, 2)
     _, directions = torch.linalg.eigh(deviations.T @ deviations)
     direction = directions[:, -1]
     if float((deviations @ direction).pow(3).sum()) < 0:

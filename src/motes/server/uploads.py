@@ -18,14 +18,13 @@ from motes.data.colour import ColourAxis, in_grey
 from motes.server import schemas as wire
 from motes.server.playground import Playground, clips_from
 from motes.video import Preparation, Video, open_video, whole_clip
-from motes.video.ffmpeg import DEMUXERS
-from motes.video.reading import ARRAYS, PAGES
+from motes.video.readers import ARRAYS, READERS
 
 MAX_BYTES = 16 * 2**20
 MAX_CLIPS = 12
 SECONDS = 40.0
 MEMORY = 2**30  # bytes beyond what the process has when it starts
-KINDS = [*ARRAYS, *PAGES, *DEMUXERS]
+KINDS = list(READERS)
 _FAILED = "reading failed; the file is damaged or of another kind"
 
 _FORKS = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows

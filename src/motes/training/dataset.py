@@ -11,6 +11,7 @@ from motes.config import RunConfig
 from motes.core.axes import Int, Tensor
 from motes.core.errors import InputError
 from motes.data import Clips, PackedFrames, cannonballs, colour, load_clips
+from motes.data.background import median_background
 from motes.training.inputs import TrainingData
 
 
@@ -58,7 +59,7 @@ def fit_sprite_size(config: RunConfig) -> RunConfig:
     clips = load_clips(config.data.path)
     if clips.in_colour:
         grey = colour.to_grey(clips.frames, colour.find_axis(clips.frames))
-        empty = grey[: colour.SAMPLED].flatten(0, 1).median(0).values  # the place without objects
+        empty = median_background(grey[: colour.MAX_CLIPS].flatten(0, 1))
         clips = dataclasses.replace(clips, video=(grey - empty).clamp(min=0))
     ink = ink_of(clips, known_counts(clips, config.data.path))
     if ink == 0:

@@ -11,6 +11,7 @@ from torch.nn.functional import avg_pool2d, grid_sample, interpolate, one_hot
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
+from motes.data.background import median_background
 from motes.models.layers.renderer import (
     BACKGROUND_UNIT,
     COLOUR_UNIT,
@@ -95,8 +96,8 @@ def seed_background(
 ) -> None:
     """Sets the background alone: the median over the seen frames."""
     video = renderer.with_channels(frames).flatten(0, 1)
-    video = video if observed is None else video[observed.flatten()]
-    renderer.raw_background.copy_(video.median(0).values / BACKGROUND_UNIT)
+    empty = median_background(video, None if observed is None else observed.flatten())
+    renderer.raw_background.copy_(empty / BACKGROUND_UNIT)
 
 
 def cut_out(

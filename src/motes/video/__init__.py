@@ -1,10 +1,10 @@
-"""A person's own video: read, prepared for a model, and mapped back to its pixels and seconds."""
+"""Videos: read, prepared for a model, and mapped back to recording pixels and seconds."""
 
 from motes.video.clip import WholeClip, whole_clip
 from motes.video.clip_file import load_video_map
 from motes.video.geometry import VideoMap
 from motes.video.prepare import Plan, Preparation, find_preparation, plan
-from motes.video.reading import open_video, read_frames
+from motes.video.readers import open_video, read_frames
 from motes.video.source import Frame, Video
 
 __all__ = [

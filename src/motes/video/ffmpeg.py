@@ -1,4 +1,4 @@
-"""Videos in containers (mp4, mov, avi, mkv, webm), read and written through PyAV."""
+"""Video containers (mp4, mov, avi, mkv, webm), read and written with PyAV."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from motes.core.errors import InputError
 from motes.core.files import atomic_path
 from motes.video.source import Frame, Video, require_size
 
-# The demuxer is told, never guessed: a playlist that names other files is then no video.
+# The demuxer is fixed by the suffix, never guessed: a playlist that names other files is rejected.
 DEMUXERS = {".mp4": "mov", ".m4v": "mov", ".mov": "mov", ".avi": "avi"} | {
     ".mkv": "matroska",
     ".webm": "matroska",
@@ -21,7 +21,7 @@ DEMUXERS = {".mp4": "mov", ".m4v": "mov", ".mov": "mov", ".avi": "avi"} | {
 
 
 def open_container(path: Path) -> Video:
-    """The video of an mp4, mov, avi, mkv or webm file: its first stream of pictures."""
+    """Return the first video stream of an mp4, mov, avi, mkv or webm file."""
     with _opened(path) as (container, stream):
         fps = float(stream.average_rate) if stream.average_rate else None
         declared = int(stream.frames) or None
@@ -44,7 +44,7 @@ def open_container(path: Path) -> Video:
                 time = frame.time - start
                 yield Frame(time, frame.picture)
                 count += 1
-        # By the clock as well: players skip frames that an edit of the file has marked.
+        # The duration is compared as well: players skip frames that an edit list removes.
         if count < (declared or 0) and time + 3 / (fps or 1) < length:
             raise InputError(
                 f"got {path}, which is cut short: {count} of {declared} frames can be read; "
@@ -57,9 +57,9 @@ def open_container(path: Path) -> Video:
 def write_mp4(
     path: Path, pictures: Iterator[UInt8[np.ndarray, "height width 3"]], fps: float
 ) -> None:
-    """Writes pictures as an H.264 mp4 that every browser plays, atomically, one at a time.
+    """Write images as an H.264 mp4 that browsers play, atomically, one image at a time.
 
-    Sides are cut to even numbers, which the format asks for.
+    Sides are cut to even numbers, as the format requires.
     """
     av = _pyav(path)
     with atomic_path(path) as temporary, av.open(str(temporary), "w", format="mp4") as out:
@@ -81,22 +81,22 @@ def _pyav(path: Path) -> Any:
         import av
     except ImportError:
         raise InputError(f"{path.suffix} files need PyAV; pip install 'motes[video]'") from None
-    av.logging.set_level(None)  # one clear line of ours instead of many of the decoder's
+    av.logging.set_level(None)  # our one-line errors replace the decoder's log
     return av
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
-    """Yields the container and its first stream of pictures; anything else is bad input."""
+    """Yield the container and its first video stream; raise `InputError` if it cannot be decoded."""
     av = _pyav(path)
     with open(path, "rb") as file:
         try:
             with av.open(file, format=DEMUXERS[path.suffix.lower()]) as container:
                 if not container.streams.video:
-                    raise InputError(f"got {path}, which holds no pictures; expected a video")
+                    raise InputError(f"got {path}, which holds no video stream; expected a video")
                 stream = container.streams.video[0]
                 if stream.codec_context is None:
-                    raise InputError(f"got {path} in a form that no decoder knows; convert it")
+                    raise InputError(f"got {path} in a format without a decoder; convert it")
                 require_size(path, stream.codec_context.width, stream.codec_context.height)
                 stream.thread_type = "AUTO"
                 yield container, stream
@@ -108,8 +108,8 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
 
 
 def _decoded(container: Any) -> Iterator[Frame]:
-    """The pictures of the first stream, upright, with the file's own times."""
+    """Yield the frames of the first stream, rotated upright, with the time stamps of the file."""
     for image in container.decode(video=0):
         picture = image.to_ndarray(format="rgb24")
-        turns = round(image.rotation / 90) % 4  # phones store how they were held
+        turns = round(image.rotation / 90) % 4  # phones store their orientation
         yield Frame(float(image.time or 0.0), np.rot90(picture, turns) if turns else picture)

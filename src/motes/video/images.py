@@ -1,4 +1,4 @@
-"""Videos made of pictures: GIFs, multi-page TIFFs, folders of PNG or JPEG files."""
+"""Videos stored as images: GIFs, multi-page TIFFs, folders of PNG or JPEG files."""
 
 import re
 import struct
@@ -16,14 +16,14 @@ from motes.video.source import Frame, Video, require_size
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-PICTURES = (".png", ".jpg", ".jpeg")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 
 
 def open_pages(path: Path) -> Video:
-    """The video of a GIF or of a TIFF with many pages.
+    """Return the video of a GIF or of a multi-page TIFF.
 
-    In a GIF the shortest delay is one frame; a picture that is held longer counts several times,
-    because writers of GIFs join equal frames in that way.
+    In a GIF the shortest delay is one frame; an image with a longer delay is repeated, because
+    GIF writers join equal frames in that way.
     """
     with _opened(path) as book:
         require_size(path, *book.size)
@@ -33,32 +33,30 @@ def open_pages(path: Path) -> Video:
             book.seek(index)
             require_size(path, *book.size)  # a damaged file may grow from frame to frame
             delays.append(int(book.info.get("duration", 0)))
-    held = _frames_held(delays) if delays else [1] * count
-    beat = min(delays, default=0)
+    repeats = _repeats(delays) if delays else [1] * count
+    delay = min(delays, default=0)  # milliseconds
 
     def frames() -> Iterator[Frame]:
         t = 0
         with _opened(path) as book:
-            for index, repeats in enumerate(held):
+            for index, repeat in enumerate(repeats):
                 book.seek(index)
                 _require_same_size(path, f"page {index}", book.size, size)
                 picture = _pixels(book, path)
-                for _ in range(repeats):
-                    yield Frame(t * (beat or 1000) / 1000, picture)
+                for _ in range(repeat):
+                    yield Frame(t * (delay or 1000) / 1000, picture)
                     t += 1
 
-    fps = 1000 / beat if beat else None
-    return Video(path.name, size[1], size[0], sum(held), fps, frames)
+    fps = 1000 / delay if delay else None
+    return Video(path.name, size[1], size[0], sum(repeats), fps, frames)
 
 
 def open_folder(folder: Path) -> Video:
-    """The video of the PNG or JPEG pictures in a folder, by the numbers in their names."""
-    paths = [path for path in folder.iterdir() if path.suffix.lower() in PICTURES]
+    """Return the video of the PNG or JPEG images in a folder, in the order of their numbers."""
+    paths = [path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES]
     paths = sorted((path for path in paths if not path.name.startswith(".")), key=_natural_order)
     if not paths:
-        raise InputError(
-            f"got {folder}; expected PNG or JPEG pictures in it; choose another folder"
-        )
+        raise InputError(f"got {folder}; expected PNG or JPEG images in it; choose another folder")
     with _opened(paths[0]) as first:
         size = first.size
     require_size(folder, *size)
@@ -72,16 +70,16 @@ def open_folder(folder: Path) -> Video:
     return Video(folder.resolve().name, size[1], size[0], len(paths), None, frames)
 
 
-def _frames_held(delays: list[int]) -> list[int]:
-    """How many frames each picture lasts; one each where the delays have no common beat."""
-    beat = min(delays)
-    if beat == 0 or any(delay % beat for delay in delays):
+def _repeats(delays: list[int]) -> list[int]:
+    """Return how many frames each image lasts; one each if delays are no multiple of the least."""
+    least = min(delays)
+    if least == 0 or any(delay % least for delay in delays):
         return [1] * len(delays)
-    return [delay // beat for delay in delays]
+    return [delay // least for delay in delays]
 
 
 def _natural_order(path: Path) -> list[tuple[int, str]]:
-    """A sort key by which frame 9 comes before frame 10."""
+    """Return a sort key by which frame 9 comes before frame 10."""
     words = re.split("([0-9]+)", path.name.lower())
     return [(int(word) if odd % 2 else 0, word) for odd, word in enumerate(words)]
 
@@ -92,13 +90,13 @@ def _require_same_size(
     if size != first:
         raise InputError(
             f"got {path} where {which} has {size[0]}x{size[1]} pixels; expected "
-            f"{first[0]}x{first[1]} as the first picture has; make all pictures of one size"
+            f"{first[0]}x{first[1]} as the first image has; make all images of one size"
         )
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator["Image"]:
-    """Yields a picture whose pixels are not decoded yet; a file that is no picture is bad input."""
+    """Yield an image that is not decoded yet; raise `InputError` if it cannot be decoded."""
     from PIL import Image
 
     try:
@@ -111,14 +109,14 @@ def _opened(path: Path) -> Iterator["Image"]:
         *(Image.DecompressionBombError, Image.DecompressionBombWarning),
     ) as error:
         raise InputError(
-            f"got {path}; expected a whole picture, and this one is damaged, too large or of "
+            f"got {path}; expected a whole image, and this one is damaged, too large or of "
             "another kind; write it again"
         ) from error
 
 
 def _pixels(picture: "Image", path: Path) -> UInt[np.ndarray, "height width channels"]:
-    """The pixels of a picture with one channel or three, of 8 bits or 16."""
-    if picture.mode.startswith("I"):  # 16 bits of grey, which a conversion to "L" would cut off
+    """Return the pixels of an image with one or three channels of 8 or 16 bits."""
+    if picture.mode.startswith("I"):  # 16-bit grey, which a conversion to "L" would truncate
         return np.asarray(picture).clip(0, 65535).astype(np.uint16)[..., None]
     if picture.mode == "F":
         levels = np.asarray(picture, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""From a video to frames that a model can be asked about or learn from."""
+"""Prepare a video: find background and threshold, then extract small foreground frames."""
 
 import json
 import math
@@ -11,41 +11,43 @@ import numpy as np
 
 from motes.core.axes import Bool, UInt8
 from motes.core.errors import InputError
-from motes.video.blobs import blob_inks
 from motes.video.foreground import (
     BackgroundKind,
     Foreground,
     automatic_threshold,
+    blob_masses,
+    dilate,
     find_background,
     parse_colour,
-    sample_pictures,
+    sample_frames,
 )
 from motes.video.geometry import Box, Geometry, fit_box
-from motes.video.source import MAX_SIDE, Frame, Video
+from motes.video.source import MAX_SIDE, Frame, Video, require_rereadable
 
 Progress = Callable[[int], None]
 
-PREPARATION = "preparation.json"  # in a run folder: how the clips were made from a video
-SMALLEST_RADIUS = 1.6  # frame pixels
-GROWTH_SAMPLE = 15  # pictures in which objects are measured
-NOISE_INK = 4  # pixels; smaller blobs are not objects
+PREPARATION = "preparation.json"  # in a run folder: the preparation of the training clips
+MIN_RADIUS = 1.6  # prepared pixels
+RADIUS_SAMPLE = 15  # frames in which objects are measured
+MIN_MASS = 4  # pixels; smaller blobs are noise
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """How a video becomes frames; stored with clips and models, so that others are made alike.
+    """Settings of a preparation, stored with clips and models to prepare other videos alike.
 
     Attributes:
-        height: of a frame in pixels.
-        width: of a frame in pixels.
-        crop: left, top, right, bottom of the part of the video that is used; None is all.
-        fps: frames a second; None keeps those of the video.
-        source_fps: pictures a second of a video that has no clock of its own.
-        background: median of the video, or black or white where objects may rest for long.
-        threshold: smallest difference from the background, of 1; None finds it.
-        colour: "grey" or "#rrggbb": what moving pixels have to look like besides.
-        grow: video pixels by which all that moves is made larger on every side, so that small
-            objects do not fade in small frames; None finds it.
+        height: of a prepared frame in pixels.
+        width: of a prepared frame in pixels.
+        crop: left, top, right, bottom of the part of the video to use; None uses all.
+        fps: prepared frames per second; None keeps the rate of the video.
+        source_fps: frames per second of a video without a clock.
+        background: the median of the video, or black or white if objects may rest for long.
+        threshold: smallest difference from the background, as a fraction of the full scale; None
+            estimates it.
+        colour: "grey" or "#rrggbb": a further condition on foreground pixels.
+        grow: recording pixels by which the foreground is dilated on every side, so that small
+            objects do not fade in small frames; None estimates it.
     """
 
     height: int
@@ -78,31 +80,31 @@ class Preparation:
             parse_colour(str(self.colour))
 
 
-class Prepared(NamedTuple):
-    """One frame as a model sees it."""
+class PreparedFrame(NamedTuple):
+    """One frame as a model receives it."""
 
-    number: int  # of the picture in the video
+    number: int  # of the frame in the video
     time: float  # seconds
     frame: UInt8[np.ndarray, "height width *channels"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A video with everything that its preparation needs, found in one pass over it."""
+    """A video with the background and settings that a first pass over it determined."""
 
     video: Video
-    preparation: Preparation  # with the threshold that was found
+    preparation: Preparation  # complete: threshold and growth are set
     geometry: Geometry
     foreground: Foreground
     span: tuple[float, float]  # seconds
 
-    def frames(self) -> Iterator[Prepared]:
-        """The frames, one after the other, in a second pass over the video."""
+    def frames(self) -> Iterator[PreparedFrame]:
+        """Yield the prepared frames in a second pass over the video."""
         box = self.geometry.box
         for number, frame in _timed(self.video, self.span, self.preparation.fps):
             part = frame.picture[box.top : box.bottom, box.left : box.right]
-            mask = grown(self.foreground.mask(part), self.preparation.grow or 0)
-            yield Prepared(number, frame.time, self.geometry.shrink(mask))
+            mask = dilate(self.foreground.mask(part), self.preparation.grow or 0)
+            yield PreparedFrame(number, frame.time, self.geometry.shrink(mask))
 
 
 def plan(
@@ -111,15 +113,16 @@ def plan(
     span: tuple[float, float] = (0.0, float("inf")),
     progress: Progress = lambda done: None,
 ) -> Plan:
-    """Finds background and threshold in a first pass over the video.
+    """Return the plan of a preparation, after a first pass that estimates what is not set.
 
     Args:
         video: from `open_video`.
-        preparation: what is asked for.
+        preparation: the settings; those that are None are estimated.
         span: first and last second to use.
-        progress: told how many pictures were read.
+        progress: called with the number of frames read.
     """
-    video = with_clock(video, preparation.source_fps)
+    require_rereadable(video, "preparing it")
+    video = with_frame_rate(video, preparation.source_fps)
     if preparation.fps is not None and preparation.fps > 1.01 * (video.fps or 1.0):
         raise InputError(
             f"fps is {preparation.fps:g}, but the video has {video.fps or 1.0:g} frames a second; "
@@ -132,7 +135,7 @@ def plan(
             progress(count + 1)
             yield frame.picture[box.top : box.bottom, box.left : box.right]
 
-    sample = sample_pictures(parts())
+    sample = sample_frames(parts())
     background = find_background(sample, preparation.background)
     threshold = preparation.threshold
     if threshold is None:
@@ -141,47 +144,29 @@ def plan(
     foreground = Foreground(background, threshold, preparation.colour)
     grow = preparation.grow
     if grow is None:
-        some = sample[:: max(len(sample) // GROWTH_SAMPLE, 1)]
-        grow = needed_growth(usual_radius([foreground.mask(part) for part in some]), geometry)
+        some = sample[:: max(len(sample) // RADIUS_SAMPLE, 1)]
+        grow = required_growth(typical_radius([foreground.mask(part) for part in some]), geometry)
     found = replace(preparation, threshold=threshold, grow=grow)
     return Plan(video, found, geometry, foreground, span)
 
 
-def usual_radius(masks: list[Bool[np.ndarray, "height width"]]) -> float:
-    """The median radius of disks with the ink of the blobs, in pixels; large without blobs."""
-    inks = [ink for mask in masks for ink in blob_inks(mask.astype(np.uint8) * np.uint8(255))]
-    inks = [ink for ink in inks if ink > NOISE_INK]
-    return math.sqrt(float(np.median(inks)) / math.pi) if inks else MAX_SIDE
+def typical_radius(masks: list[Bool[np.ndarray, "height width"]]) -> float:
+    """Return the median radius in pixels of disks with the area of the blobs; MAX_SIDE if none."""
+    areas = [mass for mask in masks for mass in blob_masses(mask.astype(np.uint8) * np.uint8(255))]
+    areas = [area for area in areas if area > MIN_MASS]
+    return math.sqrt(float(np.median(areas)) / math.pi) if areas else MAX_SIDE
 
 
-def needed_growth(radius: float, geometry: Geometry) -> int:
-    """Video pixels that objects of this radius must gain to be seen well in a frame.
+def required_growth(radius: float, geometry: Geometry) -> int:
+    """Return the recording pixels to add to this radius to reach MIN_RADIUS in prepared frames.
 
-    They should have SMALLEST_RADIUS there. [Choice 22]
+    [Choice 22]
     """
-    return max(math.ceil(SMALLEST_RADIUS * max(geometry.scale) - radius), 0)
+    return max(math.ceil(MIN_RADIUS * max(geometry.scale) - radius), 0)
 
 
-def grown(mask: Bool[np.ndarray, "rows columns"], by: int) -> Bool[np.ndarray, "rows columns"]:
-    """The mask with every pixel spread to a square of 2 by + 1 pixels.
-
-    Law: keeps the centroid of a lone object (test_growing_keeps_centroids); equals a loop over
-    pixels (test_growing_equals_the_naive_loop).
-    """
-    if by == 0:
-        return mask
-    for axis in (0, 1):
-        # Pixels lit up to each place: a stretch is lit where the number grows along it.
-        lit = np.pad(mask, [(by + 1, by) if this == axis else (0, 0) for this in (0, 1)])
-        count = lit.cumsum(axis, dtype=np.int32)
-        length = mask.shape[axis]
-        ends = np.take(count, range(2 * by + 1, 2 * by + 1 + length), axis)
-        mask = ends > np.take(count, range(length), axis)
-    return mask
-
-
-def with_clock(video: Video, fps: float | None) -> Video:
-    """The video at so many pictures a second; as it is for None."""
+def with_frame_rate(video: Video, fps: float | None) -> Video:
+    """Return the video with times at a constant frame rate; unchanged for None."""
     if fps is None:
         return video
 
@@ -195,43 +180,43 @@ def with_clock(video: Video, fps: float | None) -> Video:
 def _timed(
     video: Video, span: tuple[float, float], fps: float | None
 ) -> Iterator[tuple[int, Frame]]:
-    """The pictures within a span of seconds with their numbers, the nearest to every beat of fps.
+    """Yield (number, frame) within a span of seconds, resampled to fps by the nearest frame.
 
-    Law: a video at its own rate is taken whole (test_resampling_takes_the_nearest_picture).
+    Law: a video at its own rate is used whole (test_resampling_takes_the_nearest_frame).
     """
-    beat = 0
+    tick = 0
     before: tuple[int, Frame] | None = None
     for number, frame in enumerate(video.frames()):
         if frame.time > span[1]:
-            break  # pictures come in the order of their times, and the rest may be long
+            break  # times never decrease, and the rest may be long
         if frame.time < span[0]:
             continue
         if fps is None:
             yield number, frame
             continue
         here = (number, frame)
-        # A beat is due once a picture is past it; the one before may have been nearer.
-        while frame.time - span[0] >= beat / fps - 1e-6:
-            wanted = span[0] + beat / fps
+        # A tick is due once a frame is past it; the frame before may have been nearer.
+        while frame.time - span[0] >= tick / fps - 1e-6:
+            wanted = span[0] + tick / fps
             nearer = before is not None and wanted - before[1].time < frame.time - wanted
             yield before if before is not None and nearer else here
-            beat += 1
+            tick += 1
         before = here
 
 
 def find_preparation(folder: str | Path) -> Preparation | None:
-    """How the clips that a run learned from were made of a video, where that is known."""
+    """Return the preparation of the clips that a run was trained on, or None if not stored."""
     path = Path(folder) / PREPARATION
     return preparation_from_json(path.read_text("utf-8"), str(path)) if path.is_file() else None
 
 
 def preparation_to_json(preparation: Preparation) -> str:
-    """The preparation as JSON text."""
+    """Return the preparation as JSON text."""
     return json.dumps(asdict(preparation))
 
 
 def preparation_from_json(text: str, origin: str) -> Preparation:
-    """The preparation that `preparation_to_json` wrote; `origin` is named in errors."""
+    """Return the preparation that `preparation_to_json` wrote; `origin` is named in errors."""
     try:
         raw: dict[str, Any] = json.loads(text)
         crop = raw.pop("crop")
@@ -240,6 +225,6 @@ def preparation_from_json(text: str, origin: str) -> Preparation:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise InputError(
-            f"{origin} does not say how its video was prepared; expected what motes prepare "
-            "writes; prepare the video again"
+            f"{origin} holds no valid preparation; expected the output of motes prepare; prepare the "
+            "video again"
         ) from None

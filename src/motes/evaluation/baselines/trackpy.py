@@ -17,6 +17,7 @@ import torch
 from motes.core.axes import Bool, Float, Tensor
 from motes.core.errors import InputError
 from motes.data import Clips
+from motes.data.background import median_background
 from motes.evaluation import metrics
 from motes.evaluation.baselines.disks import explain_frames
 from motes.evaluation.predictor import Prediction
@@ -131,7 +132,7 @@ def _without_background(
     frames: Float[Tensor, "B T height width"],
 ) -> Float[Tensor, "B T height width"]:
     """How far pixels are from their median over all clips, which share their background."""
-    return (frames - frames.flatten(0, 1).median(0).values).abs()
+    return (frames - median_background(frames.flatten(0, 1))).abs()
 
 
 def _link(
