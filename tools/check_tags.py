@@ -41,13 +41,14 @@ class Row(NamedTuple):
 
 
 def places(root: Path) -> list[Place]:
-    """Return every module, class and function of the package."""
+    """Return every module, class and function of the package and of the experiments."""
     found: list[Place] = []
-    for path in sorted((root / "src" / "motes").rglob("*.py")):
-        parts = path.relative_to(root / "src" / "motes").with_suffix("").parts
-        module = ".".join(part for part in parts if part != "__init__")
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        found.extend(_inside(tree, module, str(path.relative_to(root))))
+    for folder, base in (("src/motes", root / "src" / "motes"), ("experiments", root)):
+        for path in sorted((root / folder).rglob("*.py")):
+            parts = path.relative_to(base).with_suffix("").parts
+            module = ".".join(part for part in parts if part != "__init__")
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            found.extend(_inside(tree, module, path.relative_to(root).as_posix()))
     return found
 
 
