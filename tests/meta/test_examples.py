@@ -68,4 +68,4 @@ def test_the_readmes_python_does_what_its_comments_say(monkeypatch: pytest.Monke
         assert ", ".join(map(str, getattr(names["answer"], field).shape)) == shape
     assert names["filled"].observed[0].sum() == 10
     assert names["found"].count_probabilities is not None
-    assert names["dreams"].pixels.shape == (8, 3, 30, 2)
+    assert names["samples"].pixels.shape == (8, 3, 30, 2)
