@@ -15,9 +15,13 @@ from tools.make_cli_docs import help_text
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
-PAGES = [page.read_text("utf-8") for page in sorted((ROOT / "docs").rglob("*.md"))] + [README]
-# In backticks, after "Example:", or in a block; a command ends where its line or its code does.
-SHOWN = re.compile(r"(?:`|Example: |^    )motes ([a-z]+ [^`\n#]*[^`\n# ])", re.MULTILINE)
+# Pages of results quote the commands of old records.
+FOLDERS = ("tutorial", "howto", "reference", "explanation")
+PATHS = [path for name in FOLDERS for path in sorted((ROOT / "docs" / name).glob("*.md"))]
+PAGES = [README, *(path.read_text("utf-8") for path in PATHS)]
+# In backticks, after "Example:", or in a block; a command ends where its line, its code or its
+# redirected output does.
+SHOWN = re.compile(r"(?:`|Example: |^    )motes ([a-z]+ [^`\n#>]*[^`\n#> ])", re.MULTILINE)
 COMMANDS = sorted({command for page in PAGES for command in SHOWN.findall(page)})
 
 
@@ -43,9 +47,14 @@ def test_commands_of_the_pages_are_understood(command: str):
     assert isinstance(parse(command), dict)
 
 
-def test_the_readme_shows_how_to_make_train_and_ask():
-    shown = {command.split()[0] for command in SHOWN.findall(README)}
-    assert shown >= {"data", "train", "infer", "forecast", "interpolate", "sample", "evaluate"}
+def test_the_first_pages_show_how_to_make_train_and_query():
+    tutorial = (ROOT / "docs" / "tutorial" / "first_run.md").read_text("utf-8")
+    readme, both = (
+        {command.split()[0] for command in SHOWN.findall(text)}
+        for text in (README, README + tutorial)
+    )
+    assert readme >= {"data", "train", "infer", "forecast"}
+    assert both >= {"interpolate", "sample", "evaluate"}
 
 
 def test_the_list_of_verbs_has_a_sentence_for_each_and_fits_a_screen(
