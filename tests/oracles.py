@@ -1,6 +1,6 @@
-"""Independent answers: the joint Gaussian of all states and positions, by naive loops in numpy.
+"""Reference results: the joint Gaussian of all states and positions, by naive loops in numpy.
 
-Nothing here may import `motes.kalman`, `motes.kalman.sequential`, `motes.kalman.dense` or `motes.kalman.chunked`.
+Of `motes.kalman` only the type `LGSSM` may be imported here.
 """
 
 import math
@@ -53,41 +53,41 @@ def joint(model: LGSSM, num_frames: int) -> Joint:
     return Joint(m, C, H @ m, H @ C @ H.T + noise.reshape(T * P, T * P), C @ H.T)
 
 
-def seen_rows(observed: np.ndarray, num_axes: int) -> np.ndarray:
+def observed_rows(observed: np.ndarray, num_axes: int) -> np.ndarray:
     return np.flatnonzero(np.repeat(observed, num_axes))
 
 
 def log_density(model: LGSSM, positions: np.ndarray, observed: np.ndarray) -> float:
-    """Hidden positions are deleted from the problem, not masked in it."""
-    rows = seen_rows(observed, positions.shape[-1])
+    """Unobserved positions are deleted from the problem, not masked."""
+    rows = observed_rows(observed, positions.shape[-1])
     if len(rows) == 0:
         return 0.0
-    all_of_it = joint(model, len(positions))
-    residual = (positions.reshape(-1) - all_of_it.position_mean)[rows]
-    cov = all_of_it.position_cov[np.ix_(rows, rows)]
+    full = joint(model, len(positions))
+    residual = (positions.reshape(-1) - full.position_mean)[rows]
+    cov = full.position_cov[np.ix_(rows, rows)]
     distance = residual @ np.linalg.solve(cov, residual)
     return -0.5 * (distance + np.linalg.slogdet(cov)[1] + len(rows) * math.log(2 * math.pi))
 
 
 def gains(model: LGSSM, observed: np.ndarray) -> np.ndarray:
-    """d E[h | a] / d a, with zero columns for hidden positions: [T D, T P]."""
+    """d E[h | a] / d a, with zero columns for unobserved positions: [T D, T P]."""
     P = len(model.emission)
-    all_of_it, rows = joint(model, len(observed)), seen_rows(observed, P)
-    gain = np.zeros_like(all_of_it.cross_cov)
-    cov = all_of_it.position_cov[np.ix_(rows, rows)]
-    gain[:, rows] = np.linalg.solve(cov, all_of_it.cross_cov[:, rows].T).T
+    full, rows = joint(model, len(observed)), observed_rows(observed, P)
+    gain = np.zeros_like(full.cross_cov)
+    cov = full.position_cov[np.ix_(rows, rows)]
+    gain[:, rows] = np.linalg.solve(cov, full.cross_cov[:, rows].T).T
     return gain
 
 
 def posterior(
     model: LGSSM, positions: np.ndarray, observed: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean [T, D] and the full covariance [T, D, T, D] of the states given the seen positions."""
+    """Mean [T, D] and full covariance [T, D, T, D] of the states given observed positions."""
     T, D = len(positions), len(model.transition)
-    all_of_it, gain = joint(model, T), gains(model, observed)
+    full, gain = joint(model, T), gains(model, observed)
     a = np.where(np.repeat(observed, positions.shape[-1]), positions.reshape(-1), 0.0)
-    mean = all_of_it.state_mean + gain @ (a - all_of_it.position_mean)
-    cov = all_of_it.state_cov - gain @ all_of_it.cross_cov.T
+    mean = full.state_mean + gain @ (a - full.position_mean)
+    cov = full.state_cov - gain @ full.cross_cov.T
     return mean.reshape(T, D), cov.reshape(T, D, T, D)
 
 
@@ -99,7 +99,7 @@ def diagonal_blocks(cov: np.ndarray) -> np.ndarray:
 def assert_draws_follow(
     draws: torch.Tensor, mean: np.ndarray, cov: np.ndarray, false_alarm_rate: float = 1e-6
 ) -> None:
-    """Sample means and covariances of draws [S, n] of a Gaussian lie where they should.
+    """Sample means and covariances of draws [S, n] of a Gaussian agree with the exact ones.
 
     A sample mean has variance C_ii / S, an entry of the sample covariance about the true mean
     (C_ii C_jj + C_ij^2) / S; the rate is shared out among all entries (Bonferroni).

@@ -21,7 +21,7 @@ class Problem(NamedTuple):
 
 
 def random_covariance(rng: np.random.Generator, shape: Shape, n: int) -> np.ndarray:
-    """Eigenvalues between 0.1 and about 3: condition numbers that float64 does not feel."""
+    """Eigenvalues between 0.1 and about 3: well conditioned in float64."""
     root = rng.normal(size=(*shape, n, n)) / np.sqrt(n)
     return 0.1 * np.eye(n) + root @ np.swapaxes(root, -1, -2)
 
@@ -34,9 +34,9 @@ def random_model(
     *,
     singular: bool = False,
 ) -> LGSSM:
-    """A model with ||A|| <= 1; a singular one has no state noise and a start known in part.
+    """A model with ||A|| <= 1; a singular one lacks process noise and knows part of h_1.
 
-    Each of its seven fields has leading axes of its own.
+    Each field has its own leading axes.
     """
     D, P = state_dim, position_dim
     A = rng.normal(size=(*shapes[0], D, D))
@@ -56,12 +56,12 @@ def problems(draw: st.DrawFn, max_frames: int = 7) -> Problem:
     shapes = draw(mutually_broadcastable_shapes(num_shapes=9, max_dims=2, max_side=3))
     state_dim, position_dim = draw(st.integers(1, 4)), draw(st.integers(1, 2))
     T = draw(st.integers(1, max_frames))
-    share_seen = draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))
+    share_observed = draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     *model_shapes, positions_shape, mask_shape = shapes.input_shapes
     model = random_model(rng, model_shapes, state_dim, position_dim, singular=draw(st.booleans()))
     positions = 3 * rng.normal(size=(*positions_shape, T, position_dim))
-    observed = rng.random((*mask_shape, T)) < share_seen
+    observed = rng.random((*mask_shape, T)) < share_observed
     return Problem(
         model, torch.from_numpy(positions), torch.from_numpy(observed), shapes.result_shape
     )

@@ -104,10 +104,10 @@ def test_dense_and_sequential_smoothers_agree(problem: Problem) -> None:
 def test_chunks_of_frames_do_not_change_the_smoother(problem: Problem, chunk_frames: int) -> None:
     model, positions, observed, _ = problem
     for given_variances in (None, positions.square()):
-        question = (model, positions, observed, given_variances)
-        whole = smooth_sequential(*question)
+        arguments = (model, positions, observed, given_variances)
+        whole = smooth_sequential(*arguments)
         with patch("motes.kalman.sequential.CHUNK_FRAMES", chunk_frames):
-            pieces = smooth_sequential(*question)
+            pieces = smooth_sequential(*arguments)
         assert_same(pieces.means, whole.means)
         assert_same(pieces.covariances, whole.covariances)
 
@@ -131,18 +131,18 @@ def test_uncertain_positions_add_the_variance_of_the_smoothed_mean(problem: Prob
     variances = positions.square()
     result = kalman.smooth(model, positions, observed, variances)
     assert_same(result.means, kalman.smooth(model, positions, observed).means)
-    for index, single, a, seen in one_by_one(problem):
+    for index, single, a, mask in one_by_one(problem):
         T, D = len(a), len(single.transition)
-        gain = gains(single, seen)
+        gain = gains(single, mask)
         spread = (gain * a.reshape(-1) ** 2 @ gain.T).reshape(T, D, T, D)
-        _, cov = posterior(single, a, seen)
+        _, cov = posterior(single, a, mask)
         assert_same(result.covariances[index], diagonal_blocks(cov + spread))
 
 
 @few
 @given(problems())
 def test_masking_a_frame_is_deleting_its_rows(problem: Problem) -> None:
-    """Whatever a hidden position holds; the oracle deletes, so here only the values vary."""
+    """Values at masked frames do not matter; the oracle deletes them, so only values vary here."""
     model, positions, observed, _ = problem
     garbage = torch.where(observed[..., None], positions, torch.nan)
     variances = torch.where(observed[..., None], positions.square(), torch.nan)
@@ -165,10 +165,10 @@ def test_one_mask_for_each_clip_is_one_clip_at_a_time(problem: Problem) -> None:
     track = kalman.smooth(*problem[:3])
     for index, model, positions, observed in one_by_one(problem):
         single = type(model)(*(torch.tensor(field) for field in model))
-        a, seen = torch.tensor(positions), torch.tensor(observed)
-        assert_same(value[index], kalman.log_likelihood(single, a, seen))
-        assert_same(track.means[index], kalman.smooth(single, a, seen).means)
-        assert_same(track.covariances[index], kalman.smooth(single, a, seen).covariances)
+        a, mask = torch.tensor(positions), torch.tensor(observed)
+        assert_same(value[index], kalman.log_likelihood(single, a, mask))
+        assert_same(track.means[index], kalman.smooth(single, a, mask).means)
+        assert_same(track.covariances[index], kalman.smooth(single, a, mask).covariances)
 
 
 @few
@@ -202,7 +202,7 @@ def test_zero_noise_gives_the_smoothed_mean(problem: Problem) -> None:
 
 @few
 @given(problems())
-def test_nothing_seen_leaves_the_prior(problem: Problem) -> None:
+def test_nothing_observed_leaves_the_prior(problem: Problem) -> None:
     model, positions, observed, _ = problem
     nothing = torch.zeros_like(observed)
     assert (kalman.log_likelihood(model, positions, nothing) == 0).all()
@@ -218,10 +218,10 @@ def test_nothing_seen_leaves_the_prior(problem: Problem) -> None:
 
 @few
 @given(problems())
-def test_hiding_the_future_is_stopping_early(problem: Problem) -> None:
+def test_masking_the_future_is_stopping_early(problem: Problem) -> None:
     model, positions, observed, _ = problem
     frames = torch.arange(positions.shape[-2])
     for t in range(1, len(frames) + 1):
-        hidden = kalman.log_likelihood(model, positions, observed & (frames < t))
+        masked = kalman.log_likelihood(model, positions, observed & (frames < t))
         shorter = kalman.log_likelihood(model, positions[..., :t, :], observed[..., :t])
-        assert_same(hidden, shorter)
+        assert_same(masked, shorter)

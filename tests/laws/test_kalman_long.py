@@ -11,7 +11,7 @@ EXACT = ("ordinary noise, 1,000 frames hidden", "last 1,000 frames hidden")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXACT)
-def test_three_thousand_frames_with_a_thousand_hidden_stay_exact(name: str) -> None:
+def test_three_thousand_frames_with_a_thousand_unobserved_stay_exact(name: str) -> None:
     found = errors(CASES[name])
     assert found["means_in_sds"] < 1e-7
     assert found["sds_relative"] < 1e-7

@@ -52,7 +52,7 @@ def test_posterior_draws_have_the_moments_of_the_posterior(
 
 
 def test_uncertain_positions_average_the_posterior(generator: torch.Generator) -> None:
-    """Draw positions from their belief, then states given them: the smoother's promise."""
+    """Draws of positions, then of states given them, have the moments of the smoother."""
     model, _, positions, observed = draw_problem(singular=False)
     variances = 0.5 + positions.square()
     a = positions + variances.sqrt() * normal(generator, T, 2)

@@ -3,7 +3,7 @@ import torch
 
 from motes import kalman
 from motes.kalman.dynamics import LinearDynamics
-from motes.kalman.mixture import component_log_posterior, log_prior, under
+from motes.kalman.mixture import component_log_posterior, log_prior, select_component
 from oracles import log_density, one_model
 
 
@@ -61,7 +61,7 @@ def test_states_under_a_component_are_its_own(generator: torch.Generator) -> Non
     means, roots = torch.randn(2, 3, 4, 5, 6, generator=generator).split([4, 2], -1)
     states = kalman.Smoothed(means, roots[..., :1, None] * torch.eye(4))
     component = torch.randint(4, (2, 3), generator=generator)
-    chosen = under(states, component)
+    chosen = select_component(states, component)
     for b, n in np.ndindex(2, 3):
         k = component[b, n]
         assert torch.equal(chosen.means[b, n], states.means[b, n, k])
