@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "motes"
-SPEAKERS = ("cli.py", "verbs/")
+SPEAKERS = ("cli/",)
 EXTRAS = (
     *("tyro", "rich", "matplotlib", "PIL", "pandas", "tensorboard", "jaxtyping", "beartype"),
     *("psutil", "jax", "dynamax", "pyro", "fastapi", "uvicorn", "pydantic", "starlette"),
@@ -44,7 +44,7 @@ def test_only_the_command_line_prints():
         for line in prints(path.read_text("utf-8"))
     ]
     # The git commands of `run_folder.commit` have an output of their own, which is not ours.
-    assert [place for place in found if not place.startswith("run_folder.py")] == []
+    assert [place for place in found if not place.startswith("training/run_folder.py")] == []
 
 
 def test_printing_is_recognised():

@@ -1,7 +1,6 @@
 """Inject faults into training: kills, full disk, closed folder, wrong clock, non-finite values.
 
-After every fault the run must resume from a complete checkpoint and end with exactly the weights of
-an undisturbed run.
+After every fault the run must resume and end with exactly the weights of an undisturbed run.
 
 Usage: python -m tests.stress.faults --out experiments/reliability/faults.json
 """
@@ -349,7 +348,7 @@ FAULTS = (full_disk, small_disk, closed_folder, wild_clock, not_finite)
 
 
 def show(text: str) -> None:
-    """Tells how far it is, on one line of a terminal."""
+    """Print progress on one line of a terminal."""
     print(text, end="\r" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
 
 
@@ -363,9 +362,7 @@ def undisturbed(family: str) -> Iterator[tuple[Path, float]]:
         yield folder, ended.seconds
 
 
-def try_family(
-    family: str, faults: list[Callable[..., Any]], num_kills: int, seed: int
-) -> dict[str, Any]:
+def try_family(family: str, faults: list[Any], num_kills: int, seed: int) -> dict[str, Any]:
     """Every fault once, kills often; raises at the first that did harm."""
     with undisturbed(family) as (straight, seconds), tempfile.TemporaryDirectory() as name:
         place = Path(name)
@@ -385,9 +382,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--kills-only", action="store_true", help="try no other fault")
     given = parser.parse_args()
-    faults = [] if given.kills_only else [*FAULTS]
     torch.set_num_threads(1)  # a fork must not inherit a pool of threads that did not follow it
     families = list(FAMILIES) if given.family == "both" else [given.family]
+    faults = [] if given.kills_only else [*FAULTS]
     record = {
         "what": "faults in training; after each, the run ended with the same weights bit for bit",
         "seed": given.seed,

@@ -1,1 +1,0 @@
-"""Timings of the package against plain or other code, each checked to agree before it counts."""
