@@ -11,6 +11,7 @@ import numpy as np
 from motes.core.axes import Bool, Float, UInt8
 from motes.core.errors import InputError
 from motes.core.files import atomic_path
+from motes.data.gif import encode_gif, gif_delay
 from motes.output.plots import outline
 from motes.queries.answer import Answer
 from motes.video.ffmpeg import write_mp4
@@ -98,9 +99,9 @@ def _write_gif(
         # frames: colours of a scene at rest should not flicker.
         palette = stills[0] if stills else still.quantize(128, Image.Quantize.MAXCOVERAGE)
         stills.append(still.quantize(palette=palette, dither=Image.Dither.NONE))
-    delay = max(2, round(100 / fps)) * 10  # milliseconds, in the steps that a GIF can hold
+    content = encode_gif(stills, gif_delay(fps))
     with atomic_path(path) as temporary:
-        stills[0].save(temporary, save_all=True, append_images=stills[1:], duration=delay, loop=0)
+        temporary.write_bytes(content)
 
 
 def _drawn(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from motes.core.axes import Bool, Float, Int
+from motes.data.gif import encode_gif
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -254,10 +255,7 @@ def animation(views: Sequence[View], scale: int = 5) -> bytes:
     views * (scale w + 2 MARGIN) by scale h + 2 MARGIN + TITLE.
     """
     pictures = [_still(views, t, scale) for t in range(len(views[0].frames))]
-    buffer, durations = io.BytesIO(), [120] * (len(pictures) - 1) + [1500]
-    options = dict(save_all=True, append_images=pictures[1:], duration=durations, loop=0)
-    pictures[0].save(buffer, "GIF", **options)
-    return buffer.getvalue()
+    return encode_gif(pictures, [120] * (len(pictures) - 1) + [1500])
 
 
 def _still(views: Sequence[View], t: int, scale: int) -> Any:
