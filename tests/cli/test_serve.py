@@ -1,4 +1,4 @@
-"""The server as a process: slow, broken and hostile clients hold up nobody."""
+"""`motes serve` as a process: slow, broken and hostile clients do not block it."""
 
 import http.client
 import json
@@ -64,11 +64,11 @@ def ended(connection: socket.socket) -> bool:
 
 
 @pytest.mark.slow
-def test_clients_that_dawdle_or_vanish_are_cut_off_and_hold_up_nobody(server: Server) -> None:
+def test_slow_and_lost_clients_are_disconnected_and_block_nobody(server: Server) -> None:
     get(server)
     before = open_files(server)
     about = b"GET /api/about HTTP/1.1\r\nHost: localhost\r\n"
-    post = b"POST /api/ask HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000000\r\n\r\n{"
+    post = b"POST /api/query HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000000\r\n\r\n{"
     examples = b"GET /api/examples HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with ExitStack() as stack:
         silent, half, later, reader = (
@@ -126,7 +126,7 @@ def test_it_listens_on_this_machine_alone(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_the_server_keeps_what_its_openapi_promises(server: Server, tmp_path: Path) -> None:
+def test_the_server_follows_its_openapi_schema(server: Server, tmp_path: Path) -> None:
     """Schemathesis makes requests from the schema, right ones and wrong ones."""
     # A schema cannot say that base64 must hold as many bytes as the frames have pixels, so what
     # fits it may be refused; everything else is checked.
@@ -166,7 +166,7 @@ def test_wrong_flags_are_one_line_and_exit_code_two(
     assert printed.err.count("\n") == 1
 
 
-def test_without_its_packages_it_says_how_to_get_them(
+def test_missing_packages_are_reported_with_the_fix(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in [name for name in sys.modules if name.startswith("motes.server.")]:

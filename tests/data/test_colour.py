@@ -16,8 +16,7 @@ from motes.data.colour import find_axis, in_grey, to_grey
 from motes.data.gif import write_gif
 from motes.models.checkpoint import save_model
 from motes.models.model import build
-from motes.server import schemas as wire
-from motes.server import uploads
+from motes.server import schemas, uploads
 from motes.server.playground import Playground
 from motes.training.dataset import fit_to_data, make_dataset
 from motes.training.presets import preset
@@ -113,11 +112,11 @@ def test_the_playground_shows_colour_as_the_model_sees_it(coloured):
     expected = to_grey(clip.frames, axis)[0]
     picture = (folder / "clip.npz").read_bytes()
     (sent,) = uploads.read_upload(picture, "clip.npz", playground).clips
-    video = wire.Video(**sent.model_dump(include={"num_frames", "height", "width", "frames"}))
+    video = schemas.Video(**sent.model_dump(include={"num_frames", "height", "width", "frames"}))
     # Sent as one of 255 levels.
-    torch.testing.assert_close(wire.decode_frames(video), expected, rtol=0, atol=0.51 / 255)
-    question = wire.Question(video=video, masks=[[True] * 12], num_objects=1)
-    assert len(playground.ask(question).views[0].tracks) == 1
+    torch.testing.assert_close(schemas.decode_frames(video), expected, rtol=0, atol=0.51 / 255)
+    question = schemas.QueryRequest(video=video, masks=[[True] * 12], num_objects=1)
+    assert len(playground.query(question).predictions[0].tracks) == 1
 
 
 def test_hidden_colour_frames_cannot_matter(tmp_path):

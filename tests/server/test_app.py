@@ -1,4 +1,4 @@
-"""The playground's answers are those of the queries, and every mistake is told in one line."""
+"""Responses of the playground equal the queries; every error is one line."""
 
 import base64
 import json
@@ -17,10 +17,10 @@ import motes
 from motes.data import Clips, pack
 from motes.evaluation.physics import learned_force
 from motes.queries.answer import Answer
-from motes.server import schemas as wire
+from motes.server import schemas
 from motes.server.app import PAGE, create_app
-from motes.server.playground import NUM_EXAMPLES, NUM_IMAGINED, Playground, held_out_clips
-from motes.server.queue import Worker
+from motes.server.playground import NUM_EXAMPLES, NUM_SAMPLES, Playground, held_out_clips
+from motes.server.queue import JobQueue
 from motes.server.schemas import decode_frames, encode_frames
 from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_config, tiny_frames, tiny_structured_model
 
@@ -54,7 +54,7 @@ def video(frames: torch.Tensor) -> Json:
     return {**shape, "frames": encode_frames(frames)}
 
 
-def question(frames: torch.Tensor, **changes: Any) -> Json:
+def request(frames: torch.Tensor, **changes: Any) -> Json:
     return {"video": video(frames[0]), "masks": [[True] * T], "num_objects": 2, **changes}
 
 
@@ -65,8 +65,8 @@ def reply(client: TestClient, path: str, record: Json) -> Json:
     return parsed
 
 
-def assert_view_is(view: Json, answer: Answer) -> None:
-    tracks = view["tracks"]
+def assert_prediction_is(prediction: Json, answer: Answer) -> None:
+    tracks = prediction["tracks"]
     fields = {"positions": answer.pixels, "path": answer.path_pixels}
     for name, expected in fields.items():
         found = torch.tensor([track[name] for track in tracks])
@@ -79,9 +79,9 @@ def assert_view_is(view: Json, answer: Answer) -> None:
         found = torch.tensor([track[name] for track in tracks])
         upper = expected[0].flatten(-2)[..., [0, 1, 3]]
         torch.testing.assert_close(found, upper, rtol=1e-5, atol=HALF_ROUNDING)
-    kinds = torch.tensor([track["kinds"] for track in tracks])
-    torch.testing.assert_close(kinds, answer.component_probabilities[0], rtol=0, atol=HALF_ROUNDING)
-    assert view["observed"] == answer.observed[0].tolist()
+    found = torch.tensor([track["component_probabilities"] for track in tracks])
+    torch.testing.assert_close(found, answer.component_probabilities[0], rtol=0, atol=HALF_ROUNDING)
+    assert prediction["observed"] == answer.observed[0].tolist()
 
 
 @pytest.mark.parametrize("count", [1, MAX_OBJECTS])
@@ -89,37 +89,37 @@ def test_masks_infer_forecast_and_interpolate(
     count: int, client: TestClient, playground: Playground, frames: torch.Tensor
 ) -> None:
     early = [True] * 3 + [False] * 4
-    asked = question(frames, masks=[[True] * T, early, GAP], num_objects=count)
-    whole, ahead, between = reply(client, "/api/ask", asked)["views"]
+    asked = request(frames, masks=[[True] * T, early, GAP], num_objects=count)
+    whole, ahead, between = reply(client, "/api/query", asked)["predictions"]
     model = playground.model
-    assert_view_is(whole, motes.infer(model, frames, count))
-    assert_view_is(ahead, motes.forecast(model, frames[:, :3], count, horizon=4))
-    assert_view_is(between, motes.interpolate(model, frames, GAP, count))
+    assert_prediction_is(whole, motes.infer(model, frames, count))
+    assert_prediction_is(ahead, motes.forecast(model, frames[:, :3], count, horizon=4))
+    assert_prediction_is(between, motes.interpolate(model, frames, GAP, count))
 
 
 def test_a_single_mask_gets_the_frames_that_python_draws(
     client: TestClient, playground: Playground, frames: torch.Tensor
 ) -> None:
-    (view,) = reply(client, "/api/ask", question(frames, masks=[GAP]))["views"]
+    (prediction,) = reply(client, "/api/query", request(frames, masks=[GAP]))["predictions"]
     expected = motes.interpolate(playground.model, frames, GAP, 2).frames[0]
     shape = {"num_frames": T, "height": HEIGHT, "width": WIDTH}
-    found = decode_frames(wire.Video(**shape, frames=view["frames"]))
+    found = decode_frames(schemas.Video(**shape, frames=prediction["frames"]))
     torch.testing.assert_close(found, expected, rtol=0, atol=0.5 / 255 + 1e-6)
 
 
 def test_frames_beyond_the_end_are_a_forecast(
     client: TestClient, playground: Playground, frames: torch.Tensor
 ) -> None:
-    longer = question(frames, masks=[[True] * T + [False] * 5])
-    (view,) = reply(client, "/api/ask", longer)["views"]
-    assert_view_is(view, motes.forecast(playground.model, frames, 2, horizon=5))
+    longer = request(frames, masks=[[True] * T + [False] * 5])
+    (prediction,) = reply(client, "/api/query", longer)["predictions"]
+    assert_prediction_is(prediction, motes.forecast(playground.model, frames, 2, horizon=5))
 
 
 def test_hidden_pixels_do_not_reach_the_answer(client: TestClient, frames: torch.Tensor) -> None:
     other = frames.clone()
     other[:, ~torch.tensor(GAP)] = 1 - other[:, ~torch.tensor(GAP)]
     answers = [
-        reply(client, "/api/ask", question(f, masks=[GAP]))["views"] for f in (frames, other)
+        reply(client, "/api/query", request(f, masks=[GAP]))["predictions"] for f in (frames, other)
     ]
     assert answers[0] == answers[1]
 
@@ -133,13 +133,13 @@ def test_counting_gives_the_probabilities_that_python_gives(
     np.testing.assert_allclose(found["probabilities"], expected[0].numpy(), rtol=1e-4, atol=1e-6)
 
 
-def test_of_a_long_video_the_first_seen_frames_are_counted(
+def test_of_a_long_video_the_first_observed_frames_are_counted(
     client: TestClient,
     playground: Playground,
     frames: torch.Tensor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("motes.server.playground.MOST_COUNTED", 3)
+    monkeypatch.setattr("motes.server.playground.MAX_COUNT_FRAMES", 3)
     found = reply(client, "/api/count", {"video": video(frames[0]), "mask": GAP})
     expected = motes.interpolate(playground.model, frames[:, :5], GAP[:5]).count_probabilities
     assert sum(GAP[:5]) == 3 < sum(GAP)
@@ -147,9 +147,9 @@ def test_of_a_long_video_the_first_seen_frames_are_counted(
     np.testing.assert_allclose(found["probabilities"], expected[0].numpy(), rtol=1e-4, atol=1e-6)
 
 
-def test_frames_survive_the_wire(generator: torch.Generator) -> None:
+def test_decoding_inverts_encoding(generator: torch.Generator) -> None:
     sent = torch.rand(3, 5, 4, generator=generator)
-    record = wire.Video(num_frames=3, height=5, width=4, frames=encode_frames(sent))
+    record = schemas.Video(num_frames=3, height=5, width=4, frames=encode_frames(sent))
     torch.testing.assert_close(decode_frames(record), sent, rtol=0, atol=0.5 / 255 + 1e-6)
 
 
@@ -171,7 +171,7 @@ def test_examples_are_clips_with_their_truth_and_another_seed_gives_others(
         assert (clip["height"], clip["width"]) == (HEIGHT, WIDTH)
 
 
-def test_examples_are_held_out_clips_of_the_user_s_file_where_that_is_at_hand(
+def test_examples_are_held_out_clips_of_the_training_file_if_it_exists(
     playground: Playground, tmp_path: Path
 ) -> None:
     frames = tiny_frames(8, 6)
@@ -180,8 +180,8 @@ def test_examples_are_held_out_clips_of_the_user_s_file_where_that_is_at_hand(
     data = replace(playground.config.data, path=str(path), num_clips=3)
     mine = replace(playground, held_out=held_out_clips(data))
     shown = mine.examples(0).clips
-    told = torch.stack([decode_frames(clip) for clip in shown])
-    assert torch.equal(told, (frames[3 : 3 + NUM_EXAMPLES] > 0.5).float())
+    decoded = torch.stack([decode_frames(clip) for clip in shown])
+    assert torch.equal(decoded, (frames[3 : 3 + NUM_EXAMPLES] > 0.5).float())
     assert {clip.num_objects for clip in shown} == {2}
     assert held_out_clips(replace(data, path=str(tmp_path / "gone.npz"))) is None
     assert held_out_clips(replace(data, height=HEIGHT + 1)) is None
@@ -189,10 +189,10 @@ def test_examples_are_held_out_clips_of_the_user_s_file_where_that_is_at_hand(
     assert held_out_clips(data) is None
 
 
-def test_imagined_clips_are_those_of_the_seed(client: TestClient, playground: Playground) -> None:
-    wish = {"num_objects": 2, "num_frames": 9, "seed": 4}
-    clips = reply(client, "/api/sample", wish)["clips"]
-    expected = motes.sample(playground.model, NUM_IMAGINED, 2, 9, seed=4)
+def test_sampled_clips_are_those_of_the_seed(client: TestClient, playground: Playground) -> None:
+    wanted = {"num_objects": 2, "num_frames": 9, "seed": 4}
+    clips = reply(client, "/api/sample", wanted)["clips"]
+    expected = motes.sample(playground.model, NUM_SAMPLES, 2, 9, seed=4)
     for clip, path in zip(clips, expected.path_pixels, strict=True):
         found = torch.tensor(clip["truth"])
         torch.testing.assert_close(found, path, rtol=1e-5, atol=HALF_ROUNDING)
@@ -217,55 +217,55 @@ def test_thrown_balls_obey_the_learned_law(client: TestClient, playground: Playg
 
 def test_a_thrown_ball_is_inferred_back() -> None:
     shipped = Playground.of("cannonballs-structured")
-    ball = wire.Ball(x=12, y=30, vx=0.9, vy=-1.2)
-    clip = shipped.throw(wire.Throw(balls=[ball], num_frames=30))
-    sent = wire.Video(num_frames=30, height=48, width=48, frames=clip.frames)
-    asked = wire.Question(video=sent, masks=[[True] * 30], num_objects=1)
-    (track,) = shipped.ask(asked).views[0].tracks
+    ball = schemas.Ball(x=12, y=30, vx=0.9, vy=-1.2)
+    clip = shipped.throw(schemas.ThrowRequest(balls=[ball], num_frames=30))
+    sent = schemas.Video(num_frames=30, height=48, width=48, frames=clip.frames)
+    asked = schemas.QueryRequest(video=sent, masks=[[True] * 30], num_objects=1)
+    (track,) = shipped.query(asked).predictions[0].tracks
     assert clip.truth is not None
     distance = np.linalg.norm(np.array(track.path) - np.array(clip.truth[0]), axis=-1)
     # The frames jitter by 0.8 px; a smoothed path is nearer than one jitter on average.
     assert distance.mean() < 0.8
 
 
-def test_the_page_is_told_what_the_model_is(client: TestClient, playground: Playground) -> None:
+def test_about_describes_the_model(client: TestClient, playground: Playground) -> None:
     about = client.get("/api/about").json()
     assert about["model"] == "tiny"
     assert (about["height"], about["width"]) == (HEIGHT, WIDTH)
     assert about["max_objects"] == MAX_OBJECTS
-    assert sum(kind["share"] for kind in about["kinds"]) == pytest.approx(1)
+    assert sum(component["weight"] for component in about["components"]) == pytest.approx(1)
 
 
 SHORT = base64.b64encode(bytes(5)).decode()
 BAD: dict[str, tuple[str, Json, int, str]] = {
-    "not base64": ("ask", {"video.frames": "?!"}, 400, "base64"),
-    "too few bytes": ("ask", {"video.frames": SHORT}, 400, "5 bytes"),
+    "not base64": ("query", {"video.frames": "?!"}, 400, "base64"),
+    "too few bytes": ("query", {"video.frames": SHORT}, 400, "5 bytes"),
     "another size": (
-        "ask",
+        "query",
         {"video.height": WIDTH, "video.width": HEIGHT},
         400,
         "8x6 pixels; this model sees 6x8",
     ),
-    "one frame": ("ask", {"video.num_frames": 1}, 422, "num_frames"),
-    "nothing seen": ("ask", {"masks": [[False] * T]}, 400, "no observed frame"),
-    "mask too short": ("ask", {"masks": [[True]]}, 400, "lengths [1]"),
-    "masks of two lengths": ("ask", {"masks": [[True] * 7, [True] * 8]}, 400, "lengths [7, 8]"),
-    "seen beyond the end": ("ask", {"masks": [[True] * (T + 1)]}, 400, "beyond"),
-    "no mask": ("ask", {"masks": []}, 422, "masks"),
-    "four masks": ("ask", {"masks": [GAP] * 4}, 422, "masks"),
-    "no objects": ("ask", {"num_objects": 0}, 422, "num_objects"),
-    "more objects than anybody": ("ask", {"num_objects": 17}, 422, "num_objects"),
+    "one frame": ("query", {"video.num_frames": 1}, 422, "num_frames"),
+    "nothing observed": ("query", {"masks": [[False] * T]}, 400, "no observed frame"),
+    "mask too short": ("query", {"masks": [[True]]}, 400, "lengths [1]"),
+    "masks of two lengths": ("query", {"masks": [[True] * 7, [True] * 8]}, 400, "lengths [7, 8]"),
+    "observed after the end": ("query", {"masks": [[True] * (T + 1)]}, 400, "after the end"),
+    "no mask": ("query", {"masks": []}, 422, "masks"),
+    "four masks": ("query", {"masks": [GAP] * 4}, 422, "masks"),
+    "no objects": ("query", {"num_objects": 0}, 422, "num_objects"),
+    "more objects than anybody": ("query", {"num_objects": 17}, 422, "num_objects"),
     "too much work": (
-        "ask",
+        "query",
         {"num_objects": 16, "masks": [[True] * T + [False] * 100] * 3},
         400,
         "16 objects in 3 times 107 frames",
     ),
-    "unknown field": ("ask", {"colour": "red"}, 422, "colour"),
-    "a word for a number": ("ask", {"num_objects": "two"}, 422, "num_objects"),
+    "unknown field": ("query", {"colour": "red"}, 422, "colour"),
+    "a word for a number": ("query", {"num_objects": "two"}, 422, "num_objects"),
     "mask of another clip": ("count", {"mask": [True] * 3}, 400, "3 flags"),
-    "imagined too many": ("sample", {"num_objects": 17}, 422, "num_objects"),
-    "imagined too long": ("sample", {"num_frames": 10**6}, 422, "num_frames"),
+    "too many sampled objects": ("sample", {"num_objects": 17}, 422, "num_objects"),
+    "sample too long": ("sample", {"num_frames": 10**6}, 422, "num_frames"),
     "seed too large": ("sample", {"seed": 2**64}, 422, "seed"),
     "no balls": ("throw", {"balls": []}, 422, "balls"),
     "more balls than it knows": (
@@ -280,7 +280,7 @@ BAD: dict[str, tuple[str, Json, int, str]] = {
 
 def good(path: str, frames: torch.Tensor) -> Json:
     return {
-        "ask": question(frames),
+        "query": request(frames),
         "count": {"video": video(frames[0]), "mask": [True] * T},
         "sample": {"num_objects": 1, "num_frames": 4},
         "throw": {"balls": [{"x": 1, "y": 1, "vx": 0, "vy": 0}], "num_frames": 4},
@@ -288,7 +288,7 @@ def good(path: str, frames: torch.Tensor) -> Json:
 
 
 @pytest.mark.parametrize("mistake", BAD)
-def test_bad_questions_are_one_line(mistake: str, client: TestClient, frames: torch.Tensor) -> None:
+def test_bad_requests_are_one_line(mistake: str, client: TestClient, frames: torch.Tensor) -> None:
     path, changes, status, words = BAD[mistake]
     record = good(path, frames)
     for key, value in changes.items():
@@ -311,8 +311,8 @@ def assert_one_line(record: Json, words: str = "") -> None:
     [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"video": NaN}', b"[" * 100_000],
     ids=["empty", "cut", "list", "null", "binary", "NaN", "deep"],
 )
-def test_what_is_no_question_is_one_line(body: bytes, client: TestClient) -> None:
-    response = client.post("/api/ask", content=body, headers={"content-type": "application/json"})
+def test_a_body_that_is_no_request_is_one_line(body: bytes, client: TestClient) -> None:
+    response = client.post("/api/query", content=body, headers={"content-type": "application/json"})
     assert response.status_code in (400, 422)
     assert_one_line(response.json())
 
@@ -324,33 +324,35 @@ def test_numbers_that_json_does_not_know_are_refused(client: TestClient) -> None
     assert_one_line(response.json())
 
 
-@pytest.mark.parametrize("path", ["/api/none", "/none.js", "/..%2f..%2fapp.py", "/api/ask"])
+@pytest.mark.parametrize("path", ["/api/none", "/none.js", "/..%2f..%2fapp.py", "/api/query"])
 def test_pages_that_are_not_there_are_one_line(path: str, client: TestClient) -> None:
     response = client.get(path)
     assert response.status_code in (404, 405)
     assert_one_line(response.json())
 
 
-def test_a_full_queue_is_told_at_once(
+def test_a_full_queue_is_reported_at_once(
     client: TestClient, frames: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Worker, "waiting", 10**6, raising=False)
-    monkeypatch.setattr(Worker, "__init__", lambda self, most=1: setattr(self, "max_waiting", most))
+    monkeypatch.setattr(JobQueue, "waiting", 10**6, raising=False)
+    monkeypatch.setattr(
+        JobQueue, "__init__", lambda self, most=1: setattr(self, "max_waiting", most)
+    )
     full = TestClient(
         create_app(Playground(tiny_structured_model(), tiny_config(), "tiny")),
         base_url="http://localhost",
     )
-    response = full.post("/api/ask", json=question(frames))
+    response = full.post("/api/query", json=request(frames))
     assert response.status_code == 503
     assert response.headers["retry-after"] == "1"
     assert_one_line(response.json(), "try again")
 
 
-def test_openapi_tells_every_route_its_errors_and_its_words(client: TestClient) -> None:
+def test_openapi_documents_every_route_and_its_errors(client: TestClient) -> None:
     schema = client.get("/api/openapi.json").json()
     assert set(schema["paths"]) == {
         f"/api/{name}"
-        for name in ("about", "ask", "count", "examples", "sample", "throw", "upload")
+        for name in ("about", "query", "count", "examples", "sample", "throw", "upload")
     }
     for path in schema["paths"].values():
         for operation in path.values():
@@ -391,7 +393,7 @@ def test_every_element_that_the_page_looks_for_is_there() -> None:
 def test_answers_are_small_enough_to_travel_quickly(
     client: TestClient, frames: torch.Tensor
 ) -> None:
-    response = client.post("/api/ask", json=question(frames, masks=[GAP]))
+    response = client.post("/api/query", json=request(frames, masks=[GAP]))
     pixels = T * HEIGHT * WIDTH
     numbers = 2 * T * (2 * 2 + 2 * 3)  # two objects: two points and two covariances a frame
     assert len(response.content) < 4 / 3 * pixels + 10 * numbers + 500

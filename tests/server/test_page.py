@@ -1,4 +1,4 @@
-"""The playground in a real browser: what a person does, and what they then see."""
+"""The playground in a browser: user actions and what the page shows."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ pytestmark = [
 WIDE, SMALL = (1280, 900), (360, 740)
 # Of style.css, on black.
 COLOURS = {"inferred": "#6db3ff", "forecast": "#ff8a4c", "interpolated": "#45e0f0"}
-ANSWERED = "/answered in \\d+ ms/.test(document.querySelector('#took').textContent)"
+ANSWERED = "/answered in \\d+ ms/.test(document.querySelector('#status').textContent)"
 
 
 @pytest.fixture(scope="module")
@@ -78,25 +78,25 @@ def near(picture: np.ndarray, colour: str, tolerance: int = 60) -> int:
 
 def reanswered(page: Page, act: str) -> None:
     """Does something by a script and waits for the answer to it."""
-    page.evaluate("document.querySelector('#took').textContent = ''")
+    page.evaluate("document.querySelector('#status').textContent = ''")
     page.evaluate(act)
     page.wait(ANSWERED)
 
 
-def test_the_first_look_shows_a_clip_and_three_answers_without_a_click(page: Page) -> None:
+def test_the_page_opens_with_a_clip_and_three_predictions(page: Page) -> None:
     assert len(page.evaluate("[...document.querySelectorAll('#examples canvas')].map(c => 1)")) == 6
     picture = page.screenshot("#stage")
     for kind, colour in COLOURS.items():
         assert not is_empty(page, kind)
         assert near(picture, colour) > 30, kind
         assert page.screenshot(f"#view-{kind} canvas").max() > 100  # something is white there
-    # Two balls for 30 frames: hidden frames are filled in better than they are foretold.
+    # Two balls for 30 frames: hidden frames are filled in better than they are forecast.
     assert distance(page, "interpolated") < distance(page, "forecast") < 10
     assert hidden(page) == list(range(8, 23))
     assert not page.evaluate("!document.querySelector('#message').hidden")
 
 
-def test_dragging_over_the_timeline_hides_frames_and_asks_again(page: Page) -> None:
+def test_dragging_over_the_timeline_hides_frames_and_updates_predictions(page: Page) -> None:
     page.click("[data-hide=none]")
     page.wait("document.querySelectorAll('.view.empty').length === 2")
     assert hidden(page) == []
@@ -121,7 +121,7 @@ def test_a_press_on_the_timeline_shows_that_frame_and_hides_none(page: Page) -> 
 
 
 def test_keys_play_step_hide_and_count(page: Page) -> None:
-    page.click("#film-title")
+    page.click("#player-title")
     page.drag("#timeline", (0.0, 0.5), (0.0, 0.5))
     for _ in range(2):
         page.press("ArrowRight")
@@ -134,45 +134,45 @@ def test_keys_play_step_hide_and_count(page: Page) -> None:
     page.press("ArrowRight", shift=True)
     assert hidden(page) == [1, 2]
     page.press("3")
-    page.wait("document.querySelectorAll('.kind').length === 3")
+    page.wait("document.querySelectorAll('.component').length === 3")
     page.press(" ")
     page.wait("document.querySelector('#clock').textContent !== '3 / 30'")
     assert page.text("#play").strip() == "❚❚"
 
 
-def test_frames_beyond_the_end_are_foretold(page: Page) -> None:
+def test_frames_after_the_end_are_forecast(page: Page) -> None:
     move = "const slider = document.querySelector('#ahead'); slider.value = 10;"
     reanswered(page, f"{{ {move} slider.dispatchEvent(new Event('input')); }}")
     assert page.evaluate("document.querySelectorAll('#timeline i.beyond').length") == 10
     page.drag("#timeline", (0.99, 0.5), (0.99, 0.5))
     assert page.text("#clock") == "40 / 40"
-    assert "beyond the end" in page.text("#badge")
+    assert "after the end" in page.text("#badge")
 
 
 def test_a_thrown_ball_is_drawn_and_inferred_back(page: Page) -> None:
     page.click("#tab-throw")
     page.drag("#stage", (0.25, 0.6), (0.5, 0.3))
-    page.wait("document.querySelectorAll('.kind').length === 1")
+    page.wait("document.querySelectorAll('.component').length === 1")
     page.wait("document.querySelector('#view-inferred p').textContent.includes('px')")
     assert distance(page, "inferred") < 1.0
     assert hidden(page) == []
     page.drag("#stage", (0.8, 0.6), (0.6, 0.3))
-    page.wait("document.querySelectorAll('.kind').length === 2")
+    page.wait("document.querySelectorAll('.component').length === 2")
     assert near(page.screenshot("#stage"), COLOURS["inferred"]) > 30
 
 
-def test_imagined_clips_follow_the_sliders(page: Page) -> None:
-    page.click("#tab-imagine")
-    page.wait("document.querySelectorAll('#imagined canvas').length === 4")
+def test_sampled_clips_follow_the_sliders(page: Page) -> None:
+    page.click("#tab-sample")
+    page.wait("document.querySelectorAll('#samples canvas').length === 4")
     for name, value in (("count", 3), ("frames", 41)):
-        slider = f"document.querySelector('#imagine-{name}')"
+        slider = f"document.querySelector('#sample-{name}')"
         page.evaluate(f"{slider}.value = {value}; {slider}.dispatchEvent(new Event('input'));")
-    reanswered(page, "document.querySelector('#imagine-again').click()")
+    reanswered(page, "document.querySelector('#sample-again').click()")
     page.wait("document.querySelector('#clock').textContent.endsWith('/ 41')")
-    page.wait("document.querySelectorAll('.kind').length === 3")
+    page.wait("document.querySelectorAll('.component').length === 3")
 
 
-def test_the_model_counts_when_it_is_asked(page: Page) -> None:
+def test_the_count_button_counts_balls(page: Page) -> None:
     assert page.text("#counts").strip() == "123"
     page.click("#count")
     page.wait("document.querySelector('#counts').textContent.includes('%')")
@@ -187,7 +187,7 @@ def test_a_file_is_read_and_its_balls_are_counted(page: Page, tmp_path: Path) ->
     page.choose_file("#upload", tmp_path / "mine.npz")
     page.wait("document.querySelectorAll('#uploaded canvas').length === 2")
     page.wait("document.querySelector('#clock').textContent.endsWith('/ 24')")
-    page.wait("document.querySelectorAll('.kind').length === 1")
+    page.wait("document.querySelectorAll('.component').length === 1")
     assert "%" in page.text("#counts")
 
 
@@ -196,22 +196,22 @@ def test_a_clip_chosen_while_another_is_counted_keeps_its_own_count(
 ) -> None:
     np.savez(tmp_path / "mine.npz", frames=motes.cannonballs(1, (3,), 24, 48, seed=99).frames)
     page.evaluate("""(() => {
-        const ask = window.fetch;
+        const fetchNow = window.fetch;
         window.fetch = async (path, options) => {
             if (path === "api/count") await new Promise((go) => { window.letGo = go; });
-            return ask(path, options);
+            return fetchNow(path, options);
         };
     })()""")
     page.click("#tab-upload")
     page.choose_file("#upload", tmp_path / "mine.npz")
-    page.wait("document.querySelector('#took').textContent === 'counting balls …'")
-    assert page.text("#view-forecast p") == "Asking …"
+    page.wait("document.querySelector('#status').textContent === 'counting balls …'")
+    assert page.text("#view-forecast p") == "Computing …"
     page.click("#tab-examples")
     page.click("#examples button")  # one ball
     page.wait(ANSWERED)
     page.evaluate("window.letGo()")
     page.wait("performance.getEntriesByName(location.origin + '/api/count').length === 1")
-    page.wait("document.querySelectorAll('.kind').length === 1")
+    page.wait("document.querySelectorAll('.component').length === 1")
     assert "%" not in page.text("#counts")
     assert page.text("#counts [aria-checked=true]") == "1"
 
@@ -229,7 +229,7 @@ def test_errors_show_in_the_page_and_go_away(page: Page, tmp_path: Path) -> None
     page.wait("document.querySelector('#message').textContent.includes('Every frame is hidden')")
 
 
-def test_other_pages_cannot_ask_and_a_server_that_has_gone_is_told(
+def test_other_pages_are_refused_and_a_stopped_server_is_reported(
     window: Page, server: Server
 ) -> None:
     with serving() as elsewhere:

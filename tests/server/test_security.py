@@ -1,4 +1,4 @@
-"""Only our own page, on this machine, may ask; bodies are short and come at once."""
+"""Only the playground page may send requests; bodies are short and arrive in time."""
 
 import asyncio
 import contextlib
@@ -9,10 +9,9 @@ import pytest
 from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
-from motes.server import queue as worker_module
-from motes.server import security as guard
-from motes.server.queue import BusyError, Worker
-from motes.server.security import Guard, host_name, is_address
+from motes.server import queue, security
+from motes.server.queue import BusyError, JobQueue
+from motes.server.security import SecurityMiddleware, host_name, is_address
 
 LIMIT = 100
 
@@ -26,7 +25,9 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 
 def client(host: str = "127.0.0.1", name: str = "localhost:8765") -> TestClient:
     limits = {"": LIMIT, "/api/upload": 2 * LIMIT}
-    return TestClient(Guard(echo, host=host, max_bytes=limits), base_url=f"http://{name}")
+    return TestClient(
+        SecurityMiddleware(echo, host=host, max_bytes=limits), base_url=f"http://{name}"
+    )
 
 
 @pytest.mark.parametrize("name", ["localhost:8765", "127.0.0.1:8765", "[::1]:8765", "LOCALHOST"])
@@ -45,7 +46,7 @@ def test_other_names_of_the_server_are_refused(name: str) -> None:
     assert "error" in response.json()
 
 
-def test_told_otherwise_any_address_is_let_through_but_no_name() -> None:
+def test_on_all_interfaces_any_address_is_let_through_but_no_name() -> None:
     wide = client("0.0.0.0")
     assert wide.get("/", headers={"host": "192.168.1.5:8765"}).status_code == 200
     assert wide.get("/", headers={"host": "[fe80::1]:8765"}).status_code == 200
@@ -58,18 +59,18 @@ def test_told_otherwise_any_address_is_let_through_but_no_name() -> None:
      "http://localhost:8765.evil.example", ""],
 )  # fmt: skip
 def test_other_pages_are_refused(origin: str) -> None:
-    response = client().post("/api/ask", content=b"x", headers={"origin": origin})
+    response = client().post("/api/query", content=b"x", headers={"origin": origin})
     assert response.status_code == 403
-    assert "may not ask" in response.json()["error"]
+    assert "may not send requests" in response.json()["error"]
 
 
-def test_our_own_page_may_ask() -> None:
+def test_the_playground_page_may_send_requests() -> None:
     headers = {"origin": "http://localhost:8765", "sec-fetch-site": "same-origin"}
-    assert client().post("/api/ask", content=b"xyz", headers=headers).text == "3"
+    assert client().post("/api/query", content=b"xyz", headers=headers).text == "3"
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_pictures_and_scripts_of_other_pages_cannot_ask_but_links_lead_here(site: str) -> None:
+def test_images_and_scripts_of_other_pages_are_refused_but_links_work(site: str) -> None:
     headers = {"sec-fetch-site": site}
     assert client().get("/api/examples", headers=headers).status_code == 403
     assert client().get("/", headers=headers).status_code == 200
@@ -94,7 +95,7 @@ def in_pieces(size: int) -> Any:
 
 
 @pytest.mark.parametrize("declared", [True, False])
-@pytest.mark.parametrize(("path", "limit"), [("/api/ask", LIMIT), ("/api/upload", 2 * LIMIT)])
+@pytest.mark.parametrize(("path", "limit"), [("/api/query", LIMIT), ("/api/upload", 2 * LIMIT)])
 def test_a_body_past_the_limit_is_refused(path: str, limit: int, declared: bool) -> None:
     for size, status in ((limit, 200), (limit + 1, 413)):
         body = b"x" * size if declared else in_pieces(size)
@@ -105,12 +106,16 @@ def test_a_body_past_the_limit_is_refused(path: str, limit: int, declared: bool)
 
 
 @pytest.mark.parametrize("length", ["-1", "1e3", "word", "99999999999999999999"])
-def test_a_length_that_is_none_is_refused(length: str) -> None:
-    sent = asyncio.run(ask(Guard(echo, host="127.0.0.1", max_bytes={"": LIMIT}), length=length))
+def test_an_invalid_length_is_refused(length: str) -> None:
+    sent = asyncio.run(
+        exchange(SecurityMiddleware(echo, host="127.0.0.1", max_bytes={"": LIMIT}), length=length)
+    )
     assert sent[0]["status"] == 413
 
 
-async def ask(guarded: Guard, length: str = "5", arrives: bool = True) -> list[Message]:
+async def exchange(
+    guarded: SecurityMiddleware, length: str = "5", arrives: bool = True
+) -> list[Message]:
     """What is sent to a client whose body comes, or never does."""
     sent: list[Message] = []
 
@@ -123,20 +128,20 @@ async def ask(guarded: Guard, length: str = "5", arrives: bool = True) -> list[M
         sent.append(message)
 
     headers = [(b"host", b"localhost"), (b"content-length", length.encode())]
-    scope = {"type": "http", "path": "/api/ask", "method": "POST", "headers": headers}
+    scope = {"type": "http", "path": "/api/query", "method": "POST", "headers": headers}
     await guarded(scope, receive, send)
     return sent
 
 
 def test_a_body_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "BODY_SECONDS", 0.05)
-    guarded = Guard(echo, host="127.0.0.1", max_bytes={"": LIMIT})
-    sent = asyncio.run(ask(guarded, arrives=False))
+    monkeypatch.setattr(security, "BODY_SECONDS", 0.05)
+    guarded = SecurityMiddleware(echo, host="127.0.0.1", max_bytes={"": LIMIT})
+    sent = asyncio.run(exchange(guarded, arrives=False))
     assert sent[0]["status"] == 408
     assert (b"connection", b"close") in sent[0]["headers"]
 
 
-def test_a_client_that_has_gone_is_not_answered() -> None:
+def test_a_disconnected_client_is_not_answered() -> None:
     async def gone() -> list[Message]:
         sent: list[Message] = []
 
@@ -147,18 +152,22 @@ def test_a_client_that_has_gone_is_not_answered() -> None:
             sent.append(message)
 
         scope = {"type": "http", "path": "/", "headers": [(b"host", b"localhost")]}
-        await Guard(echo, host="127.0.0.1", max_bytes={"": LIMIT})(scope, receive, send)
+        await SecurityMiddleware(echo, host="127.0.0.1", max_bytes={"": LIMIT})(
+            scope, receive, send
+        )
         return sent
 
     assert asyncio.run(gone()) == []
 
 
-def test_who_waits_for_an_answer_when_the_server_is_stopped_is_told_so() -> None:
+def test_a_waiting_client_gets_an_error_when_the_server_stops() -> None:
     async def working(scope: Scope, receive: Receive, send: Send) -> None:
         await asyncio.sleep(3600)
 
     async def stopped() -> list[Message]:
-        asking = asyncio.create_task(ask(Guard(working, host="127.0.0.1", max_bytes={"": LIMIT})))
+        asking = asyncio.create_task(
+            exchange(SecurityMiddleware(working, host="127.0.0.1", max_bytes={"": LIMIT}))
+        )
         await asyncio.sleep(0.1)
         asking.cancel()
         return await asking
@@ -178,32 +187,32 @@ def test_names_and_addresses_are_told_apart() -> None:
 
 def test_a_full_queue_refuses_and_an_emptied_one_takes_again() -> None:
     async def scenario() -> None:
-        worker, release = Worker(max_waiting=2), threading.Event()
-        jobs = [asyncio.create_task(worker.run(lambda: release.wait(30))) for _ in range(2)]
+        jobs_queue, release = JobQueue(max_waiting=2), threading.Event()
+        jobs = [asyncio.create_task(jobs_queue.run(lambda: release.wait(30))) for _ in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(BusyError, match="2 questions"):
-            await worker.run(lambda: True)
+        with pytest.raises(BusyError, match="2 requests"):
+            await jobs_queue.run(lambda: True)
         release.set()
         assert await asyncio.gather(*jobs) == [True, True]
-        assert await worker.run(lambda: "free") == "free"
+        assert await jobs_queue.run(lambda: "free") == "free"
 
     asyncio.run(scenario())
 
 
-def test_a_job_whose_turn_does_not_come_is_told_so_and_one_that_runs_is_awaited(
+def test_a_job_that_waits_too_long_fails_and_a_running_one_is_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker_module, "PATIENCE", 0.1)
+    monkeypatch.setattr(queue, "WAIT_SECONDS", 0.1)
 
     async def scenario() -> None:
-        worker, release, ran = Worker(), threading.Event(), threading.Event()
-        running = asyncio.create_task(worker.run(lambda: release.wait(30)))
+        jobs_queue, release, ran = JobQueue(), threading.Event(), threading.Event()
+        running = asyncio.create_task(jobs_queue.run(lambda: release.wait(30)))
         await asyncio.sleep(0)
-        with pytest.raises(BusyError, match="no turn"):
-            await worker.run(ran.set)
+        with pytest.raises(BusyError, match="waited more than"):
+            await jobs_queue.run(ran.set)
         release.set()
         assert await running
-        assert worker.waiting == 0
+        assert jobs_queue.waiting == 0
         assert not ran.is_set()
 
     asyncio.run(scenario())
@@ -211,10 +220,10 @@ def test_a_job_whose_turn_does_not_come_is_told_so_and_one_that_runs_is_awaited(
 
 def test_a_job_that_fails_leaves_its_place() -> None:
     async def scenario() -> None:
-        worker = Worker(max_waiting=1)
+        jobs_queue = JobQueue(max_waiting=1)
         for _ in range(3):
             with contextlib.suppress(ZeroDivisionError):
-                await worker.run(lambda: 1 // 0)
-        assert worker.waiting == 0
+                await jobs_queue.run(lambda: 1 // 0)
+        assert jobs_queue.waiting == 0
 
     asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""A connection that dawdles is cut off; one that does not is left alone."""
+"""Slow connections are closed; others stay open."""
 
 import http.client
 import socket
@@ -10,8 +10,8 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from motes.server import timeouts as connection
-from motes.server.timeouts import Connection
+from motes.server import timeouts
+from motes.server.timeouts import DeadlineProtocol
 
 HEAD, EXCHANGE = 0.4, 1.2
 PATIENCE = 10.0  # what a busy machine may add
@@ -33,11 +33,11 @@ async def answer(scope: Scope, receive: Receive, send: Send) -> None:
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A server in a thread, with short deadlines."""
-    monkeypatch.setattr(connection, "HEAD_SECONDS", HEAD)
-    monkeypatch.setattr(connection, "EXCHANGE_SECONDS", EXCHANGE)
+    monkeypatch.setattr(timeouts, "HEAD_SECONDS", HEAD)
+    monkeypatch.setattr(timeouts, "EXCHANGE_SECONDS", EXCHANGE)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(
-            answer, http=Connection, ws="none", lifespan="off", log_level="critical",
+            answer, http=DeadlineProtocol, ws="none", lifespan="off", log_level="critical",
             timeout_keep_alive=2,
         )  # fmt: skip
         server = uvicorn.Server(config)

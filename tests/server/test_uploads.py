@@ -1,4 +1,4 @@
-"""Files of strangers become clips or one line, whatever they hold."""
+"""Uploaded files become clips or one line, whatever they contain."""
 
 import io
 import os
@@ -17,10 +17,9 @@ import motes
 from motes.core.errors import InputError
 from motes.data import write_gif
 from motes.models.model import build
-from motes.server import schemas as wire
-from motes.server import uploads
+from motes.server import schemas, uploads
 from motes.server.playground import Playground
-from motes.server.uploads import MAX_CLIPS, limited, read_upload
+from motes.server.uploads import MAX_CLIPS, read_upload, run_limited
 from motes.training.presets import STRUCTURED_PRESETS
 from motes.video.ffmpeg import write_mp4
 
@@ -46,9 +45,9 @@ def frames(*leading: int) -> np.ndarray:
     return (np.random.default_rng(0).random((*leading, *SIZE)) < 0.1).astype(np.uint8)
 
 
-def levels(clip: wire.Clip) -> np.ndarray:
+def levels(clip: schemas.Clip) -> np.ndarray:
     sent = clip.model_dump(include={"num_frames", "height", "width", "frames"})
-    return wire.decode_frames(wire.Video(**sent)).numpy()
+    return schemas.decode_frames(schemas.Video(**sent)).numpy()
 
 
 def test_an_npz_file_comes_back_as_clips_with_what_is_known(tmp_path: Path) -> None:
@@ -82,15 +81,15 @@ def test_colours_become_grey_and_hidden_frames_stay_hidden() -> None:
 
 
 def test_the_beginning_of_a_video_is_prepared_for_the_model(tmp_path: Path) -> None:
-    pictures = np.full((wire.MAX_FRAMES + 20, 96, 80, 3), 90, np.uint8)
+    pictures = np.full((schemas.MAX_FRAMES + 20, 96, 80, 3), 90, np.uint8)
     for t, picture in enumerate(pictures):
         picture[40:56, t // 3 : t // 3 + 16] = 250  # a bright square walks over grey
     write_mp4(tmp_path / "walk.mp4", iter(pictures), 30.0)
     found = read_upload((tmp_path / "walk.mp4").read_bytes(), "walk.mp4", PLAYGROUND)
     (clip,) = found.clips
     assert (clip.title, found.note) == ("walk", "the first 150 of 170 frames")
-    assert levels(clip).shape == (wire.MAX_FRAMES, *SIZE)
-    # The square has the ink of a disk of radius 9. A frame's pixel is 8 of the video, and objects
+    assert levels(clip).shape == (schemas.MAX_FRAMES, *SIZE)
+    # The square has the mass of a disk of radius 9. A frame's pixel is 8 of the video, and objects
     # shall have a radius of 1.6 of them: 4 more on each side make it 24, 3 pixels of the frame.
     # At frame 120 it has walked 40 of 80 pixels.
     there = levels(clip)[120]
@@ -98,10 +97,12 @@ def test_the_beginning_of_a_video_is_prepared_for_the_model(tmp_path: Path) -> N
     assert there.sum() == pytest.approx(9, abs=2)
 
 
-def test_what_is_left_out_of_a_large_file_is_said() -> None:
-    found = read_upload(npz(frames=frames(MAX_CLIPS + 3, wire.MAX_FRAMES + 1)), "l.npz", PLAYGROUND)
+def test_what_is_left_out_of_a_large_file_is_reported() -> None:
+    found = read_upload(
+        npz(frames=frames(MAX_CLIPS + 3, schemas.MAX_FRAMES + 1)), "l.npz", PLAYGROUND
+    )
     assert len(found.clips) == MAX_CLIPS
-    assert {clip.num_frames for clip in found.clips} == {wire.MAX_FRAMES}
+    assert {clip.num_frames for clip in found.clips} == {schemas.MAX_FRAMES}
     assert found.note == "the first 12 of 15 clips and the first 150 of 151 frames"
 
 
@@ -121,10 +122,10 @@ def bomb() -> bytes:
 
 
 HOSTILE: dict[str, tuple[str, Any, str]] = {
-    "text": ("notes.txt", b"hello", "no clip that can be read"),
-    "no suffix": ("clip", b"hello", "no clip that can be read"),
-    "text named npz": ("a.npz", b"hello", "damaged or of another kind"),
-    "nothing": ("a.npz", b"", "damaged or of another kind"),
+    "text": ("notes.txt", b"hello", "no supported format"),
+    "no suffix": ("clip", b"hello", "no supported format"),
+    "text named npz": ("a.npz", b"hello", "damaged or of another"),
+    "nothing": ("a.npz", b"", "damaged or of another"),
     "text named gif": ("a.gif", b"GIF89a", "a.gif"),
     "cut npz": ("a.npz", lambda: npz(frames=frames(9))[:300], "damaged"),
     "other size": ("a.npy", lambda: npy(np.zeros((4, 20, 20), np.uint8)), "20x20"),
@@ -144,31 +145,31 @@ def test_hostile_files_are_one_line(name: str) -> None:
         read_upload(content() if callable(content) else content, file_name, PLAYGROUND)
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
-    assert "/tmp" not in str(raised.value)  # where the server keeps files is nobody's business
+    assert "/tmp" not in str(raised.value)  # paths of the server are not disclosed
 
 
 def test_a_bomb_ends_its_process_and_not_the_server() -> None:
     content = bomb()
-    assert len(content) < uploads.MAX_BYTES  # so that nothing stops it at the door
+    assert len(content) < uploads.MAX_BYTES  # otherwise its size would be refused
     with pytest.raises(InputError, match="memory"):
         read_upload(content, "bomb.npz", PLAYGROUND)
 
 
-def hang() -> wire.Clips:
+def hang() -> schemas.Clips:
     time.sleep(60)
     raise AssertionError
 
 
-def grow() -> wire.Clips:
+def grow() -> schemas.Clips:
     grown = [bytearray(2**28) for _ in range(16)]
     raise AssertionError(len(grown))
 
 
-def die() -> wire.Clips:
+def die() -> schemas.Clips:
     os.abort()
 
 
-def raise_other() -> wire.Clips:
+def raise_other() -> schemas.Clips:
     raise RuntimeError("a mistake of ours")
 
 
@@ -182,4 +183,4 @@ def test_a_reader_that_hangs_grows_or_dies_is_one_line(
     read_upload(npy(frames(4)), "a.npy", PLAYGROUND)  # the first fork waits for imports
     monkeypatch.setattr(uploads, "SECONDS", 1.0 if job is hang else 30.0)
     with pytest.raises(InputError, match=words):
-        limited(job)
+        run_limited(job)

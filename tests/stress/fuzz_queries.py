@@ -137,7 +137,7 @@ def http(chance: Random, folder: Path) -> int:
     ball = {"x": 3.0, "y": 4.0, "vx": 0.1, "vy": 0.1}
     path, record = chance.choice(
         (
-            ("/api/ask", question),
+            ("/api/query", question),
             ("/api/count", {"video": shown}),
             ("/api/sample", {"num_objects": 1, "num_frames": 4}),
             ("/api/throw", {"balls": [ball], "num_frames": 4}),
@@ -168,7 +168,7 @@ def upload_client() -> Any:
     """The same, where uploads are read in this process: the case has limits of its own."""
     from motes.server import uploads
 
-    uploads.limited = lambda job, *given: job(*given).model_dump_json().encode()
+    uploads.run_limited = lambda job, *given: job(*given).model_dump_json().encode()
     return client()
 
 

@@ -159,7 +159,7 @@ def crowd(port: int, clients: int, seconds: float, watch: Callable[[], None]) ->
 
 def dawdle(port: int, number: int, ends: float) -> None:
     """Sends a byte a second, or half a body, or never reads, again and again."""
-    head = b"POST /api/ask HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"
+    head = b"POST /api/query HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"
     large = b"GET /api/examples HTTP/1.1\r\nHost: localhost\r\n\r\n"
     while time.monotonic() < ends:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port)) as slow:

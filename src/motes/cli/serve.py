@@ -76,11 +76,11 @@ def _has_display() -> bool:
 def _server(app: object) -> "uvicorn.Server":
     import uvicorn
 
-    from motes.server.timeouts import Connection
+    from motes.server.timeouts import DeadlineProtocol
 
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
-        http=Connection,
+        http=DeadlineProtocol,
         ws="none",
         lifespan="off",
         log_level="error",

@@ -1,8 +1,8 @@
-"""The playground: a page on this machine that asks a model about clips.
+"""The playground: a local web page to query a model.
 
-    page/*  ->  connection  ->  guard  ->  app  ->  worker  ->  playground  ->  motes.queries
-    browser     deadlines      who may    routes    one thread   what it      the answers
-                               ask                  and a queue  can do
+    page/*  ->  timeouts  ->  security  ->  app  ->  queue  ->  playground  ->  motes.queries
+    browser     deadlines     checks of     routes   one        requests to
+                              requests               thread     queries
 
-A clip travels with every question, so the server remembers nothing about anybody.
+Every request contains its clip; the server keeps no state of its clients.
 """

@@ -1,4 +1,4 @@
-"""One thread that asks the model, and a short queue in front of it."""
+"""A bounded queue of jobs with one thread."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,18 +8,18 @@ from typing import TypeVar
 import torch
 
 MAX_WAITING = 24
-PATIENCE = 20.0  # seconds that a job waits for its turn
+WAIT_SECONDS = 20.0  # that a job may wait for its turn
 Result = TypeVar("Result")
 
 
 class BusyError(Exception):
-    """The queue is full."""
+    """The queue is full, or a job waited too long."""
 
 
-class Worker:
-    """Runs one job after the other, so that questions do not fight for the processor.
+class JobQueue:
+    """Runs one job at a time, so that requests do not compete for the processor.
 
-    One thread inside PyTorch too: on clips this small, more threads wait for each other.
+    PyTorch uses one thread too: for small clips, more threads only wait for each other.
     """
 
     def __init__(self, max_waiting: int = MAX_WAITING) -> None:
@@ -29,20 +29,20 @@ class Worker:
         )
 
     async def run(self, job: Callable[[], Result]) -> Result:
-        """The job's result, when its turn has come.
+        """Return the result of the job.
 
         Raises:
-            BusyError: at once, if too many jobs wait already; later, if its turn does not come.
+            BusyError: At once if too many jobs are waiting, later if the job waited too long.
         """
         if self.waiting >= self.max_waiting:
-            raise BusyError(f"{self.waiting} questions are waiting already; try again in a moment")
+            raise BusyError(f"{self.waiting} requests are waiting; try again in a moment")
         self.waiting += 1
-        turn = self.thread.submit(job)
+        future = self.thread.submit(job)
         try:
-            answer = asyncio.wrap_future(turn)
-            await asyncio.wait([answer], timeout=PATIENCE)
-            if turn.cancel():  # which fails once the job runs
-                raise BusyError(f"no turn came in {PATIENCE:.0f} s; try again in a moment")
+            answer = asyncio.wrap_future(future)
+            await asyncio.wait([answer], timeout=WAIT_SECONDS)
+            if future.cancel():  # fails once the job runs
+                raise BusyError(f"waited more than {WAIT_SECONDS:.0f} s; try again in a moment")
             return await answer
         finally:
             self.waiting -= 1

@@ -1,4 +1,4 @@
-"""What the page and the server tell each other, as JSON; frames travel as base64 bytes."""
+"""JSON requests and responses of the playground; frames are base64-encoded bytes."""
 
 import base64
 import binascii
@@ -11,11 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from motes.core.axes import Float, Tensor
 from motes.core.errors import InputError
 
-MAX_FRAMES = 150  # of a clip and of a look beyond its end, each
+MAX_FRAMES = 150  # of a clip, and as many to predict after its end
 MAX_PIXELS = 2**23  # of a clip: 150 frames of 236x236
 MAX_SIDE = 512
 
-# Lists, because tuples become a schema that OpenAPI does not allow.
+# Lists: the schema of tuples is not valid in OpenAPI.
 Point = Annotated[list[float], Field(min_length=2, max_length=2, description="x right, y down")]
 Covariance = Annotated[list[float], Field(min_length=3, max_length=3, description="xx, xy, yy")]
 Seed = Annotated[int, Field(ge=0, lt=2**31, description="The same seed gives the same answer.")]
@@ -25,13 +25,13 @@ Number = Annotated[float, Field(ge=-1e4, le=1e4, allow_inf_nan=False)]
 
 
 class Record(BaseModel):
-    """Everything on the wire: no unknown fields, no words for numbers."""
+    """Base of all requests and responses: no unknown fields, no strings for numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Video(Record):
-    """The frames of a clip: one byte a pixel, 255 is white, row by row, frame by frame."""
+    """Frames of a clip: one byte per pixel, 255 is white, row by row, frame by frame."""
 
     num_frames: Length
     height: Annotated[int, Field(ge=4, le=MAX_SIDE)]
@@ -40,49 +40,51 @@ class Video(Record):
 
 
 class Clip(Video):
-    """A clip and what is known about it."""
+    """A clip with its title, number of objects and true paths, if known."""
 
     title: str
-    num_objects: int | None = Field(description="null where nobody knows")
-    truth: list[list[Point]] | None = Field(description="noise-free paths, one list an object")
-    observed: list[bool] | None = Field(description="frames that were filmed; null: all of them")
+    num_objects: int | None = Field(description="null if unknown")
+    truth: list[list[Point]] | None = Field(
+        description="noise-free true paths, one list per object"
+    )
+    observed: list[bool] | None = Field(description="observed frames; null: all")
 
 
 class Clips(Record):
     """Several clips."""
 
     clips: list[Clip]
-    note: str | None = Field(default=None, description="What a person should know about them.")
+    note: str | None = Field(default=None, description="A message for the user.")
 
 
-class Kind(Record):
-    """One kind of start that the model has learned, in pixels."""
+class InitialComponent(Record):
+    """A mixture component of the learned initial state, in pixels."""
 
-    share: float = Field(description="How often.")
-    place: Point = Field(description="Where, on average.")
-    step: Point = Field(description="The way to the second frame, on average.")
+    weight: float = Field(description="Mixture weight.")
+    position: Point = Field(description="Mean position in the first frame.")
+    step: Point = Field(description="Mean displacement from the first frame to the second.")
 
 
 class About(Record):
-    """What the page must know of the model before it asks."""
+    """Properties of the model and limits of requests."""
 
     model: str
     height: int
     width: int
-    num_frames: int = Field(description="Frames of the clips it learned from.")
+    num_frames: int = Field(description="Frames of a training clip.")
     max_objects: int
-    kinds: list[Kind]
-    acceleration: Point = Field(description="The law it learned, in pixels a frame squared.")
+    components: list[InitialComponent]
+    acceleration: Point = Field(description="Learned acceleration, pixels per frame squared.")
     max_frames: int = MAX_FRAMES
     max_upload_bytes: int
-    upload_kinds: list[str] = Field(description="File name suffixes that can be uploaded.")
+    upload_formats: list[str] = Field(description="File name suffixes that can be uploaded.")
 
 
-class Question(Record):
-    """A clip, and which of its frames the model may see: one answer for each mask.
+class QueryRequest(Record):
+    """A clip, and masks of its observed frames: one prediction per mask.
 
-    A mask of true alone infers; true, then false forecasts; any other interpolates. Masks may be
-    longer than the clip: nobody has seen the frames beyond its end.
+    All true: infer. True, then false: forecast. Other masks: interpolate. Masks may be longer than
+    the clip; frames after its end are unobserved.
     """
 
     video: Video
@@ -95,44 +97,44 @@ class Question(Record):
 class Track(Record):
     """One object in every frame."""
 
-    positions: list[Point] = Field(description="of the object as drawn")
+    positions: list[Point] = Field(description="positions of the object as rendered")
     covariances: list[Covariance]
-    path: list[Point] = Field(description="without the jitter of single frames")
+    path: list[Point] = Field(description="path without observation noise")
     path_covariances: list[Covariance]
-    kinds: list[float] = Field(description="probability of each kind of start")
+    component_probabilities: list[float] = Field(description="of each initial component")
 
 
-class View(Record):
-    """What the model thinks happened, given one mask."""
+class Prediction(Record):
+    """Tracks and frames given one mask."""
 
     observed: list[bool]
     tracks: list[Track]
-    frames: str = Field(description="base64; probability that a pixel is white, 255 is certain")
+    frames: str = Field(description="base64; probability that a pixel is white, 255 is 1")
 
 
-class Views(Record):
-    """One view for each mask, and how long the model took."""
+class Predictions(Record):
+    """One prediction per mask, and the duration of the query."""
 
-    views: list[View]
+    predictions: list[Prediction]
     milliseconds: float
 
 
-class CountQuestion(Record):
-    """How many objects does a clip hold, seen through one mask?"""
+class CountRequest(Record):
+    """A clip whose objects are to be counted, and a mask of its observed frames."""
 
     video: Video
     mask: Annotated[list[bool], Field(min_length=2, max_length=MAX_FRAMES)]
 
 
 class Counts(Record):
-    """The probability of 1, 2, ... objects."""
+    """Probabilities of 1, 2, ... objects."""
 
     probabilities: list[float]
     milliseconds: float
 
 
-class Wish(Record):
-    """What to imagine."""
+class SampleRequest(Record):
+    """What to draw from the model."""
 
     num_objects: Count
     num_frames: Length
@@ -140,7 +142,7 @@ class Wish(Record):
 
 
 class Ball(Record):
-    """A ball at the first frame: where it is, and how far it moves to the next, in pixels."""
+    """State of a ball in the first frame: position and step to the second frame, in pixels."""
 
     x: Number
     y: Number
@@ -148,8 +150,8 @@ class Ball(Record):
     vy: Number
 
 
-class Throw(Record):
-    """Balls to be thrown into an empty picture."""
+class ThrowRequest(Record):
+    """Initial states of balls to simulate."""
 
     balls: Annotated[list[Ball], Field(min_length=1, max_length=16)]
     num_frames: Length
@@ -157,32 +159,31 @@ class Throw(Record):
 
 
 class Error(Record):
-    """What went wrong and what to do, in one line."""
+    """The problem and what to do, in one line."""
 
     error: str
 
 
 def encode_frames(frames: Float[Tensor, "T height width"]) -> str:
-    """Frames in [0, 1] as base64 bytes."""
+    """Return frames in [0, 1] as base64-encoded bytes."""
     levels = (255 * frames).round().to(torch.uint8).cpu().numpy()
     return base64.b64encode(levels.tobytes()).decode("ascii")
 
 
 def decode_frames(video: Video) -> Float[Tensor, "T height width"]:
-    """The frames of a video as floats in [0, 1].
+    """Return the frames of a video as floats in [0, 1].
 
-    Law: returns what `encode_frames` was given, to half a level of 255
-    (test_frames_survive_the_wire).
+    Law: inverts `encode_frames` to half a level of 255 (test_decoding_inverts_encoding).
     """
     shape = (video.num_frames, video.height, video.width)
     try:
         levels = np.frombuffer(base64.b64decode(video.frames, validate=True), np.uint8)
     except (binascii.Error, ValueError):
-        raise InputError("frames are not base64; encode one byte a pixel") from None
+        raise InputError("frames are not base64; encode one byte per pixel") from None
     expected = video.num_frames * video.height * video.width
     if len(levels) != expected:
         raise InputError(
-            f"frames hold {len(levels)} bytes; expected {expected}, one a pixel of "
+            f"frames hold {len(levels)} bytes; expected {expected}, one per pixel of "
             f"{video.num_frames} frames of {video.height}x{video.width}"
         )
     return torch.from_numpy(levels.reshape(shape).astype(np.float32) / np.float32(255))

@@ -1,9 +1,8 @@
-"""Who may ask, how much and for how long: the first thing that every request meets.
+"""Checks of every request: host, origin, length of the body and time to send it.
 
-The server listens on this machine, and so do all web pages that its owner visits: a page of
-somebody else can send requests here, or let its own name point here (DNS rebinding). So a request
-must call the server by a name that is its own, and a request that a page has sent must come from
-our page.
+The server listens on the user's machine, and any web page that the user visits can send requests
+to it, or make its own host name resolve to it (DNS rebinding). Therefore a request must name this
+server in its Host header, and a request sent by a page must come from the playground page.
 """
 
 import asyncio
@@ -29,15 +28,15 @@ HEADERS = {
 
 
 class RefusedError(Exception):
-    """A request that is not let through: status and one line."""
+    """A rejected request: status and one line."""
 
     def __init__(self, status: int, line: str) -> None:
         super().__init__(line)
         self.status = status
 
 
-class Guard:
-    """Lets through what is small, quick and ours; answers the rest with one clear line.
+class SecurityMiddleware:
+    """ASGI middleware that rejects requests of other pages, long bodies and slow bodies.
 
     Law: other hosts, other origins, long and slow bodies are refused
     (test_other_names_of_the_server_are_refused, test_other_pages_are_refused,
@@ -45,57 +44,59 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, *, host: str, max_bytes: dict[str, int]) -> None:
-        """Build a guard.
+        """Wrap an application.
 
         Args:
-            app: what lies behind it.
-            host: the address that the server listens on; says by which names it may be called.
-            max_bytes: the longest body for the paths that take more than the default, under "".
+            app: The application to protect.
+            host: Address that the server listens on; determines the accepted host names.
+            max_bytes: Longest body of a path; the default is under "".
         """
         self.app, self.names, self.max_bytes = app, own_names(host), max_bytes
         self.any_address = host not in LOOPBACK
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Checks a request, reads its body and passes it on."""
+        """Check a request, read its body and pass both to the application."""
         if scope["type"] != "http":
             return
-        dressed = _with_headers(send)
+        send = _with_headers(send)
         try:
             self.check(scope["path"], headers_of(scope))
             limit = self.max_bytes.get(scope["path"], self.max_bytes[""])
             body = await read_body(receive, headers_of(scope), limit)
         except RefusedError as refusal:
-            await _refuse(dressed, refusal)
+            await _refuse(send, refusal)
             return
         if body is None:
             return
         try:
-            await self.app(scope, _replay(body, receive), dressed)
-        except asyncio.CancelledError:  # Ctrl-C while the model still works
-            await _refuse(dressed, RefusedError(503, "the playground was stopped"))
+            await self.app(scope, _replay(body, receive), send)
+        except asyncio.CancelledError:  # Ctrl-C during a query
+            await _refuse(send, RefusedError(503, "the playground was stopped"))
 
     def check(self, path: str, headers: dict[str, str]) -> None:
-        """Raises `RefusedError` unless the request is addressed to us and comes from our page."""
+        """Raise `RefusedError` unless the request names this server and comes from its page."""
         host = headers.get("host", "")
         name = host_name(host)
         if name not in self.names and not (self.any_address and is_address(name)):
             raise RefusedError(403, f"this server is not {host[:80]!r}; open it by its own address")
         origin = headers.get("origin")
         if origin is not None and origin != f"http://{host}":
-            raise RefusedError(403, f"pages of {origin[:80]!r} may not ask this server")
-        # Pictures and scripts of other pages send no origin, but every browser says this much.
+            raise RefusedError(
+                403, f"pages of {origin[:80]!r} may not send requests to this server"
+            )
+        # Images and scripts of other pages send no Origin, but browsers send this header.
         site = headers.get("sec-fetch-site", "same-origin")
         if path.startswith("/api/") and site not in ("same-origin", "none"):
-            raise RefusedError(403, "other pages may not ask this server")
+            raise RefusedError(403, "other pages may not send requests to this server")
 
 
 def own_names(host: str) -> frozenset[str]:
-    """The names by which a server that listens on `host` may be called."""
+    """Return the host names of a server that listens on `host`."""
     return LOOPBACK if host in LOOPBACK else LOOPBACK | {host.lower(), socket.gethostname().lower()}
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, without the port and without brackets."""
+    """Return the name in a Host header, without port and brackets."""
     inner, bracket, rest = host[1:].partition("]")
     if host.startswith("[") and bracket and rest[:1] in ("", ":"):
         return inner.lower()
@@ -103,7 +104,7 @@ def host_name(host: str) -> str:
 
 
 def is_address(name: str) -> bool:
-    """Whether a name is a plain address, which cannot be made to point elsewhere."""
+    """Return whether a name is an IP address, which DNS cannot redirect."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -112,16 +113,16 @@ def is_address(name: str) -> bool:
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
-    """The headers of a request by their lower-case names."""
+    """Return the headers of a request by lower-case name."""
     pairs: Iterable[tuple[bytes, bytes]] = scope["headers"]
     return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in pairs}
 
 
 async def read_body(receive: Receive, headers: dict[str, str], limit: int) -> bytes | None:
-    """The whole body, or None if the client has gone.
+    """Return the whole body, or None if the client has disconnected.
 
     Raises:
-        RefusedError: it is too long, or does not come.
+        RefusedError: The body is too long or does not arrive in time.
     """
     too_long = RefusedError(413, f"the body is too long; send at most {limit / 2**20:.0f} MiB")
     declared = headers.get("content-length", "0")
@@ -144,7 +145,7 @@ async def read_body(receive: Receive, headers: dict[str, str], limit: int) -> by
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A receiver that hands over the body at once, and afterwards what else comes."""
+    """Return a receiver that yields the body first, then later messages."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_again() -> Message:
@@ -154,15 +155,15 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def _with_headers(send: Send) -> Send:
-    """A sender that adds our headers to every answer."""
+    """Return a sender that adds the security headers to every response."""
     added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
-    async def send_dressed(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", []), *added]}
         await send(message)
 
-    return send_dressed
+    return send_with_headers
 
 
 async def _refuse(send: Send, refusal: RefusedError) -> None:
@@ -170,7 +171,7 @@ async def _refuse(send: Send, refusal: RefusedError) -> None:
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),  # what is left of a body need not be read
+        (b"connection", b"close"),  # the rest of the body is not read
     ]
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -1,25 +1,25 @@
-"""Connections with deadlines: a client that dawdles is cut off, so that it holds up nobody."""
+"""Deadlines of connections: slow clients are disconnected."""
 
 import asyncio
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 5.0  # for the first line and the headers of a request
-EXCHANGE_SECONDS = 90.0  # for the rest of it, the wait and the answer: two uploads fit
+EXCHANGE_SECONDS = 90.0  # for the body, the waiting and the response: enough for two uploads
 
 
-class Connection(H11Protocol):
-    """uvicorn's connection, which by itself waits for ever for slow senders and slow readers."""
+class DeadlineProtocol(H11Protocol):
+    """uvicorn's HTTP protocol with deadlines; by itself it waits for slow clients without limit."""
 
     deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts the clock: the head of the first request is due."""
+        """Set the deadline of the head of the first request."""
         super().connection_made(transport)
         self._set_deadline(HEAD_SECONDS)
 
     def data_received(self, data: bytes) -> None:
-        """Starts the clock of a later request with its first byte; a whole head gains time."""
+        """Set the deadline of a later request at its first byte; extend it after the head."""
         waiting_for_head = self._idle()
         if waiting_for_head and self.deadline is None:
             self._set_deadline(HEAD_SECONDS)
@@ -28,21 +28,21 @@ class Connection(H11Protocol):
             self._set_deadline(EXCHANGE_SECONDS)
 
     def on_response_complete(self) -> None:
-        """Stops the clock; uvicorn's own for idle connections takes over."""
+        """Clear the deadline; uvicorn closes idle connections itself."""
         self._clear_deadline()
         super().on_response_complete()
-        if not self._idle():  # the next request had come already
+        if not self._idle():  # the next request has arrived already
             self._set_deadline(EXCHANGE_SECONDS)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Closes an idle connection, without waiting for a client that does not read."""
+        """Close an idle connection, at once if the client does not read."""
         if self.transport.get_write_buffer_size() > 0:
             self.transport.abort()
         else:
             super().timeout_keep_alive_handler()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the clock."""
+        """Clear the deadline."""
         self._clear_deadline()
         super().connection_lost(exc)
 

@@ -1,7 +1,7 @@
-"""Files of strangers are read in a process of their own, with limits that end it.
+"""Read uploaded files in a separate process with limits of time and memory.
 
-A reader of archives and videos is where hostile bytes do harm: they blow up, hang or crash. Here
-that costs one short-lived process, never the server, and what comes back is JSON, never a pickle.
+Hostile archives and videos can exhaust memory, hang or crash their decoder. In a short-lived
+process this cannot harm the server; the result is sent back as JSON, never as a pickle.
 """
 
 import multiprocessing
@@ -15,17 +15,17 @@ from motes.core.errors import InputError
 from motes.core.memory import limit_memory
 from motes.data import Clips, load_clips
 from motes.data.colour import ColourAxis, in_grey
-from motes.server import schemas as wire
-from motes.server.playground import Playground, clips_from
+from motes.server import schemas
+from motes.server.playground import Playground, to_schema
 from motes.video import Preparation, Video, open_video, whole_clip
 from motes.video.readers import ARRAYS, READERS
 
 MAX_BYTES = 16 * 2**20
 MAX_CLIPS = 12
 SECONDS = 40.0
-MEMORY = 2**30  # bytes beyond what the process has when it starts
-KINDS = list(READERS)
-_FAILED = "reading failed; the file is damaged or of another kind"
+MEMORY = 2**30  # bytes that the process may allocate
+FORMATS = list(READERS)
+_FAILED = "reading failed; the file is damaged or of another format"
 
 _FORKS = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
 _context: Any = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
@@ -33,34 +33,34 @@ if _FORKS:
     _context.set_forkserver_preload([__name__])  # a fork takes milliseconds, not seconds
 
 
-def read_upload(content: bytes, name: str, playground: Playground) -> wire.Clips:
-    """The clips of an uploaded file; waits for the process that reads it.
+def read_upload(content: bytes, name: str, playground: Playground) -> schemas.Clips:
+    """Return the clips of an uploaded file.
 
     Args:
-        content: the file's bytes.
-        name: the file's name; its suffix says what the bytes are.
-        playground: its model says how large frames are, and how videos are prepared.
+        content: Bytes of the file.
+        name: Name of the file; the suffix determines the format.
+        playground: Determines the frame size and the preparation of videos.
 
     Raises:
-        InputError: the file cannot be used, is too much, or takes too long.
+        InputError: The file cannot be read, is too large, or takes too long.
     """
     title, suffix = Path(name).stem, Path(name).suffix.lower()
-    if suffix not in KINDS:
-        raise InputError(f"{name[:80]!r} is no clip that can be read; give {', '.join(KINDS)}")
+    if suffix not in FORMATS:
+        raise InputError(f"{name[:80]!r} has no supported format; give {', '.join(FORMATS)}")
     with tempfile.TemporaryDirectory() as folder:  # Windows opens no named temporary file twice
         file = Path(folder) / f"upload{suffix}"
         file.write_bytes(content)
         try:
             size, preparation = playground.model.image_size, playground.preparation
             axis = playground.config.data.colour_axis
-            found = limited(_read, str(file), title, size, preparation, axis)
-            return wire.Clips.model_validate_json(found)
+            found = run_limited(_read, str(file), title, size, preparation, axis)
+            return schemas.Clips.model_validate_json(found)
         except InputError as error:
             raise InputError(str(error).replace(str(file), name[:80])) from None
 
 
-def limited(job: Callable[..., wire.Clips], *arguments: object) -> bytes:
-    """What a job returns, as JSON, done in a process that is ended when it takes too much.
+def run_limited(job: Callable[..., schemas.Clips], *arguments: object) -> bytes:
+    """Run a job in a process with limits of time and memory; return its result as JSON.
 
     Law: hangs, memory blow-ups and crashes become one line
     (test_a_reader_that_hangs_grows_or_dies_is_one_line).
@@ -85,8 +85,8 @@ def limited(job: Callable[..., wire.Clips], *arguments: object) -> bytes:
     return content
 
 
-def _report(pipe: Connection, job: Callable[..., wire.Clips], arguments: tuple[object]) -> None:
-    """Does the job within limits and sends what came of it."""
+def _report(pipe: Connection, job: Callable[..., schemas.Clips], arguments: tuple[object]) -> None:
+    """Run the job with limited memory and send its result or error."""
     limit_memory(MEMORY)
     try:
         content = job(*arguments).model_dump_json().encode()
@@ -94,7 +94,7 @@ def _report(pipe: Connection, job: Callable[..., wire.Clips], arguments: tuple[o
         mark, content = b"-", str(error).encode()
     except MemoryError:
         mark, content = b"-", f"reading needs more than {MEMORY >> 20} MiB of memory".encode()
-    except Exception as error:  # whatever a decoder raises on bytes that nobody thought of
+    except Exception as error:  # decoders raise anything on hostile bytes
         mark, content = b"-", f"{_FAILED} ({type(error).__name__})".encode()
     else:
         mark = b"+"
@@ -108,14 +108,14 @@ def _read(
     size: tuple[int, int],
     preparation: Preparation | None,
     axis: ColourAxis | None,
-) -> wire.Clips:
-    """The first clips of a file, cut to the frames that may be asked about."""
+) -> schemas.Clips:
+    """Return the first clips of a file, cut to the frames that a query may have."""
     if path.endswith(ARRAYS):
         clips = load_clips(path)
         height, width = clips.video.shape[2:4]
         if (height, width) != size:
             raise InputError(
-                f"the frames are {height}x{width} pixels; this model sees {size[0]}x{size[1]}: "
+                f"the frames are {height}x{width} pixels; this model needs {size[0]}x{size[1]}: "
                 "resize them, or send a video, which is prepared for the model"
             )
         num_frames = clips.video.shape[1]
@@ -127,23 +127,23 @@ def _read(
         num_frames = video.num_frames or clips.video.shape[1]
     if clips.video.shape[1] < 2:
         raise InputError("the clip has 1 frame; give at least 2")
-    longest = min(wire.MAX_FRAMES, wire.MAX_PIXELS // (size[0] * size[1]))
+    longest = min(schemas.MAX_FRAMES, schemas.MAX_PIXELS // (size[0] * size[1]))
     notes = []
     if len(clips) > MAX_CLIPS:
         notes.append(f"the first {MAX_CLIPS} of {len(clips)} clips")
     if num_frames > longest:
         notes.append(f"the first {longest} of {num_frames} frames")
-    found = clips_from(_cut(in_grey(clips[:MAX_CLIPS], axis), longest), title)
-    return wire.Clips(clips=found, note=" and ".join(notes) or None)
+    records = to_schema(_cut(in_grey(clips[:MAX_CLIPS], axis), longest), title)
+    return schemas.Clips(clips=records, note=" and ".join(notes) or None)
 
 
 def _first_seconds(video: Video) -> tuple[float, float]:
-    """The span of the first MAX_FRAMES pictures; the rest need not be read."""
-    return 0.0, (wire.MAX_FRAMES - 0.5) / (video.fps or 1.0)
+    """Return the time span of the first MAX_FRAMES frames."""
+    return 0.0, (schemas.MAX_FRAMES - 0.5) / (video.fps or 1.0)
 
 
 def _cut(clips: Clips, num_frames: int) -> Clips:
-    """The clips up to a number of frames, colours averaged."""
+    """Return the clips up to a number of frames, with colours averaged."""
     frames = clips.frames[:, :num_frames].float()
     return Clips(
         video=frames.mean(-1) if frames.ndim == 5 else frames,

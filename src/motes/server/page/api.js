@@ -1,4 +1,4 @@
-// Asks the server; every failure becomes an Error with one line for people.
+// Requests to the server; every failure becomes an Error with a one-line message.
 
 export async function get(path) {
   return reply(fetch(path));
@@ -26,18 +26,18 @@ async function reply(pending) {
   return record;
 }
 
-// Runs one request at a time; of those that come meanwhile, the last alone is run afterwards. What runs
-// can ask whether another one waits.
+// Runs one request at a time; of the requests made meanwhile, only the last is run afterwards. A running
+// request can check whether another one is waiting.
 export function latest(run) {
   let busy = false, waiting = false;
-  return async function ask() {
+  return async function request() {
     if (busy) { waiting = true; return; }
     busy = true;
     try {
       await run(() => waiting);
     } finally {
       busy = false;
-      if (waiting) { waiting = false; ask(); }
+      if (waiting) { waiting = false; request(); }
     }
   };
 }

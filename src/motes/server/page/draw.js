@@ -1,8 +1,8 @@
-// Pictures on canvases: frames, paths and ellipses, in the pixel coordinates of the clip.
+// Drawing on canvases: frames, paths and ellipses, in pixel coordinates of the clip.
 
-const RADIUS_90 = Math.sqrt(-2 * Math.log(1 - 0.9)); // an ellipse of this radius holds 90 %
+const RADIUS_90 = Math.sqrt(-2 * Math.log(1 - 0.9)); // radius of an ellipse that contains 90 %
 
-// The page's colours are said once, in style.css.
+// The colours of the page are defined in style.css.
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`);
 
 export function frameImage(levels, t, height, width) {
@@ -19,14 +19,14 @@ export function showFrame(canvas, levels, t, height, width) {
   canvas.getContext("2d").putImageData(frameImage(levels, t, height, width), 0, 0);
 }
 
-// All frames in one picture: where something was white.
+// All frames in one image: the maximum over time, later frames brighter.
 export function showStreak(canvas, levels, numFrames, height, width) {
-  const most = new Uint8Array(height * width);
+  const maximum = new Uint8Array(height * width);
   for (let t = 0; t < numFrames; t++) {
     const shade = 0.35 + 0.65 * t / numFrames;
-    for (let i = 0; i < most.length; i++) most[i] = Math.max(most[i], shade * levels[t * most.length + i]);
+    for (let i = 0; i < maximum.length; i++) maximum[i] = Math.max(maximum[i], shade * levels[t * maximum.length + i]);
   }
-  showFrame(canvas, most, 0, height, width);
+  showFrame(canvas, maximum, 0, height, width);
 }
 
 export class Stage {
@@ -35,7 +35,7 @@ export class Stage {
     this.buffer = document.createElement("canvas");
   }
 
-  // Fits the canvas to the screen's pixels; draws in the clip's, whose centres are whole numbers.
+  // Fits the canvas to screen pixels; coordinates are clip pixels, whose centres are integers.
   begin(height, width) {
     const ratio = window.devicePixelRatio || 1;
     this.canvas.style.aspectRatio = `${width} / ${height}`;
@@ -65,7 +65,7 @@ export class Stage {
     this.context.globalAlpha = 1;
   }
 
-  // A path up to now is bright, the rest of it faint; `dashes` tells kinds apart without colours.
+  // A path is bright up to the current frame and faint after it; `dashes` distinguish predictions without colour.
   path(points, now, stroke, dashes) {
     const half = [points.slice(0, now + 1), points.slice(now)];
     half.forEach((part, later) => {
@@ -82,8 +82,8 @@ export class Stage {
     this.context.fill();
   }
 
-  // Beside a place rather than on it.
-  word(text, [x, y]) {
+  // Text next to a point.
+  label(text, [x, y]) {
     this.context.font = `${7 * this.thin}px sans-serif`;
     this.context.fillStyle = colour("truth");
     this.context.fillText(text, x + 3, y - 3);

@@ -1,12 +1,12 @@
-// The page: sources of clips, the film with its timeline, and what the model thinks.
+// The page: sources of clips, the clip with its timeline, and the predictions.
 
 import { bytes, get, post, upload } from "./api.js";
 import { Stage, colour, showStreak } from "./draw.js";
 import { Timeline } from "./timeline.js";
-import { KINDS, Views, asker, showCounts, showKinds } from "./views.js";
+import { KINDS, Views, predictor, showComponents, showCounts } from "./views.js";
 
-const FRAMES_A_SECOND = 12;
-const STEP_OF_ARROW = 0.1; // of the arrow's length is flown from one frame to the next
+const FRAMES_PER_SECOND = 12;
+const STEP_PER_LENGTH = 0.1; // step from one frame to the next, as a fraction of the arrow's length
 const find = (id) => document.getElementById(id);
 
 const state = {
@@ -16,21 +16,21 @@ const state = {
 const { timeline } = state;
 const stage = new Stage(find("stage"));
 const views = new Views(find("views"), () => draw());
-const ask = asker(state, complain, () => {
-  if (!find("message").classList.contains("note")) complain(null);
+const predict = predictor(state, showError, () => {
+  if (!find("message").classList.contains("note")) showError(null);
   showAnswers();
 });
 
-// ---- telling -------------------------------------------------------------------------------
+// ---- messages ------------------------------------------------------------------------------
 
-function complain(error) {
+function showError(error) {
   find("message").hidden = error === null;
   find("message").classList.remove("note");
   find("message").textContent = error === null ? "" : error.message;
 }
 
 function note(text) {
-  complain(new Error(text));
+  showError(new Error(text));
   find("message").classList.add("note");
 }
 
@@ -38,24 +38,24 @@ const guarded = (act) => async (...given) => {
   try {
     await act(...given);
   } catch (error) {
-    complain(error);
+    showError(error);
   }
 };
 
 // ---- clips ---------------------------------------------------------------------------------
 
-async function use(clip, seen = clip.observed ?? middleHidden(clip.num_frames)) {
+async function use(clip, observed = clip.observed ?? middleHidden(clip.num_frames)) {
   Object.assign(state, { clip: { ...clip, levels: bytes(clip.frames) }, probabilities: null, answers: {} });
-  timeline.load(seen, Number(find("ahead").value));
+  timeline.load(observed, Number(find("ahead").value));
   if (timeline.now >= timeline.length) timeline.go(0);
-  find("took").textContent = "";
-  find("kinds").replaceChildren();
+  find("status").textContent = "";
+  find("components").replaceChildren();
   draw();
   if (clip.num_objects) state.count = Math.min(clip.num_objects, state.about.max_objects);
   else if (!await countBalls()) return;
   showCounts(find("counts"), state, chooseCount);
   draw();
-  await ask();
+  await predict();
 }
 
 const middleHidden = (length) => Array.from({ length }, (_, t) => t < length / 4 || t >= length * 3 / 4);
@@ -77,23 +77,23 @@ function fill(gallery, clips) {
 
 const examples = guarded(async (seed) => fill(find("examples"), (await get(`api/examples?seed=${seed}`)).clips));
 
-const imagine = guarded(async () => {
-  const wish = {
-    num_objects: Number(find("imagine-count").value),
-    num_frames: Number(find("imagine-frames").value),
+const sample = guarded(async () => {
+  const request = {
+    num_objects: Number(find("sample-count").value),
+    num_frames: Number(find("sample-frames").value),
     seed: Math.floor(Math.random() * 2 ** 31),
   };
-  fill(find("imagined"), (await post("api/sample", wish)).clips);
-  find("imagined").firstChild.click();
+  fill(find("samples"), (await post("api/sample", request)).clips);
+  find("samples").firstChild.click();
 });
 
-const take = guarded(async (file) => {
+const openFile = guarded(async (file) => {
   if (!file) return;
-  const most = state.about.max_upload_bytes;
-  if (file.size > most) throw new Error(`${file.name} has ${(file.size / 2 ** 20).toFixed(0)} MiB; the most is ${most / 2 ** 20} MiB.`);
+  const limit = state.about.max_upload_bytes;
+  if (file.size > limit) throw new Error(`${file.name} has ${(file.size / 2 ** 20).toFixed(0)} MiB; the limit is ${limit / 2 ** 20} MiB.`);
   note(`Reading ${file.name} …`);
   const found = await upload(file);
-  complain(null);
+  showError(null);
   fill(find("uploaded"), found.clips);
   find("uploaded").firstChild.click();
   if (found.note) note(`Shown: ${found.note}.`);
@@ -109,13 +109,13 @@ const throwBalls = guarded(async () => {
 
 // ---- the model -----------------------------------------------------------------------------
 
-// False if another clip was chosen meanwhile.
+// Returns false if another clip was chosen meanwhile.
 async function countBalls() {
   const { clip } = state, { num_frames, height, width, frames } = clip;
-  find("took").textContent = "counting balls …";
-  const reply = await post("api/count", { video: { num_frames, height, width, frames }, mask: timeline.seen });
+  find("status").textContent = "counting balls …";
+  const reply = await post("api/count", { video: { num_frames, height, width, frames }, mask: timeline.observed });
   if (state.clip !== clip) return false;
-  find("took").textContent = `counted in ${Math.round(reply.milliseconds)} ms`;
+  find("status").textContent = `counted in ${Math.round(reply.milliseconds)} ms`;
   state.probabilities = reply.probabilities;
   state.count = 1 + reply.probabilities.indexOf(Math.max(...reply.probabilities));
   return true;
@@ -125,13 +125,13 @@ function chooseCount(count) {
   if (count > state.about.max_objects) return;
   state.count = count;
   showCounts(find("counts"), state, chooseCount);
-  ask();
+  predict();
 }
 
 function showAnswers() {
-  const told = state.answers.interpolated ?? state.answers.inferred;
-  if (told) find("took").textContent = `answered in ${Math.round(told.milliseconds)} ms`;
-  if (told) showKinds(find("kinds"), told, state.about.kinds);
+  const shown = state.answers.interpolated ?? state.answers.inferred;
+  if (shown) find("status").textContent = `answered in ${Math.round(shown.milliseconds)} ms`;
+  if (shown) showComponents(find("components"), shown, state.about.components);
   draw();
 }
 
@@ -141,17 +141,17 @@ function draw() {
   const { clip, answers } = state, { now } = timeline;
   if (!clip) return;
   stage.begin(clip.height, clip.width);
-  const inside = now < clip.num_frames, seen = inside && timeline.seen[now];
-  if (inside) stage.frame(clip.levels, now, clip.height, clip.width, seen ? 1 : 0.35);
+  const inside = now < clip.num_frames, observed = inside && timeline.observed[now];
+  if (inside) stage.frame(clip.levels, now, clip.height, clip.width, observed ? 1 : 0.35);
   const hint = throwing() && !state.playing ? "drag here to throw a ball" : "";
-  find("badge").textContent = seen ? hint : inside ? "hidden from the model" : "beyond the end";
+  find("badge").textContent = observed ? hint : inside ? "hidden from the model" : "after the end";
   find("truth-badge").hidden = !clip.truth;
   for (const [kind, { dashes }] of Object.entries(KINDS)) {
     if (answers[kind]?.clip === clip && views.shown(kind)) drawTracks(answers[kind], now, colour(kind), dashes);
   }
   for (const path of clip.truth ?? []) stage.path(path, Math.min(now, path.length - 1), colour("truth"), [0.1, 1.1]);
-  const told = answers.interpolated ?? answers.inferred;
-  if (told?.clip === clip && told.tracks.length > 1) drawNumbers(told, now);
+  const shown = answers.interpolated ?? answers.inferred;
+  if (shown?.clip === clip && shown.tracks.length > 1) drawNumbers(shown, now);
   if (state.arrow) drawArrow(state.arrow);
   views.show(answers, now, clip, timeline.masks());
   find("clock").textContent = `${now + 1} / ${timeline.length}`;
@@ -160,8 +160,8 @@ function draw() {
 function drawTracks(view, now, stroke, dashes) {
   const t = Math.min(now, view.observed.length - 1);
   for (const track of view.tracks) {
-    view.observed.forEach((seen, hidden) => {
-      if (!seen) stage.ellipse(track.path[hidden], track.path_covariances[hidden], stroke, { opacity: 0.05 });
+    view.observed.forEach((observed, frame) => {
+      if (!observed) stage.ellipse(track.path[frame], track.path_covariances[frame], stroke, { opacity: 0.05 });
     });
     stage.path(track.path, t, stroke, dashes);
     stage.ellipse(track.positions[t], track.covariances[t], stroke, { line: true, opacity: 1 });
@@ -170,13 +170,13 @@ function drawTracks(view, now, stroke, dashes) {
 
 function drawNumbers(view, now) {
   const t = Math.min(now, view.observed.length - 1);
-  view.tracks.forEach(({ positions }, n) => stage.word(String(n + 1), positions[t]));
+  view.tracks.forEach(({ positions }, n) => stage.label(String(n + 1), positions[t]));
 }
 
 function drawArrow({ from, to }) {
   stage.arrow(from, to, colour("forecast"));
   const [ax, ay] = state.about.acceleration;
-  const [vx, vy] = [0, 1].map((axis) => STEP_OF_ARROW * (to[axis] - from[axis]));
+  const [vx, vy] = [0, 1].map((axis) => STEP_PER_LENGTH * (to[axis] - from[axis]));
   const flight = Array.from({ length: state.about.num_frames }, (_, t) => (
     [from[0] + vx * t + ax * t * (t - 1) / 2, from[1] + vy * t + ay * t * (t - 1) / 2]
   ));
@@ -193,14 +193,14 @@ function play(on) {
 let last = 0;
 function tick(time) {
   if (!state.playing) return;
-  if (time - last >= 1000 / FRAMES_A_SECOND) {
+  if (time - last >= 1000 / FRAMES_PER_SECOND) {
     last = time;
     timeline.go((timeline.now + 1) % timeline.length);
   }
   requestAnimationFrame(tick);
 }
 
-// ---- hands ---------------------------------------------------------------------------------
+// ---- input ---------------------------------------------------------------------------------
 
 const throwing = () => !find("pane-throw").hidden;
 
@@ -224,7 +224,7 @@ function listenToStage() {
     if (!state.arrow) return;
     const { from, to } = state.arrow;
     state.arrow = null;
-    addBall({ x: from[0], y: from[1], vx: STEP_OF_ARROW * (to[0] - from[0]), vy: STEP_OF_ARROW * (to[1] - from[1]) });
+    addBall({ x: from[0], y: from[1], vx: STEP_PER_LENGTH * (to[0] - from[0]), vy: STEP_PER_LENGTH * (to[1] - from[1]) });
   });
 }
 
@@ -235,22 +235,22 @@ function addBall(ball) {
 }
 
 function throwOne() {
-  const { kinds, height } = state.about;
-  const { place, step } = kinds[Math.floor(Math.random() * kinds.length)];
-  const wobble = (size) => size * (Math.random() - 0.5);
-  addBall({ x: place[0] + wobble(6), y: place[1] + wobble(height / 5), vx: step[0] * (1 + wobble(0.3)), vy: step[1] * (1 + wobble(0.3)) });
+  const { components, height } = state.about;
+  const { position, step } = components[Math.floor(Math.random() * components.length)];
+  const jitter = (size) => size * (Math.random() - 0.5);
+  addBall({ x: position[0] + jitter(6), y: position[1] + jitter(height / 5), vx: step[0] * (1 + jitter(0.3)), vy: step[1] * (1 + jitter(0.3)) });
 }
 
 function openTab(tab) {
   for (const other of document.querySelectorAll("[role=tab]")) {
-    const chosen = other === tab;
-    other.setAttribute("aria-selected", chosen);
-    other.tabIndex = chosen ? 0 : -1;
-    find(other.getAttribute("aria-controls")).hidden = !chosen;
+    const selected = other === tab;
+    other.setAttribute("aria-selected", selected);
+    other.tabIndex = selected ? 0 : -1;
+    find(other.getAttribute("aria-controls")).hidden = !selected;
   }
   find("stage").classList.toggle("throwing", throwing());
   draw();
-  if (tab.id === "tab-imagine" && !find("imagined").children.length) imagine();
+  if (tab.id === "tab-sample" && !find("samples").children.length) sample();
 }
 
 function listenToTabs() {
@@ -258,9 +258,9 @@ function listenToTabs() {
   tabs.forEach((tab, i) => {
     tab.addEventListener("click", () => openTab(tab));
     tab.addEventListener("keydown", ({ key }) => {
-      const way = { ArrowLeft: -1, ArrowRight: 1 }[key];
-      if (!way) return;
-      const next = tabs[(i + way + tabs.length) % tabs.length];
+      const offset = { ArrowLeft: -1, ArrowRight: 1 }[key];
+      if (!offset) return;
+      const next = tabs[(i + offset + tabs.length) % tabs.length];
       next.focus();
       openTab(next);
     });
@@ -274,19 +274,19 @@ const RULES = {
   most: (t, length) => t > 1 && t < length - 2,
 };
 
-function listenToFilm() {
+function listenToTimeline() {
   timeline.addEventListener("move", draw);
   timeline.addEventListener("grab", () => play(false));
-  timeline.addEventListener("mask", () => { draw(); ask(); });
+  timeline.addEventListener("mask", () => { draw(); predict(); });
   find("play").addEventListener("click", () => play(!state.playing));
   for (const button of document.querySelectorAll("[data-hide]")) {
     button.addEventListener("click", () => timeline.hide(RULES[button.dataset.hide]));
   }
   find("ahead").addEventListener("input", () => {
     find("ahead-shown").textContent = find("ahead").value;
-    timeline.load(timeline.seen, Number(find("ahead").value));
+    timeline.load(timeline.observed, Number(find("ahead").value));
     draw();
-    ask();
+    predict();
   });
   find("count").addEventListener("click", guarded(async () => {
     if (await countBalls()) chooseCount(state.count);
@@ -296,20 +296,20 @@ function listenToFilm() {
 function listenToSources() {
   let seed = 0;
   find("more-examples").addEventListener("click", () => examples(++seed));
-  find("imagine-again").addEventListener("click", imagine);
-  for (const name of ["imagine-count", "imagine-frames"]) {
+  find("sample-again").addEventListener("click", sample);
+  for (const name of ["sample-count", "sample-frames"]) {
     find(name).addEventListener("input", () => { find(`${name}-shown`).textContent = find(name).value; });
-    find(name).addEventListener("change", imagine);
+    find(name).addEventListener("change", sample);
   }
   find("throw-one").addEventListener("click", throwOne);
   find("throw-none").addEventListener("click", () => { state.balls = []; });
-  find("upload").addEventListener("change", ({ target }) => { take(target.files[0]); target.value = ""; });
+  find("upload").addEventListener("change", ({ target }) => { openFile(target.files[0]); target.value = ""; });
   const drop = find("drop");
   for (const kind of ["dragover", "dragleave", "drop"]) {
     drop.addEventListener(kind, (event) => {
       event.preventDefault();
       drop.classList.toggle("over", kind === "dragover");
-      if (kind === "drop") take(event.dataTransfer.files[0]);
+      if (kind === "drop") openFile(event.dataTransfer.files[0]);
     });
   }
 }
@@ -332,15 +332,15 @@ function listenToKeys() {
 
 const start = guarded(async () => {
   state.about = await get("api/about");
-  const { model, max_objects, height, width, upload_kinds, max_upload_bytes } = state.about;
+  const { model, max_objects, height, width, upload_formats, max_upload_bytes } = state.about;
   find("model").textContent = model;
-  find("imagine-count").max = max_objects;
-  find("upload").accept = upload_kinds.join(",");
-  find("upload-kinds").textContent = upload_kinds.join(", ");
-  find("upload-advice").textContent = `Clips of ${width}x${height} pixels, or any video, of which the model sees what moves; up to ${max_upload_bytes / 2 ** 20} MiB. Nothing is kept.`;
+  find("sample-count").max = max_objects;
+  find("upload").accept = upload_formats.join(",");
+  find("upload-formats").textContent = upload_formats.join(", ");
+  find("upload-advice").textContent = `Clips of ${width}x${height} pixels, or any video, of which the moving parts are used; up to ${max_upload_bytes / 2 ** 20} MiB. Files are not stored.`;
   listenToStage();
   listenToTabs();
-  listenToFilm();
+  listenToTimeline();
   listenToSources();
   listenToKeys();
   new ResizeObserver(draw).observe(find("screen"));

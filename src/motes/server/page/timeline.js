@@ -1,10 +1,10 @@
-// The timeline: which frame is shown, and which frames the model may see.
+// The timeline: the current frame, and the frames that are observed.
 
 export class Timeline extends EventTarget {
   constructor(element) {
     super();
     this.element = element;
-    this.seen = [];
+    this.observed = [];
     this.ahead = 0;
     this.now = 0;
     element.addEventListener("pointerdown", (event) => this.grab(event));
@@ -13,22 +13,22 @@ export class Timeline extends EventTarget {
   }
 
   get length() {
-    return this.seen.length + this.ahead;
+    return this.observed.length + this.ahead;
   }
 
-  // What each kind of answer may see: everything, only what precedes the first gap, what is not hidden.
+  // Observed frames of each prediction: all, those before the first gap, those not hidden.
   masks() {
     const beyond = Array(this.ahead).fill(false);
-    const gap = this.seen.indexOf(false);
+    const gap = this.observed.indexOf(false);
     return {
-      inferred: [...this.seen.map(() => true), ...beyond],
-      forecast: gap > 0 ? [...this.seen.map((_, t) => t < gap), ...beyond] : null,
-      interpolated: gap >= 0 && this.seen.includes(true) ? [...this.seen, ...beyond] : null,
+      inferred: [...this.observed.map(() => true), ...beyond],
+      forecast: gap > 0 ? [...this.observed.map((_, t) => t < gap), ...beyond] : null,
+      interpolated: gap >= 0 && this.observed.includes(true) ? [...this.observed, ...beyond] : null,
     };
   }
 
-  load(seen, ahead) {
-    this.seen = seen;
+  load(observed, ahead) {
+    this.observed = observed;
     this.ahead = ahead;
     this.now = Math.min(this.now, this.length - 1);
     this.element.replaceChildren(...Array.from({ length: this.length }, () => document.createElement("i")));
@@ -36,13 +36,13 @@ export class Timeline extends EventTarget {
   }
 
   hide(rule) {
-    this.seen = this.seen.map((_, t) => !rule(t, this.seen.length));
+    this.observed = this.observed.map((_, t) => !rule(t, this.observed.length));
     this.changed();
   }
 
   toggle(t) {
-    if (t >= this.seen.length) return;
-    this.seen[t] = !this.seen[t];
+    if (t >= this.observed.length) return;
+    this.observed[t] = !this.observed[t];
     this.changed();
   }
 
@@ -59,12 +59,12 @@ export class Timeline extends EventTarget {
 
   paint() {
     [...this.element.children].forEach((cell, t) => {
-      const beyond = t >= this.seen.length;
-      cell.className = [beyond ? "beyond" : this.seen[t] ? "" : "hidden", t === this.now ? "now" : ""].join(" ");
+      const beyond = t >= this.observed.length;
+      cell.className = [beyond ? "beyond" : this.observed[t] ? "" : "hidden", t === this.now ? "now" : ""].join(" ");
     });
-    const said = this.now >= this.seen.length ? "beyond the end" : this.seen[this.now] ? "seen" : "hidden";
-    const spoken = { valuemax: this.length, valuenow: this.now + 1, valuetext: `frame ${this.now + 1}, ${said}` };
-    for (const [name, value] of Object.entries(spoken)) this.element.setAttribute(`aria-${name}`, value);
+    const label = this.now >= this.observed.length ? "after the end" : this.observed[this.now] ? "observed" : "hidden";
+    const attributes = { valuemax: this.length, valuenow: this.now + 1, valuetext: `frame ${this.now + 1}, ${label}` };
+    for (const [name, value] of Object.entries(attributes)) this.element.setAttribute(`aria-${name}`, value);
   }
 
   at(event) {
@@ -73,11 +73,11 @@ export class Timeline extends EventTarget {
     return Math.max(0, Math.min(t, this.length - 1));
   }
 
-  // A press moves to a frame; a drag hides the frames it passes, or shows them if it began on a hidden one.
+  // A press selects a frame; a drag hides the frames it passes, or shows them if it began on a hidden one.
   grab(event) {
     this.element.setPointerCapture(event.pointerId);
     const t = this.at(event);
-    this.grabbed = { t, show: this.seen[t] === false, before: [...this.seen], moved: false };
+    this.grabbed = { t, show: this.observed[t] === false, before: [...this.observed], moved: false };
     this.dispatchEvent(new Event("grab"));
     this.go(t);
   }
@@ -88,9 +88,9 @@ export class Timeline extends EventTarget {
     if (to === from && !this.grabbed.moved) return;
     this.grabbed.moved = true;
     const [first, last] = [Math.min(from, to), Math.max(from, to)];
-    const seen = before.map((flag, t) => (t >= first && t <= last ? show : flag));
-    const differs = seen.some((flag, t) => flag !== this.seen[t]);
-    this.seen = seen;
+    const observed = before.map((flag, t) => (t >= first && t <= last ? show : flag));
+    const differs = observed.some((flag, t) => flag !== this.observed[t]);
+    this.observed = observed;
     this.now = to;
     this.dispatchEvent(new Event("move"));
     if (differs) this.changed(); else this.paint();

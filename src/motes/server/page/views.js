@@ -1,12 +1,12 @@
-// What the model thinks, beside the picture: predicted frames, counts, kinds of start.
+// Predictions beside the clip: frames, numbers of objects, initial-state components.
 
 import { bytes, latest, post } from "./api.js";
 import { colour, showFrame } from "./draw.js";
 
 export const KINDS = {
-  inferred: { label: "Seen whole", dashes: [], empty: "" },
+  inferred: { label: "Inferred", dashes: [], empty: "" },
   forecast: { label: "Forecast", dashes: [1.2, 0.9], empty: "Hide frames after the first ones to see a forecast." },
-  interpolated: { label: "Filled in", dashes: [2.4, 0.7, 0.4, 0.7], empty: "Hide frames to see them filled in." },
+  interpolated: { label: "Interpolated", dashes: [2.4, 0.7, 0.4, 0.7], empty: "Hide frames to see them interpolated." },
 };
 
 const make = (tag, fields = {}, ...children) => {
@@ -46,41 +46,41 @@ export class Views {
         panel.text.textContent = view.score;
       } else {
         Object.assign(panel.canvas, { width, height }); // which also clears it
-        panel.text.textContent = masks[kind] ? "Asking …" : KINDS[kind].empty;
+        panel.text.textContent = masks[kind] ? "Computing …" : KINDS[kind].empty;
       }
     }
   }
 }
 
-// Mean distance from the truth, under the best matching of objects, where the model had to guess.
+// Mean distance from the true paths in hidden frames (or all), with the best matching of objects.
 export function score(view, truth) {
   if (!truth || truth.length !== view.tracks.length) return "";
   const frames = truth[0].map((_, t) => t);
   const hidden = frames.filter((t) => !view.observed[t]);
-  const asked = hidden.length ? hidden : frames;
-  const distance = (n, m) => asked.reduce((sum, t) => {
+  const scored = hidden.length ? hidden : frames;
+  const distance = (n, m) => scored.reduce((sum, t) => {
     const [x, y] = view.tracks[n].path[t], [u, v] = truth[m][t];
     return sum + Math.hypot(x - u, y - v);
-  }, 0) / asked.length;
+  }, 0) / scored.length;
   const best = Math.min(...orders(truth.map((_, n) => n)).map(
     (order) => order.reduce((sum, m, n) => sum + distance(n, m), 0) / order.length,
   ));
-  return `${best.toFixed(1)} px from the true path${hidden.length ? " where it was not seen" : ""}`;
+  return `${best.toFixed(1)} px from the true path${hidden.length ? " in hidden frames" : ""}`;
 }
 
 function orders(items) {
-  if (items.length > 6) return [items]; // 720 orders are enough work for a page
+  if (items.length > 6) return [items]; // beyond 720 permutations, keep the order
   if (items.length < 2) return [items];
   return items.flatMap((first, i) => orders(items.toSpliced(i, 1)).map((rest) => [first, ...rest]));
 }
 
-// Asks for the kinds of answer that the masks leave room for, what a person watches first; answers that
-// are known already are kept, and the rest is left for later if the question changes meanwhile.
-export function asker(state, report, done) {
+// Requests the predictions that the masks allow, the most visible first; valid earlier answers are kept,
+// and the rest is skipped if the input changes meanwhile.
+export function predictor(state, report, done) {
   return latest(async (outdated) => {
     const { clip, count, timeline } = state, masks = timeline.masks();
     try {
-      if (!timeline.seen.includes(true)) throw new Error("Every frame is hidden; show at least one.");
+      if (!timeline.observed.includes(true)) throw new Error("Every frame is hidden; show at least one.");
       for (const kind of ["interpolated", "forecast", "inferred"]) {
         if (state.clip !== clip || state.count !== count) return;
         const known = state.answers[kind], fits = known?.clip === clip && known.count === count;
@@ -88,7 +88,7 @@ export function asker(state, report, done) {
         else if (!fits || known.observed.join() !== masks[kind].join()) {
           if (!fits) delete state.answers[kind];
           if (outdated()) return;
-          const answer = await askFor(kind, masks[kind], clip, count);
+          const answer = await requestPrediction(kind, masks[kind], clip, count);
           if (state.clip === clip && state.count === count) state.answers[kind] = answer;
         }
         done();
@@ -99,10 +99,10 @@ export function asker(state, report, done) {
   });
 }
 
-async function askFor(kind, mask, clip, count) {
+async function requestPrediction(kind, mask, clip, count) {
   const { num_frames, height, width, frames } = clip;
-  const reply = await post("api/ask", { video: { num_frames, height, width, frames }, masks: [mask], num_objects: count });
-  const [view] = reply.views;
+  const reply = await post("api/query", { video: { num_frames, height, width, frames }, masks: [mask], num_objects: count });
+  const [view] = reply.predictions;
   return { ...view, clip, count, levels: bytes(view.frames), score: score(view, clip.truth), milliseconds: reply.milliseconds };
 }
 
@@ -118,15 +118,15 @@ export function showCounts(element, { about, count, probabilities }, choose) {
   element.replaceChildren(...buttons);
 }
 
-export function showKinds(element, view, kinds) {
-  const rows = view.tracks.map(({ kinds: shares }, n) => {
+export function showComponents(element, view, components) {
+  const rows = view.tracks.map(({ component_probabilities: shares }, n) => {
     const bar = make("div", { className: "share" }, ...shares.map((share, k) => {
-      const words = `${direction(kinds[k].step)} ${percent(share)}`;
-      const part = make("span", { title: words }, share > 0.25 ? words : "");
+      const text = `${direction(components[k].step)} ${percent(share)}`;
+      const part = make("span", { title: text }, share > 0.25 ? text : "");
       part.style.flexGrow = share;
       return part;
     }));
-    return make("div", { className: "kind" }, make("span", {}, `ball ${n + 1}`), bar);
+    return make("div", { className: "component" }, make("span", {}, `ball ${n + 1}`), bar);
   });
   element.replaceChildren(...rows);
 }
