@@ -11,7 +11,7 @@ from experiments.paper_figures.figures import FIGURES
 from experiments.paper_figures.stored import Stored
 from experiments.records import ROOT
 from motes.output import plots as pictures
-from motes.output.demo import ask_examples
+from motes.output.views import example_views
 
 OUT = ROOT / "docs" / "images"
 SEED = 2_000_001  # of the clip; training uses other seeds
@@ -22,7 +22,7 @@ def main(name: str) -> None:
     """Ask the model about the first clip of the seed, whatever comes of it."""
     model = motes.load(name)
     clips = motes.cannonballs(num_clips=1, num_objects=2, size=model.image_size, seed=SEED)
-    (views,) = ask_examples(model, clips)
+    (views,) = example_views(model, clips)
     (OUT / "strip.png").write_bytes(pictures.png(pictures.strip(views, TIMES)))
     horizon = FIGURES["horizon"](Stored(name))
     (OUT / "horizon.png").write_bytes(pictures.png(horizon))

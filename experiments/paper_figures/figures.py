@@ -1,12 +1,17 @@
 """Every figure of the paper by number, and our own by name, drawn from stored records."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
 
 from experiments.paper_figures import diagrams, paper
 from experiments.paper_figures.stored import Stored
+from motes.models.latent_map import LatentMap
 from motes.output import evaluation_plots as own
+from motes.output.plots import FORECAST, INFERRED, INTERPOLATED, axes_grid, shared_legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,6 +27,38 @@ def _ours_many(stored: Stored) -> "Figure":
 def _recurrent_many(stored: Stored) -> "Figure":
     """Figure 11: the appendix' page of the ED-LSTM."""
     return paper.many_generated(stored, next(iter(stored.recurrent_frames.values())))
+
+
+def latent_map(arrays: Mapping[str, np.ndarray]) -> "Figure":
+    """Draw one object at each node of a latent grid."""
+    centroids = torch.from_numpy(arrays["grid_centroids"])
+    folded, _ = LatentMap(centroids, ~centroids.isnan().any(-1)).turned()
+    return own.latent_grid(
+        arrays["grid_tiles"],
+        arrays["grid_centroids"],
+        arrays["grid_expected"],
+        folded.numpy(),
+        arrays["visited"],
+    )
+
+
+def seeds(record: dict[str, Any]) -> "Figure":
+    """Draw the share of clips tracked over training, a line for each seed."""
+    runs = record["tracked"]
+    figure, axes = axes_grid(1, 3, cell=2.9, room=(0.3, 0.5))
+    lines = ("-", "--", "-.", ":")
+    for axis, count in zip(axes[0], ("1", "2", "3"), strict=True):
+        for place, (name, rows) in enumerate(runs.items()):
+            axis.plot(
+                [row["step"] for row in rows], [row[count] for row in rows], ls=lines[place % 4],
+                color=(INFERRED.colour, FORECAST.colour, "#000000", INTERPOLATED.colour)[place % 4],
+                lw=1.3, label=name.replace("-", " "),
+            )  # fmt: skip
+        axis.set(ylim=(-0.02, 1.02), xlabel="step")
+        axis.set_title(f"N = {count}", fontsize=9)
+    axes[0, 0].set_ylabel("share of clips tracked", fontsize=9)
+    shared_legend(figure, axes.flat)
+    return figure
 
 
 FIGURES: dict[str, Callable[[Stored], "Figure"]] = {
@@ -40,6 +77,6 @@ FIGURES: dict[str, Callable[[Stored], "Figure"]] = {
     "13": partial(paper.interpolations, first=7, number=3),
     "horizon": lambda stored: own.horizon(stored.records),
     "reliability": lambda stored: own.reliability(stored.record(stored.model)),
-    "latent-map": lambda stored: own.latent_map(stored.examples),
-    "seeds": lambda stored: own.seeds(stored.record("training")),
+    "latent-map": lambda stored: latent_map(stored.examples),
+    "seeds": lambda stored: seeds(stored.record("training")),
 }

@@ -204,9 +204,9 @@ def _compare(axis: Any, stored: Stored, clip: int, questions: tuple[str, ...]) -
     views: list[View] = [stored.told(question, clip) for question in questions]
     for view in views:
         style = view.style
-        for path in view.path:
+        for path in view.path_pixels:
             axis.plot(*path.T, style.line, color=style.colour, lw=1.8, label=style.label)
-    for path in truth.path:
+    for path in truth.path_pixels:
         axis.plot(*path.T, color=TRUTH.colour, lw=0.8, label=TRUTH.label)
         axis.plot(*path[0], "o", mfc="none", mec=TRUTH.colour, ms=5)
 

@@ -11,8 +11,10 @@ import numpy as np
 from experiments.records import ROOT, record_paths
 from motes.core.errors import InputError
 from motes.data import Clips, cannonballs
-from motes.evaluation.labels import CONTENDERS, contenders
-from motes.output.plots import FORECAST, INFERRED, INTERPOLATED, TRUTH, Style, View
+from motes.evaluation.evaluate import query_masks
+from motes.evaluation.labels import PREDICTORS, ordered_records
+from motes.output.plots import FORECAST, INFERRED, INTERPOLATED, View
+from motes.output.views import true_view
 
 # Records that `motes evaluate` does not write.
 SCRIPTS = {
@@ -50,8 +52,8 @@ class Stored:
     @property
     def records(self) -> dict[str, dict[str, Any]]:
         """Return the stored records of models and baselines."""
-        there = [name for name in CONTENDERS if self.path(name, ".json").is_file()]
-        return contenders({name: self.record(name) for name in there})
+        there = [name for name in PREDICTORS if self.path(name, ".json").is_file()]
+        return ordered_records({name: self.record(name) for name in there})
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
         """Return stored arrays; images are converted back to probabilities."""
@@ -98,19 +100,16 @@ class Stored:
         """Return an answer's trajectories; frames are those of the mean."""
         assert self.clips.num_objects is not None
         present, frames = slice(int(self.clips.num_objects[clip])), self.drawn(question, clip)
-        style: Style = STYLES[question]
-        time = np.arange(len(frames))
-        seen = {
-            "infer": time >= 0,
-            "forecast": time < NUM_CONTEXT,
-            "interpolation": (time < NUM_CONTEXT) | (time >= len(time) - NUM_CONTEXT),
-        }
+        observed = query_masks(len(frames))[question].numpy()
         fields = ("pixels", "pixel_covariances", "path_pixels", "path_pixel_covariances")
-        pixels, spread, path, path_spread = (
-            self.examples[f"{question}_{field}"][clip, present] for field in fields
-        )
+        arrays = {field: self.examples[f"{question}_{field}"][clip, present] for field in fields}
         return View(
-            style, frames, frames, pixels, spread, path, path_spread, observed=seen[question]
+            style=STYLES[question],
+            observed=observed,
+            detected=np.broadcast_to(observed, arrays["pixels"].shape[:2]),
+            frames=frames,
+            mean_frames=frames,
+            **arrays,
         )
 
     def drawn(self, question: str, clip: int) -> np.ndarray:
@@ -139,18 +138,6 @@ class Stored:
             "python -m experiments.paper_figures.stored_examples "
             f"{name} {self.path(name, '.npz')}"
         )
-
-
-def true_view(clips: Clips, clip: int) -> View:
-    """Return the true trajectories of a clip."""
-    assert clips.num_objects is not None
-    assert clips.positions is not None
-    assert clips.clean is not None
-    present, frames = slice(int(clips.num_objects[clip])), clips.frames[clip].float().numpy()
-    pixels, path = (points[clip, present].numpy() for points in (clips.positions, clips.clean))
-    certain = np.zeros((*pixels.shape, 2), dtype=pixels.dtype)
-    seen = np.ones(len(frames), dtype=bool)
-    return View(TRUTH, frames, frames, pixels, certain, path, certain, seen)
 
 
 def _unpacked(values: np.ndarray) -> np.ndarray:

@@ -40,12 +40,12 @@ def collect(model: Model, clips: Clips) -> dict[str, np.ndarray]:
             found[f"{question}_{name}"] = _half(getattr(answer, name))
         found[f"{question}_mean_frames"] = _levels(answer.mean_frames)
     found["forecast_frames"] = _levels(answers["forecast"].frames)
-    tiles, centroids, expected, visited = map(torch.from_numpy, latent_grid(model, clips))
+    grid = latent_grid(model, clips)
     return found | {
-        "grid_tiles": _levels(tiles),
-        "grid_centroids": _half(centroids),
-        "grid_expected": _half(expected),
-        "visited": _half(visited),
+        "grid_tiles": _levels(torch.from_numpy(grid.tiles)),
+        "grid_centroids": _half(torch.from_numpy(grid.centroids)),
+        "grid_expected": _half(torch.from_numpy(grid.expected)),
+        "visited": _half(torch.from_numpy(grid.visited)),
     }
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from motes.evaluation.labels import CONTENDERS, HEADS, contenders
+from motes.evaluation.labels import PREDICTORS, SCORES, ordered_records
 
 Record = dict[str, Any]
 Rows = Mapping[str, Record]
@@ -65,8 +65,8 @@ def reference_table(records: Rows) -> str:
             mark = f"**{apart:.1f}**" if apart > 2 else f"{apart:.1f}"
             told.append((format(value, form), format(here, form), mark))
         cells = " | ".join(" / ".join(column) for column in zip(*told, strict=True))
-        title = HEADS.get(score, "within 2 px")
-        lines.append(f"| {CONTENDERS[contender]} | {title} | {cells} |")
+        title = SCORES[score].heading
+        lines.append(f"| {PREDICTORS[contender].label} | {title} | {cells} |")
     return "\n".join(lines)
 
 
@@ -75,15 +75,15 @@ def paired_table(records: Rows) -> str:
 
     The same 600 clips make the difference of two losses far more certain than the losses are.
     """
-    having = {n: r for n, r in contenders(records).items() if "forecast_loss_of_clips" in r}
+    having = {n: r for n, r in ordered_records(records).items() if "forecast_loss_of_clips" in r}
     ours = "cannonballs-structured"
     if ours not in having or len(having) < 2:
         return "No records with the losses of single clips are stored yet."
     own = having.pop(ours)["forecast_loss_of_clips"]
     lines = [
-        f"| nats a pixel | loss | less that of {CONTENDERS[ours]} | in standard errors |",
+        f"| nats a pixel | loss | less that of {PREDICTORS[ours].label} | in standard errors |",
         "|---|---|---|---|",
-        f"| **{CONTENDERS[ours]}** | {sum(own) / len(own):.5f} |  |  |",
+        f"| **{PREDICTORS[ours].label}** | {sum(own) / len(own):.5f} |  |  |",
     ]
     for name, record in having.items():
         theirs = record["forecast_loss_of_clips"]
@@ -92,5 +92,5 @@ def paired_table(records: Rows) -> str:
         error = math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / (len(gaps) - 1) / len(gaps))
         loss = sum(theirs) / len(theirs)
         cells = f"{loss:.5f} | {mean:+.5f} ± {error:.5f} | {mean / error:+.1f}"
-        lines.append(f"| {CONTENDERS[name]} | {cells} |")
+        lines.append(f"| {PREDICTORS[name].label} | {cells} |")
     return "\n".join(lines)

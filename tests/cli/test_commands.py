@@ -143,11 +143,11 @@ def test_a_plot_of_clips_is_in_the_pixels_of_the_table_and_knows_no_seconds(
     monkeypatch.setattr("motes.cli.outputs.write_paths", lambda *given: drawn.append(given))
     asked = ["infer", str(world / "clips.npz"), f"--model={world}/run", f"--out={tmp_path}/a.csv"]
     assert cli.main([*asked, f"--plot={tmp_path}/a.png"]) == 0
-    _, trails, picture, title = drawn[0]
+    _, tracks, picture, title = drawn[0]
     assert picture.shape == (SIZE, SIZE, 3)
     assert title.endswith(f"{T} frames")
     first = table(tmp_path / "a.csv")[0]
-    np.testing.assert_allclose(trails.positions[0, 0], [float(first[name]) for name in "xy"])
+    np.testing.assert_allclose(tracks.pixels[0, 0], [float(first[name]) for name in "xy"])
 
 
 def test_a_table_that_nobody_named_lies_beside_the_clips(

@@ -23,7 +23,7 @@ from motes.output.learning import Snapshot
 def snapshot(start=0, side=44):
     glyph = np.linspace(0, 1, side * side).reshape(side, side)
     step, of, rate = (8, 24, 0.0) if start else (42, 168, 2.0)
-    return Snapshot(start=start, step=step, of=of, rate=rate, bound=-181.27, glyph=glyph)
+    return Snapshot(restart=start, step=step, of=of, rate=rate, bound=-181.27, sprite=glyph)
 
 
 def test_a_sparkline_goes_from_the_lowest_bar_to_the_highest():

@@ -13,8 +13,8 @@ from motes.kalman.mixture import draw_prior
 from motes.models.checkpoint import load, load_with_config, save_model
 from motes.models.model import build
 from motes.output import demo, learning
+from motes.output.demo_report import CAPTIONS, SHOWN
 from motes.output.learning import learn
-from motes.output.report_words import CAPTIONS, SCORES
 from motes.training.initialization import STEPS
 from motes.training.presets import PRESETS, preset
 
@@ -36,12 +36,12 @@ def outcome(model, tmp_path_factory):
     """One demo: its folder, and the global random state before and after."""
     out = tmp_path_factory.mktemp("demo")
     before = torch.get_rng_state()
-    subject = demo.known(str(model))
+    subject = demo.existing_model(str(model))
     clips = demo.unseen_clips(subject.config, NUM_CLIPS, seed=77)
     done = []
     record = demo.run(subject, clips, out, seed=77, progress=done.append)
     assert done == sorted(set(done))
-    assert done[-1] == demo.work(NUM_CLIPS)
+    assert done[-1] == demo.total_work(NUM_CLIPS)
     return record, out, before, torch.get_rng_state()
 
 
@@ -60,7 +60,7 @@ def learned(lesson, tmp_path_factory):
     """The demo that learns first."""
     out = tmp_path_factory.mktemp("learned")
     clips = demo.unseen_clips(lesson[0].config, 4, seed=77)
-    return demo.run(demo.learned(lesson[0]), clips, out, seed=77), out
+    return demo.run(demo.trained_model(lesson[0]), clips, out, seed=77), out
 
 
 def test_a_known_model_leaves_one_file(outcome):
@@ -72,8 +72,8 @@ def test_a_known_model_leaves_one_file(outcome):
 def test_the_report_of_a_known_model_has_every_picture_but_that_of_learning(outcome):
     record, out, *_ = outcome
     page = (out / demo.REPORT).read_text(encoding="utf-8")
-    assert page.count("base64,") == len(CAPTIONS) - 1 == demo.NUM_PICTURES
-    assert 'id="learning"' not in page
+    assert page.count("base64,") == len(CAPTIONS) - 1 == demo.NUM_FIGURES
+    assert 'id="training"' not in page
     assert sum(column["clips"] for column in record["by_count"].values()) == NUM_CLIPS
 
 
@@ -81,7 +81,7 @@ def test_a_lesson_is_shown_from_the_rough_starts_to_the_last_step(lesson):
     taken, shown = lesson
     assert taken.snapshots == shown
     trials = [(start, step, STEPS) for start in (1, 2, 3, 4) for step in range(4, STEPS + 1, 4)]
-    places = [(snapshot.start, snapshot.step, snapshot.of) for snapshot in shown]
+    places = [(snapshot.restart, snapshot.step, snapshot.of) for snapshot in shown]
     assert places == [*trials, (0, 4, 8), (0, 8, 8)]
     assert [snapshot.rate > 0 for snapshot in shown] == [False] * len(trials) + [True] * 2
 
@@ -89,19 +89,19 @@ def test_a_lesson_is_shown_from_the_rough_starts_to_the_last_step(lesson):
 def test_every_snapshot_keeps_the_glyph_of_its_own_moment(lesson):
     taken, shown = lesson
     for earlier, later in itertools.pairwise(shown):
-        assert (earlier.glyph != later.glyph).any()
-    assert (shown[-1].glyph == learning.picture_of_glyph(taken.model)).all()
-    assert all(0 <= snapshot.glyph.min() <= snapshot.glyph.max() <= 1 for snapshot in shown)
+        assert (earlier.sprite != later.sprite).any()
+    assert (shown[-1].sprite == learning.sprite_image(taken.model)).all()
+    assert all(0 <= snapshot.sprite.min() <= snapshot.sprite.max() <= 1 for snapshot in shown)
 
 
 def test_the_way_that_is_drawn_leads_from_the_start_that_was_taken_to_the_end(lesson):
     shown = lesson[1]
-    ends = [snapshot for snapshot in shown if snapshot.start and snapshot.step == STEPS]
+    ends = [snapshot for snapshot in shown if snapshot.restart and snapshot.step == STEPS]
     best = max(ends, key=lambda snapshot: snapshot.bound)
-    way = learning.way_taken(shown)
+    way = learning.best_restart(shown)
     assert [s.step for s in way] == [*range(4, STEPS + 1, 4), STEPS + 4, STEPS + 8]
-    assert {s.start for s in way} == {0, best.start}
-    assert way[-1].glyph is shown[-1].glyph
+    assert {s.restart for s in way} == {0, best.restart}
+    assert way[-1].sprite is shown[-1].sprite
 
 
 def test_the_demo_that_learns_leaves_its_report_and_its_model(learned, lesson):
@@ -114,8 +114,8 @@ def test_the_demo_that_learns_leaves_its_report_and_its_model(learned, lesson):
 def test_the_report_of_a_lesson_says_so_and_has_every_picture(learned, lesson):
     page = (learned[1] / demo.REPORT).read_text(encoding="utf-8")
     assert page.count("base64,") == len(CAPTIONS)
-    assert "learned on this machine a moment ago" in page
-    assert f"{lesson[0].held_out_bound:.0f} on clips that were kept from learning" in page
+    assert "trained on this machine from scratch" in page
+    assert f"{lesson[0].held_out_bound:.0f} on held-out clips" in page
 
 
 def test_one_thread_computes_inside_and_as_many_as_before_afterwards():
@@ -157,7 +157,7 @@ def test_the_short_run_is_the_preset_with_less_of_it():
 
 def test_every_score_that_the_report_tells_is_there(outcome):
     for column in outcome[0]["by_count"].values():
-        assert set(SCORES) <= set(column)
+        assert set(SHOWN) <= set(column)
 
 
 def test_the_report_names_no_place_on_this_machine(outcome, model):

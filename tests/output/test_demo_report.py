@@ -7,8 +7,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from motes.output import html as report
-from motes.output.report_words import CAPTIONS, LIMITS, SCORES
+from motes.evaluation.labels import SCORES
+from motes.output import demo_report as report
+from motes.output.demo_report import CAPTIONS, LIMITS, SHOWN
 
 HOSTILE = "</title><script>alert(1)</script>\"' onerror=x &amp; <img src=//host>"
 PNG, GIF = b"\x89PNG\r\n\x1a\nnot a real one ", b"GIF89a not a real one "
@@ -37,19 +38,18 @@ class Reader(HTMLParser):
 
 
 def findings(**changes) -> report.Findings:
-    scores = {name: 0.123 + place / 7 for place, name in enumerate(SCORES)}
+    scores = {name: 0.123 + place / 7 for place, name in enumerate(SHOWN)}
     by_count = {str(count): {"clips": 20 + count, **scores} for count in (1, 2, 3)}
     told = report.Findings(
         model="cannonballs-48",
         seed=4321,
         frame_size=(48, 48),
         num_frames=30,
-        num_context=5,
         scores={"by_count": by_count, "force_px_per_frame2": [0.0012, 0.0519]},
         true_force=(0.0, 0.0523),
-        starts=[report.Start("found 1", 0.5, (13.2, 23.3), (0.61, -0.65))],
+        initial_states=[report.InitialState("learned 1", 0.5, (13.2, 23.3), (0.61, -0.65))],
         pixel_map_residual=0.17,
-        pictures={name: (GIF if name == "animation" else PNG) + name.encode() for name in CAPTIONS},
+        figures={name: (GIF if name == "animation" else PNG) + name.encode() for name in CAPTIONS},
         environment={"python": "3.11", "processor": "a CPU"},
         seconds=41.6,
     )
@@ -82,18 +82,18 @@ def test_every_picture_stands_in_the_page_byte_for_byte():
             assert kind == f"data:image/{'gif' if name == 'animation' else 'png'};base64"
             assert attributes["alt"]
             found[name] = base64.b64decode(data, validate=True)
-    assert found == {name: data for name, data in told.pictures.items() if name != "learning"}
+    assert found == {name: data for name, data in told.figures.items() if name != "training"}
 
 
-LEARNED = report.Learned(
+LEARNED = report.TrainingSummary(
     num_clips=1_234, num_steps=168, seconds=71.4, first_bound=-987.6, held_out_bound=-182.3
 )
 
 
 def test_a_model_that_was_learned_just_now_is_told_so_in_figures():
-    page = report.page(findings(learned=LEARNED))
+    page = report.page(findings(training=LEARNED))
     words = text(page)
-    for told in ("1,234", "168", "71 seconds", "-988", "-182", "a moment ago", "from nothing"):
+    for told in ("1,234", "168", "71 seconds", "-988", "-182", "on this machine", "from scratch"):
         assert told in words
         assert told not in text(report.page(findings()))
     ids = [attributes.get("id") for tag, attributes in Reader(page).elements if tag == "figure"]
@@ -102,7 +102,7 @@ def test_a_model_that_was_learned_just_now_is_told_so_in_figures():
 
 def test_elements_nest_and_all_are_closed():
     assert Reader(report.page(findings())).open == []
-    assert Reader(report.page(findings(learned=LEARNED))).open == []
+    assert Reader(report.page(findings(training=LEARNED))).open == []
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_elements_nest_and_all_are_closed():
     [
         {"model": HOSTILE},
         {"environment": {HOSTILE: HOSTILE}},
-        {"starts": [report.Start(HOSTILE, 0.5, (1.0, 1.0), (0.0, 0.0))]},
+        {"initial_states": [report.InitialState(HOSTILE, 0.5, (1.0, 1.0), (0.0, 0.0))]},
     ],
-    ids=["model", "environment", "starts"],
+    ids=["model", "environment", "initial states"],
 )
 def test_hostile_names_stay_text(changes):
     plain, hostile = (Reader(report.page(findings(**c))) for c in ({}, changes))
@@ -126,10 +126,11 @@ def test_every_score_of_every_count_is_told():
     told = findings()
     words = text(report.page(told))
     for column in told.scores["by_count"].values():
-        for name, (label, _, meaning, form) in SCORES.items():
-            assert f"{column[name]:{form}}" in words
-            assert label in words
-            assert meaning in words
+        for name in SHOWN:
+            score = SCORES[name]
+            assert f"{column[name]:{score.form}}" in words
+            assert score.label in words
+            assert score.meaning in words
 
 
 def test_limits_stand_beside_scores_of_the_same_clips_only():

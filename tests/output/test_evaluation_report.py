@@ -12,7 +12,7 @@ from motes.cli import main
 from motes.data import cannonballs, save_clips, worlds
 from motes.models.checkpoint import save_model
 from motes.models.model import build
-from motes.output.evaluation_report import _comparable, _trouble
+from motes.output.evaluation_report import _comparable, _describe_error
 from motes.output.plots import TRUTH, View
 from motes.training.presets import PRESETS, STRUCTURED_PRESETS
 
@@ -114,7 +114,7 @@ def test_a_model_of_colour_has_a_scorecard_and_needs_clips(
     save_clips(tmp_path / "clips.npz", worlds.make("colour", 2, 1, 12, 16))
     words = [str(tmp_path / "run"), "--out", str(tmp_path / "scores.json")]
     assert main(["evaluate", *words]) == 2
-    assert "--clips" in capsys.readouterr().err
+    assert "--data" in capsys.readouterr().err
     words += ["--clips", str(tmp_path / "clips.npz"), "--report", str(tmp_path / "page.html")]
     assert main(["evaluate", *words]) == 0
     assert json.loads((tmp_path / "scores.json").read_text("utf-8"))["frame_size"] == [16, 16]
@@ -128,14 +128,15 @@ def test_a_clip_that_went_wrong_is_told_in_words():
 
     def view(pixels: np.ndarray) -> View:
         seen = np.ones(3, dtype=bool)
-        return View(TRUTH, frames, frames, pixels, certain, pixels, certain, seen)
+        found = np.ones((2, 3), dtype=bool)
+        return View(TRUTH, pixels, certain, pixels, certain, seen, found, frames, frames)
 
     swapped, lost = still.copy(), still.copy()
     swapped[:, 2] = still[::-1, 2]
     lost[1, 1, 1] = 5.0
-    told = _trouble(view(still), view(swapped))
+    told = _describe_error(view(still), view(swapped))
     assert told == (
         "Largest error: 9.0 pixels, in frame 3. "
-        "Another estimate is there: two balls were taken for one another."
+        "Another estimate is there: two objects were confused."
     )
-    assert _trouble(view(still), view(lost)) == "Largest error: 5.0 pixels, in frame 2."
+    assert _describe_error(view(still), view(lost)) == "Largest error: 5.0 pixels, in frame 2."

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from motes.core.errors import InputError
-from motes.output.overlay import MAX_GIF_FRAMES, Trails, draw_trails, write_overlay
+from motes.output.overlay import MAX_GIF_FRAMES, draw_tracks, write_overlay
 from motes.output.path_plot import write_paths
+from motes.output.plots import INFERRED, View
 from motes.output.tables import in_video, table
 from motes.queries import sample
 from motes.queries.answer import COLUMNS
@@ -27,7 +28,7 @@ def where(num_frames=T):
     return VideoMap(np.array([3.0, 5.0]), np.array([10.0, -1.0]), numbers / 40, numbers)
 
 
-def test_answers_are_told_in_the_pixels_and_seconds_of_the_video(answer):
+def test_answers_are_mapped_to_the_pixels_and_seconds_of_the_video(answer):
     told, mapped = answer, in_video(answer, where())
     assert torch.allclose(mapped.pixels[..., 0], 3 * told.pixels[..., 0] + 10, equal_nan=True)
     assert torch.allclose(
@@ -54,10 +55,11 @@ def test_a_table_of_a_forecast_is_longer_than_its_clip(answer):
     assert [row[1] for row in rows if row[0] == 0] == [0, 2, 4, 6, 8, 10]
 
 
-def trails(seen):
+def tracks(seen):
     path = np.stack([np.linspace(10, 50, T), np.full(T, 30.0)], -1)[None]
     spread = np.tile(36 * np.eye(2), (1, T, 1, 1))
-    return Trails(path, spread, path, np.array([seen]))
+    observed = np.ones(T, dtype=bool)
+    return View(INFERRED, path, spread, path, spread, observed, detected=np.array([seen]))
 
 
 def black(count):
@@ -66,7 +68,7 @@ def black(count):
 
 def test_a_ghost_is_dashed_and_a_seen_object_is_not():
     seen, hidden = (
-        next(draw_trails(black(T), trails([flag] * T))).any(-1).sum() for flag in (True, False)
+        next(draw_tracks(black(T), tracks([flag] * T))).any(-1).sum() for flag in (True, False)
     )
     # Half of the ellipse is left out; the label and the corners of dashes are drawn in both.
     assert 0.4 * seen < hidden < 0.85 * seen
@@ -74,7 +76,7 @@ def test_a_ghost_is_dashed_and_a_seen_object_is_not():
 
 def test_an_object_draws_its_last_frames_behind_it(monkeypatch):
     def lit(frame, x):
-        return bool(list(draw_trails(black(T), trails([True] * T)))[frame][30, x].any())
+        return bool(list(draw_tracks(black(T), tracks([True] * T)))[frame][30, x].any())
 
     # It goes from 10 to 50 in five steps of eight pixels; its ellipse has a radius of 13.
     assert lit(T - 1, 20)
@@ -86,7 +88,7 @@ def test_an_object_draws_its_last_frames_behind_it(monkeypatch):
 
 def test_pictures_that_end_early_stay_darker():
     white = iter([np.full((60, 64, 3), 240, dtype=np.uint8)] * 2)
-    drawn = list(draw_trails(white, trails([True] * T)))
+    drawn = list(draw_tracks(white, tracks([True] * T)))
     assert len(drawn) == T
     assert drawn[1][-1, -1].tolist() == [240] * 3
     assert drawn[2][-1, -1].tolist() == [80] * 3
@@ -103,7 +105,7 @@ def test_paths_are_drawn_in_the_colours_of_the_objects(tmp_path):
     from PIL import Image
 
     flags = [True] * 3 + [False] * 3
-    write_paths(tmp_path / "a.png", trails(flags), np.zeros((60, 64, 3), np.uint8), "title")
+    write_paths(tmp_path / "a.png", tracks(flags), np.zeros((60, 64, 3), np.uint8), "title")
     with Image.open(tmp_path / "a.png") as picture:
         pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
     assert (np.abs(pixels.astype(int) - (0x56, 0xB4, 0xE9)).sum(1) < 9).any()

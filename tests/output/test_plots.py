@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from motes.output import evaluation_plots
 from motes.output import plots as pictures
 
 T, SIDE = 12, 16
@@ -25,10 +26,11 @@ def view(style=pictures.FORECAST, seen=5):
         frames=frames,
         mean_frames=frames,
         pixels=path,
-        covariances=covariances,
-        path=path,
-        path_covariances=covariances,
+        pixel_covariances=covariances,
+        path_pixels=path,
+        path_pixel_covariances=covariances,
         observed=np.arange(T) < seen,
+        detected=np.broadcast_to(np.arange(T) < seen, (2, T)),
     )
 
 
@@ -64,23 +66,6 @@ def test_the_last_frame_is_lightest_and_on_top():
     assert 0 < first < second < last
 
 
-def test_only_overturned_cells_are_folded():
-    assert not pictures.folded_cells(grid()).any()
-    assert not pictures.folded_cells(-1 * grid()).any()
-    assert not pictures.folded_cells(grid() * [-1, 1]).any()
-    creased = grid()
-    creased[:, 4, 0] = 2.5  # the last column is bent back over its neighbour
-    expected = np.zeros((4, 4), bool)
-    expected[:, 3] = True
-    np.testing.assert_array_equal(pictures.folded_cells(creased), expected)
-
-
-def test_cells_with_an_unknown_corner_are_not_called_folded():
-    unknown = grid()
-    unknown[2, 2] = np.nan
-    assert not pictures.folded_cells(unknown).any()
-
-
 def figures():
     one, points = view(), np.array([[2.0, 3.0], [12.0, 9.0]])
     tiles = np.broadcast_to(one.frames[0], (5, 5, SIDE, SIDE))
@@ -88,20 +73,22 @@ def figures():
         "strip": pictures.strip([view(pictures.TRUTH, T), one], [0, 4, 8]),
         "trajectories": pictures.trajectories([[view(pictures.TRUTH, T), one, one]] * 2),
         "overlays": pictures.overlays([[("a", one.frames), ("b", one.frames)]]),
-        "learning": pictures.learning(
+        "training": evaluation_plots.training_curve(
             np.arange(6, 174, 6),
             np.linspace(-500.0, -180.0, 28),
             np.linspace(np.zeros((44, 44)), np.eye(44), 28),
         ),
-        "latent_grid": pictures.latent_grid(tiles, 3 * grid(), 3 * grid(), points),
-        "starts": pictures.starts(
+        "latent_grid": evaluation_plots.latent_grid(
+            tiles, 3 * grid(), 3 * grid(), np.eye(4, dtype=bool), points
+        ),
+        "initial_states": evaluation_plots.initial_states(
             (SIDE, SIDE), points, points / 9, points, np.stack([np.eye(2)] * 2), points / 9
         ),
     }
 
 
 @pytest.mark.parametrize(
-    "name", ["strip", "trajectories", "overlays", "learning", "latent_grid", "starts"]
+    "name", ["strip", "trajectories", "overlays", "training", "latent_grid", "initial_states"]
 )
 def test_figures_become_png_files_of_their_own_size(name):
     figure = figures()[name]
@@ -116,9 +103,9 @@ def test_figures_become_png_files_of_their_own_size(name):
 def test_a_picture_of_learning_shows_the_first_and_the_last_glyph(num_reports):
     steps = 6 * np.arange(1, num_reports + 1)
     glyphs = steps[:, None, None] / steps[-1] * np.ones((44, 44))
-    figure = pictures.learning(steps, -100.0 / steps, glyphs)
+    figure = evaluation_plots.training_curve(steps, -100.0 / steps, glyphs)
     tiles = figure.subfigs[0].axes
-    assert len(tiles) <= pictures.SNAPSHOTS
+    assert len(tiles) <= evaluation_plots.SNAPSHOTS
     for tile, shown in ((tiles[0], 0), (tiles[-1], -1)):
         assert tile.get_title() == f"step {steps[shown]}"
         assert (tile.images[0].get_array() == glyphs[shown]).all()

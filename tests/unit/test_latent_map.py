@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from motes.models.latent_map import FLAT, NUM_LINES, TURNED, draw, find_latent_map
+from motes.models.latent_map import FLAT, NUM_LINES, TURNED, LatentMap, draw, find_latent_map
 from motes.models.model import Model
 from tiny import tiny_model
 
@@ -83,3 +83,29 @@ def test_an_untrained_model_has_a_map_too():
     found = find_latent_map(tiny_model())
     assert 0 <= found.folded <= 1
     assert draw(found, (6, 8))[:4] == b"\x89PNG"
+
+
+def grid(side=5):
+    axis = torch.arange(float(side))
+    return torch.stack(torch.meshgrid(axis, axis, indexing="xy"), -1)
+
+
+def folded_cells(centroids):
+    return LatentMap(centroids, ~centroids.isnan().any(-1)).turned()[0]
+
+
+def test_only_overturned_cells_are_folded():
+    assert not folded_cells(grid()).any()
+    assert not folded_cells(-1 * grid()).any()
+    assert not folded_cells(grid() * torch.tensor([-1, 1])).any()
+    creased = grid()
+    creased[:, 4, 0] = 2.5  # the last column is bent back over its neighbour
+    expected = torch.zeros(4, 4, dtype=torch.bool)
+    expected[:, 3] = True
+    assert torch.equal(folded_cells(creased), expected)
+
+
+def test_cells_with_an_unknown_corner_are_not_called_folded():
+    unknown = grid()
+    unknown[2, 2] = torch.nan
+    assert not folded_cells(unknown).any()

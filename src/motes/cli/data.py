@@ -73,7 +73,7 @@ def demo(
     from motes.output import demo as asking
     from motes.output.learning import learn, short_run
 
-    subject = None if model is None else asking.known(model)
+    subject = None if model is None else asking.existing_model(model)
     config = short_run() if subject is None else subject.config
     clips = asking.unseen_clips(config, num_clips, seed)
     asking.make_folder(out)
@@ -81,12 +81,12 @@ def demo(
         if subject is None:
             title = f"learning from {config.data.num_clips:,} clips, from scratch"
             with learning_panel(title) as show:
-                subject = asking.learned(learn(config, show))
-        with bar("asking about unseen clips", asking.work(num_clips)) as progress:
+                subject = asking.trained_model(learn(config, show))
+        with bar("asking about unseen clips", asking.total_work(num_clips)) as progress:
             record = asking.run(subject, clips, out, seed=seed, progress=progress)
     taken = f"asked and drew in {record['seconds']:.0f} s"
-    if subject.lesson is not None:
-        taken = f"learned in {subject.lesson.seconds:.0f} s, {taken}"
+    if subject.training is not None:
+        taken = f"learned in {subject.training.seconds:.0f} s, {taken}"
     print_result(
         {"verb": "demo", **record},
         as_json,

@@ -10,7 +10,7 @@ from motes.cli.options import Json, ModelName, Out, print_result
 from motes.cli.progress import bar
 from motes.config import DataConfig, RunConfig
 from motes.core.errors import InputError
-from motes.core.files import atomic_path, check_places
+from motes.core.files import check_places
 from motes.data import Clips, World, cannonballs, draw_clips, load_clips
 from motes.models.checkpoint import load_with_config, write_json, write_text
 from motes.models.model import Model
@@ -81,54 +81,50 @@ def _write_report(
     path: Path, model: Model, clips: Clips, record: dict[str, Any], results: Path
 ) -> None:
     """Write the report; its command contains no path of this machine."""
-    from motes.figures import Stored
+    from motes.evaluation.labels import read_records
     from motes.output.evaluation_report import page
 
     name = record["model"]
     command = f"motes evaluate {Path(name).name} --report {path.name}"
-    write_text(path, page(model, clips, record, Stored(results, name).records, command))
+    write_text(path, page(model, clips, record, read_records(results), command))
 
 
 def figures(
     out: Out[Path] = Path("figures"),
-    results: Path = Path("results"),
     model: ModelName[str] = "cannonballs-48",
+    data: Annotated[Path | None, arg(aliases=("-d", "--clips"))] = None,
+    num_clips: int = 60,
+    seed: int = 1_000_000,
     only: tuple[str, ...] = (),
     as_json: Json = False,
 ) -> None:
-    """Draw the figures of the paper, and more, from stored results.
+    """Draw figures of a model's answers and scores on new clips.
 
     Example: motes figures --out figures
 
-    Example: motes figures --only 3 6 horizon
+    Example: motes figures --model runs/small --only strip horizon
 
     Args:
         out: output folder: PNG and PDF files; created if missing.
-        results: folder of stored records and their arrays.
         model: shipped model or run folder that the figures show.
-        only: numbers of the paper's figures (10 to 13: its appendix) or horizon, reliability,
-            latent-map, seeds; default: all.
+        data: npz clips with true positions; default: new cannonballs of the model's size.
+        num_clips: number of clips to make.
+        seed: random seed of the clips to make; training uses other seeds.
+        only: strip, trajectories, overlays, horizon, reliability, initial-states or latent-grid;
+            default: all.
         as_json: print one JSON line instead of text.
     """
-    from motes.figures import FIGURES, Stored
-    from motes.output.plots import pdf, png
+    from motes.output.figures import FIGURES, figures_of
 
-    wanted = only or tuple(FIGURES)
-    for name in wanted:
-        if name not in FIGURES:
-            raise InputError(f"no figure {name!r}; there are {', '.join(FIGURES)}")
-    stored = Stored(results, model)
-    out.mkdir(parents=True, exist_ok=True)
-    with bar("figures", len(wanted)) as progress:
-        for done, name in enumerate(wanted):
-            figure = FIGURES[name](stored)
-            title = f"figure-{int(name):02d}" if name.isdigit() else name
-            for suffix, content in (("png", png(figure)), ("pdf", pdf(figure))):
-                with atomic_path(out / f"{title}.{suffix}") as temporary:
-                    temporary.write_bytes(content)
-            progress(done + 1)
-    record = {"verb": "figures", "figures": list(wanted), "out": str(out)}
-    print_result(record, as_json, f"drew {len(wanted)} figures as PNG and PDF: {out}")
+    loaded, config = load_with_config(model)
+    if data is None and not loaded.black_and_white:
+        raise InputError(f"{model} was trained on grey or colour frames; give such clips by --data")
+    clips = load_clips(data) if data is not None else _new_clips(config.data, num_clips, seed)
+    with bar("figures", len(only or FIGURES)) as progress:
+        name = Path(model).name
+        drawn = figures_of(loaded, clips, out, name=name, only=only, progress=progress)
+    record = {"verb": "figures", "figures": drawn, "out": str(out)}
+    print_result(record, as_json, f"drew {len(drawn)} figures as PNG and PDF: {out}")
 
 
 def _score_model(model: Model, config: RunConfig, clips: Clips) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def learning_panel(title: str) -> Iterator[Callable[[Snapshot], None]]:
     with Live(waiting, console=console, refresh_per_second=4) as live:
 
         def show(snapshot: Snapshot) -> None:
-            if not snapshot.start:
+            if not snapshot.restart:
                 bounds.append(snapshot.bound)
             live.update(panel(title, snapshot, bounds), refresh=True)
 
@@ -56,8 +56,8 @@ def plain_line(snapshot: Snapshot) -> str:
 
 def progress_line(snapshot: Snapshot) -> str:
     """Return the restart or step, and for steps also the speed and the time left."""
-    if snapshot.start:
-        return f"restart {snapshot.start}/{len(STARTS)}, step {snapshot.step}/{snapshot.of}"
+    if snapshot.restart:
+        return f"restart {snapshot.restart}/{len(STARTS)}, step {snapshot.step}/{snapshot.of}"
     left = (snapshot.of - snapshot.step) / snapshot.rate
     return f"step {snapshot.step}/{snapshot.of}, {snapshot.rate:.1f} steps/s, {left:.0f} s left"
 
@@ -80,7 +80,7 @@ def panel(title: str, snapshot: Snapshot, bounds: Sequence[float]) -> "Renderabl
         Text("left: the learned sprite of one ball", style="dim"),
     ):
         lines.add_row(line)
-    columns.add_row(half_blocks(downsample(snapshot.glyph, IMAGE_WIDTH)), lines)
+    columns.add_row(half_blocks(downsample(snapshot.sprite, IMAGE_WIDTH)), lines)
     return Panel(columns, title=title, expand=False)
 
 

@@ -11,9 +11,10 @@ from motes.cli.progress import bar
 from motes.core.axes import Tensor, UInt8
 from motes.core.files import all_or_none
 from motes.data import write_gif
-from motes.output.overlay import Trails, draw_trails, write_overlay
+from motes.output.overlay import draw_tracks, write_overlay
 from motes.output.path_plot import write_paths
 from motes.output.tables import in_video, write_table
+from motes.output.views import tracks_of
 from motes.queries.answer import Answer
 from motes.video import VideoMap
 
@@ -66,12 +67,12 @@ def _write_plot(options: Options, clips: QueryClips, answer: Answer) -> None:
     """Plot the paths of the first clip, with axes in the pixels of the table."""
     assert options.plot is not None
     video_map, images = _background(clips, 1)
-    trails = Trails.of(in_video(answer, video_map), 0)
+    tracks = tracks_of(in_video(answer, video_map), 0)
     num_frames = answer.observed.shape[1]
-    title = f"{len(trails.path)} objects in {num_frames} frames"
+    title = f"{len(tracks.pixels)} objects in {num_frames} frames"
     if clips.video_map is not None:
         title += f", {num_frames / clips.fps:.1f} s"
-    write_paths(options.plot, trails, next(images()), title)
+    write_paths(options.plot, tracks, next(images()), title)
 
 
 def _write_overlay(options: Options, clips: QueryClips, answer: Answer) -> None:
@@ -79,9 +80,9 @@ def _write_overlay(options: Options, clips: QueryClips, answer: Answer) -> None:
     assert options.overlay is not None
     longer_side = max(clips.frames.shape[2:4])
     video_map, images = _background(clips, max(1, round(CLIP_SIDE / longer_side)))
-    trails = Trails.of(in_video(answer, video_map), 0)
+    tracks = tracks_of(in_video(answer, video_map), 0)
     with bar("drawing", answer.observed.shape[1]) as progress:
-        drawn = _with_progress(draw_trails(images(), trails), progress)
+        drawn = _with_progress(draw_tracks(images(), tracks), progress)
         write_overlay(options.overlay, drawn, clips.fps)
 
 

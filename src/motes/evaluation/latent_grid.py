@@ -5,8 +5,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from motes.core.axes import Float, Tensor
+from motes.core.axes import Bool, Float, Tensor
 from motes.data import Clips
+from motes.models.latent_map import LatentMap
 from motes.models.model import Model
 from motes.models.pixel_map import drawn_centroids, shows
 
@@ -21,6 +22,7 @@ class LatentGrid(NamedTuple):
     tiles: Float[np.ndarray, "nodes nodes height width"]  # white probabilities
     centroids: Float[np.ndarray, "nodes nodes 2"]  # of the tiles; NaN where nothing shows
     expected: Float[np.ndarray, "nodes nodes 2"]  # where the affine pixel map puts the nodes
+    folded: Bool[np.ndarray, "cells cells"]  # cells that are turned over
     visited: Float[np.ndarray, "points 2"]  # true positions of the clips
 
 
@@ -33,14 +35,23 @@ def latent_grid(model: Model, clips: Clips) -> LatentGrid:
     expected = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1).reshape(-1, 2)
     latent = torch.linalg.solve(model.pixel_matrix, (expected - model.pixel_offset).T).T
     centroids, mass = drawn_centroids(model, latent)
-    centroids[~shows(mass)] = torch.nan
+    visible = shows(mass)
+    centroids[~visible] = torch.nan
+    shape = (NODES, NODES)
+    found = LatentMap(centroids.unflatten(0, shape), visible.unflatten(0, shape))
     slots = torch.zeros(1, model.max_objects, len(latent), 2)
     slots[0, 0] = latent
     tiles = model.renderer(slots, model.present(torch.tensor([1])))[0].sigmoid()
     visited = clips.positions.reshape(-1, 2)
     visited = visited[~visited.isnan().any(-1)]
     every = max(1, len(visited) // NUM_VISITED)
-    return LatentGrid(_nodes(tiles), _nodes(centroids), _nodes(expected), visited[::every].numpy())
+    return LatentGrid(
+        tiles=_nodes(tiles),
+        centroids=_nodes(centroids),
+        expected=_nodes(expected),
+        folded=found.turned()[0].cpu().numpy(),
+        visited=visited[::every].numpy(),
+    )
 
 
 def _nodes(values: Tensor) -> np.ndarray:

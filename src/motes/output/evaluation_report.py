@@ -1,7 +1,7 @@
-"""The report of an evaluation: one self-contained HTML page for a person.
+"""The report of `motes evaluate`: one self-contained HTML page.
 
-What was asked, the table against baselines and limits, figures, the clips that went wrong, and how
-to get the same page again.
+It shows the queries, the scores beside those of baselines, figures, the worst clips, and how the
+page was made.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,56 +13,53 @@ import torch
 
 from motes.data import Clips
 from motes.evaluation import metrics
-from motes.evaluation.labels import CONTENDERS, HEADS, TABLE, form_of
+from motes.evaluation.labels import PREDICTORS, SCORES, TABLE
 from motes.evaluation.latent_grid import latent_grid
 from motes.models.model import Model
-from motes.output import evaluation_plots as own
-from motes.output import plots as pictures
-from motes.output.demo import ask_examples
-from motes.output.html import document, figure, section, table
+from motes.output import evaluation_plots, plots
+from motes.output.html import (
+    count_name,
+    document,
+    figure,
+    force_table,
+    initial_state_table,
+    section,
+    table,
+)
+from motes.output.views import example_views
 
 Record = dict[str, Any]
-MEANINGS = {
-    "tracked": "share of clips in which every ball stays within 4 pixels of the truth throughout",
-    "IDF1": "share of positions within 2 pixels under one identity for the whole clip",
-    "position, path": "pixels from the ball as drawn, and from the path before noise shook it",
-    "forecast": "pixels from the true path in frames 6 to 30, after 5 frames",
-    "forecast loss": "nats a pixel: surprise at the true frames to come",
-    "gap": "pixels from the true path in the hidden frames between the first and last 5",
-    "90 %": "share of the truth inside the 90 % ellipses: 0.90 is right, less is over-confident",
-}
 
 
 def page(
     model: Model, clips: Clips, record: Record, stored: Mapping[str, Record], command: str
 ) -> str:
-    """The report as HTML.
+    """Return the report as HTML.
 
     Args:
-        model: That was scored.
-        clips: That it was scored on.
-        record: Of `motes evaluate`.
-        stored: Records of contenders; those of the same clips stand beside it.
-        command: That makes this page.
+        model: The model that was scored.
+        clips: The clips it was scored on.
+        record: The record of `motes evaluate`.
+        stored: Records of other predictors; those on the same clips are shown beside it.
+        command: The command that makes this page.
 
     Law: it refers to nothing outside of itself (test_a_scorecard_refers_to_nothing_outside).
     """
     name = Path(record["model"]).name
     same = _comparable(record, stored)
     body = [
-        f"<h1>{escape(f'motes: how {name} scores')}</h1>",
-        _asked(record),
-        *section("Against baselines and limits", _standing(name, record, same)),
+        _introduction(record),
+        *section("Scores beside baselines", _score_tables(name, record, same)),
         *section("Figures", _figures(model, clips, name, record, same)),
-        *section("The law it found", [_law(record)]),
-        *section("Clips that went wrong", _worst(model, clips, record)),
-        *section("How to get this page again", [_origin(record, command)]),
+        *section("The learned physics", [_physics(record)]),
+        *section("Worst clips", _worst(model, clips, record)),
+        *section("How this page was made", [_origin(record, command)]),
     ]
-    return document(f"motes: how {name} scores", body)
+    return document(f"motes evaluate: {name}", body)
 
 
 def _comparable(record: Record, stored: Mapping[str, Record]) -> dict[str, Record]:
-    """Records of other contenders on the very clips of this one."""
+    """Return the records of other predictors on the same clips."""
     if record["test_seed"] is None:
         return {}
     keys = ("test_seed", "frame_size", "num_frames")
@@ -76,122 +73,118 @@ def _comparable(record: Record, stored: Mapping[str, Record]) -> dict[str, Recor
     }
 
 
-def _asked(record: Record) -> str:
+def _introduction(record: Record) -> str:
     clips = sum(column["clips"] for column in record["by_count"].values())
     height, width = record["frame_size"]
     origin = f"seed {record['test_seed']}" if record["test_seed"] is not None else "from a file"
     return (
         f"<p>{clips} clips of {record['num_frames']} frames, {width}x{height} pixels ({origin}), "
-        "none of which training saw. Three questions, without retraining: where is each ball, all "
-        "frames seen; where will it be, 5 frames seen; where was it, the middle hidden. The model "
-        "is told how many balls a clip has and nothing else. Truth is used for scoring alone. "
-        "± is one standard error, from clips drawn anew with replacement.</p>"
+        "none of them used in training. Three queries, without retraining: infer where each "
+        "object is from all frames; forecast from the first 5 frames; interpolate with the middle "
+        "hidden. The model is given the frames and the number of objects. The truth is used for "
+        "scores only. ± is one standard error, from bootstrap resamples of the clips.</p>"
     )
 
 
-def _standing(name: str, record: Record, others: Mapping[str, Record]) -> Iterator[str]:
-    """A table for each number of objects: this model first."""
+def _score_tables(name: str, record: Record, others: Mapping[str, Record]) -> Iterator[str]:
+    """Yield a table for each number of objects, this model first."""
     rows = {f"<b>{escape(name)}</b>": record}
-    rows |= {escape(CONTENDERS[other]): found for other, found in others.items()}
+    rows |= {escape(PREDICTORS[other].label): found for other, found in others.items()}
     if not others:
         yield (
-            "<p>No baseline is stored for these clips. Get them with <code>motes evaluate limit "
-            "--out results/limit.json</code> and the like, on the same clips.</p>"
+            "<p>No record of a baseline on these clips was found. To add one, run <code>motes "
+            "evaluate limit --out results/limit.json</code> on the same clips.</p>"
         )
     for count in record["by_count"]:
-        balls = f"{count} ball{'s' * (count != '1')}"
         lines = []
         for title, found in rows.items():
             values, errors = found["by_count"][count], found["standard_errors"][count]
             lines.append([title, *(_cell(values, errors, score) for score in TABLE)])
-        yield table([balls, *(HEADS[score] for score in TABLE)], lines)
-    meanings = "".join(f"<li><b>{n}</b>: {escape(m)}</li>" for n, m in MEANINGS.items())
+        yield table([count_name(count), *(SCORES[score].heading for score in TABLE)], lines)
+    meanings = "".join(
+        f"<li><b>{escape(score.heading)}</b>{f' ({score.unit})' if score.unit else ''}: "
+        f"{escape(score.meaning)}</li>"
+        for score in (SCORES[name] for name in TABLE)
+    )
     yield f"<ul class='soft'>{meanings}</ul>"
 
 
 def _cell(values: Record, errors: Record, score: str) -> str:
     if score not in values:
         return ""
-    form = form_of(score)
+    form = SCORES[score].form
     return f"{values[score]:{form}}<small>± {errors[score]:{form}}</small>"
 
 
 def _figures(
     model: Model, clips: Clips, name: str, record: Record, others: Mapping[str, Record]
 ) -> Iterator[str]:
-    drawn = own.horizon({name: record, **others})
+    drawn = evaluation_plots.horizon({name: record, **others})
     caption = (
-        "Error of the path above, surprise of the picture below; bands are two standard errors."
+        "Above: error of the path. Below: loss of the forecast frames. Bands are two standard "
+        "errors."
     )
-    yield figure("horizon", pictures.png(drawn), "The further ahead, the harder", caption)
+    yield figure("horizon", plots.png(drawn), "Forecasts against the horizon", caption)
+    drawn = evaluation_plots.reliability(record)
     caption = (
-        "How often the truth lies in a region against the probability that the model gives it. On "
-        "the diagonal error bars are honest, below it they are too narrow."
+        "How often the truth lies in a region, against the probability the model assigns to it. "
+        "On the diagonal error bars are calibrated; below it they are too narrow."
     )
-    drawn = own.reliability(record)
-    yield figure("reliability", pictures.png(drawn), "Are the error bars honest?", caption)
+    yield figure("reliability", plots.png(drawn), "Calibration of error bars", caption)
     caption = (
-        "One ball drawn over a grid of the model's own coordinates, and where it landed. A sound "
-        "map is a straight mesh wherever real balls flew (grey)."
+        "One object drawn at each node of a grid of latent positions, and where it appears. The "
+        "mesh should be straight wherever there are true positions (grey)."
     )
-    drawn = pictures.latent_grid(*latent_grid(model, clips))
-    yield figure("latent_grid", pictures.png(drawn), "Is the inner map of space sound?", caption)
+    drawn = evaluation_plots.latent_grid(*latent_grid(model, clips))
+    yield figure("latent_grid", plots.png(drawn), "Latent space", caption)
 
 
-def _law(record: Record) -> str:
-    found, true = record["force_px_per_frame2"], record["true_force_px_per_frame2"]
-    force = table(
-        ["Force, pixels per frame²", "to the right", "down"],
-        [
-            ["found", *(f"{value:+.4f}" for value in found)],
-            ["true", *(f"{value:+.4f}" for value in true)],
-        ],
+def _physics(record: Record) -> str:
+    force = force_table(record["force_px_per_frame2"], record["true_force_px_per_frame2"])
+    states = initial_state_table(
+        (word, share, place, step)
+        for kind, word in (("starts", "learned"), ("true_starts", "true"))
+        for share, place, step in zip(
+            *(record[kind][name] for name in ("shares", "places", "steps")), strict=True
+        )
     )
-    rows = []
-    for kind, word in (("starts", "found"), ("true_starts", "true")):
-        part = record[kind]
-        for share, place, step in zip(part["shares"], part["places"], part["steps"], strict=True):
-            numbers = (*(f"{value:.1f}" for value in place), *(f"{value:+.2f}" for value in step))
-            rows.append([word, f"{share:.2f}", *numbers])
-    starts = table(["Kinds of start", "share", "x", "y", "step right", "step down"], rows)
-    beliefs = [
+    bounds = [
         [
-            f"{count} ball{'s' * (count != '1')}, {part['clips']} clips",
-            *(f"{part[n]['value']:.1f}" for n in ("bound", "weighted_bound")),
+            f"{count_name(count)}, {part['clips']} clips",
+            *(f"{part[name]['value']:.1f}" for name in ("bound", "weighted_bound")),
             f"{part['count_right']['value']:.3f}",
         ]
         for count, part in record.get("beliefs", {}).items()
     ]
-    head = ["Beliefs", "bound, nats a clip", "importance-weighted", "count inferred rightly"]
-    return force + starts + (table(head, beliefs) if beliefs else "")
+    head = ["Bounds and counts", "ELBO, nats per clip", "importance-weighted", "count correct"]
+    return force + states + (table(head, bounds) if bounds else "")
 
 
 def _worst(model: Model, clips: Clips, record: Record) -> Iterator[str]:
-    """The clips with the largest error of a position, animated."""
+    """Yield animations of the clips with the largest error of a position."""
     indices = record["worst_clips"]
     yield (
-        "<p>The clips in which some inferred position is furthest from the truth, the worst first. "
-        "Left the truth, then what the model inferred from all frames, and what it forecast from "
-        "five.</p>"
+        "<p>The clips with the largest error of an inferred position, the worst first. Left: the "
+        "truth; then the answers inferred from all frames and forecast from the first 5.</p>"
     )
     for index, views in zip(
-        indices, ask_examples(model, clips[torch.tensor(indices)]), strict=True
+        indices, example_views(model, clips[torch.tensor(indices)]), strict=True
     ):
-        moving = pictures.animation(views[:3], scale=4)
-        title = f"Clip {index}, {len(views[0].pixels)} ball{'s' * (len(views[0].pixels) > 1)}"
-        yield figure(f"clip-{index}", moving, title, _trouble(views[0], views[1]))
+        moving = plots.animation(views[:3], scale=4)
+        title = f"Clip {index}, {count_name(len(views[0].pixels))}"
+        yield figure(f"clip-{index}", moving, title, _describe_error(views[0], views[1]))
 
 
-def _trouble(truth: pictures.View, told: pictures.View) -> str:
-    """In words, where the largest error is, and whether another estimate is where it should be."""
-    estimate, true = (torch.from_numpy(view.pixels)[None].float() for view in (told, truth))
-    own = metrics.reorder(estimate, metrics.best_order(estimate, true))
-    errors = (own - true).norm(dim=-1)[0]
-    ball, frame = divmod(int(errors.argmax()), errors.shape[1])
-    words = f"Largest error: {errors[ball, frame]:.1f} pixels, in frame {frame + 1}."
-    others = (estimate[0, :, frame] - true[0, ball, frame]).norm(dim=-1)
-    if errors[ball, frame] > metrics.GATE and others.min() <= metrics.GATE:
-        words += " Another estimate is there: two balls were taken for one another."
+def _describe_error(truth: plots.View, inferred: plots.View) -> str:
+    """Describe the largest error, and whether another estimate is at the true position."""
+    estimate, true = (torch.from_numpy(view.pixels)[None].float() for view in (inferred, truth))
+    matched = metrics.reorder(estimate, metrics.best_order(estimate, true))
+    errors = (matched - true).norm(dim=-1)[0]
+    n, frame = divmod(int(errors.argmax()), errors.shape[1])
+    words = f"Largest error: {errors[n, frame]:.1f} pixels, in frame {frame + 1}."
+    others = (estimate[0, :, frame] - true[0, n, frame]).norm(dim=-1)
+    if errors[n, frame] > metrics.GATE and others.min() <= metrics.GATE:
+        words += " Another estimate is there: two objects were confused."
     return words
 
 

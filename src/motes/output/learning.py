@@ -1,4 +1,4 @@
-"""Learning that is watched: the demo's own run from scratch, and snapshots of the way."""
+"""The training run of `motes demo`, with snapshots for display."""
 
 import dataclasses
 import tempfile
@@ -21,28 +21,28 @@ from motes.training.train import train
 
 
 class Snapshot(NamedTuple):
-    """A run at one moment."""
+    """The state of a run at one report."""
 
-    start: int  # the number of a rough start, of which the best will be taken; 0: the run itself
+    restart: int  # number of the restart; 0: the run continued from the best one
     step: int
     of: int
-    rate: float  # steps a second; 0 before the first step
-    bound: float  # nats a clip, of the batches since the last snapshot
-    glyph: Float[np.ndarray, "cells cells"]  # how an object looks: the probability of white
+    rate: float  # steps per second; 0 before the first step
+    bound: float  # nats per clip, of the batches since the last snapshot
+    sprite: Float[np.ndarray, "cells cells"]  # white probability of an object's pixels
 
 
 class TrainedRun(NamedTuple):
-    """What came out of a run, and how."""
+    """The result of a training run."""
 
     model: Model
     config: RunConfig
     snapshots: list[Snapshot]
-    held_out_bound: float  # nats a clip
+    held_out_bound: float  # nats per clip
     seconds: float
 
 
 def short_run() -> RunConfig:
-    """The structured family's preset with fewer steps, on fewer clips: about a minute of it."""
+    """Return the sprite model's preset with fewer steps and clips: about a minute of training."""
     full = preset("structured", "robust")
     return dataclasses.replace(
         full,
@@ -56,16 +56,16 @@ def short_run() -> RunConfig:
 def learn(
     config: RunConfig, show: Callable[[Snapshot], None] = lambda snapshot: None
 ) -> TrainedRun:
-    """A model of the structured family, learned from scratch; `show` sees it grow.
+    """Train a sprite model from scratch; `show` is called with every snapshot.
 
     Raises:
-        KeyboardInterrupt: training was told to stop.
+        KeyboardInterrupt: Training was interrupted.
     """
     began, snapshots = time.monotonic(), []
 
     def report(line: dict[str, Any]) -> None:
         if "start" in line or "bound" in line:
-            snapshots.append(take(line))
+            snapshots.append(snapshot_of(line))
             show(snapshots[-1])
 
     with tempfile.TemporaryDirectory() as folder:
@@ -77,29 +77,29 @@ def learn(
     return TrainedRun(model, config, snapshots, outcome.held_out_bound, seconds)
 
 
-def take(line: dict[str, Any]) -> Snapshot:
-    """The snapshot of a report of training."""
-    glyph = picture_of_glyph(line["model"])
+def snapshot_of(line: dict[str, Any]) -> Snapshot:
+    """Return the snapshot of one report of training."""
+    sprite = sprite_image(line["model"])
     if "start" in line:
-        return Snapshot(line["start"], line["start_step"], STEPS, 0.0, line["start_bound"], glyph)
+        return Snapshot(line["start"], line["start_step"], STEPS, 0.0, line["start_bound"], sprite)
     rate = line["iterations_per_second"]
-    return Snapshot(0, line["step"], line["of"], rate, line["bound"], glyph)
+    return Snapshot(0, line["step"], line["of"], rate, line["bound"], sprite)
 
 
-def way_taken(snapshots: list[Snapshot]) -> list[Snapshot]:
-    """The snapshots of the start that was taken and of the run from there, steps counted on."""
-    trials = [snapshot for snapshot in snapshots if snapshot.start > 0]
+def best_restart(snapshots: list[Snapshot]) -> list[Snapshot]:
+    """Return the snapshots of the best restart and of the run after it, steps numbered on."""
+    trials = [snapshot for snapshot in snapshots if snapshot.restart > 0]
     best = max((s for s in trials if s.step == STEPS), key=lambda snapshot: snapshot.bound)
-    before = [snapshot for snapshot in trials if snapshot.start == best.start]
-    after = [s._replace(step=STEPS + s.step) for s in snapshots if s.start == 0]
+    before = [snapshot for snapshot in trials if snapshot.restart == best.restart]
+    after = [s._replace(step=STEPS + s.step) for s in snapshots if s.restart == 0]
     return [*before, *after]
 
 
 @torch.no_grad()
-def picture_of_glyph(model: Model) -> Float[np.ndarray, "cells cells"]:
-    """The probability that an object lights a pixel, for each offset of the pixel from it."""
+def sprite_image(model: Model) -> Float[np.ndarray, "cells cells"]:
+    """Return the probability that an object lights a pixel, by the pixel's offset from it."""
     assert isinstance(model.renderer, SpriteRenderer)
-    picture: Float[np.ndarray, "cells cells"] = (
+    image: Float[np.ndarray, "cells cells"] = (
         -torch.expm1(-model.renderer.root_depth.square()).cpu().numpy()
     )
-    return picture
+    return image

@@ -1,34 +1,33 @@
-"""Pictures of clips and answers: pure functions from arrays to figures; nothing is shown or saved.
+"""Figures of clips and answers: pure functions of arrays; nothing is shown or saved.
 
-Colours are those of the paper's figures (truth black, inferred blue, forecast red, interpolated
-cyan) in shades that the colour-blind tell apart; lines and markers differ too, for grey prints.
+Colours follow the paper's figures (truth black, inferred blue, forecast red, interpolated cyan)
+in shades that colour-blind readers can distinguish; lines and markers differ too.
 """
 
 import io
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from motes.core.axes import Bool, Float, Int
+from motes.core.axes import Bool, Float
 from motes.data.gif import encode_gif
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
 LEVEL = 0.9  # probability inside an ellipse
-CORNERS = 48  # of its outline
+CORNERS = 48  # of the polygon that draws it
 DPI = 120
 MARGIN = 6  # pixels around the panels of an animation
 TITLE = 22  # pixels above them
-SNAPSHOTS = 8  # pictures of a glyph on its way
 
 
 @dataclass(frozen=True)
 class Style:
-    """How one kind of track is drawn, on white and on black frames."""
+    """Label, colours on white and on black, line and marker of one kind of track."""
 
     label: str
     colour: str
@@ -43,33 +42,38 @@ FORECAST = Style("forecast", "#d55e00", "#ff8a4c", "--", "^")
 INTERPOLATED = Style("interpolated", "#0e9fc4", "#45e0f0", "-.", "s")
 
 
+def _no_frames() -> Float[np.ndarray, "0 0 0"]:
+    return np.zeros((0, 0, 0), np.float32)
+
+
 @dataclass(frozen=True, eq=False)
 class View:
-    """One clip as the truth or one query tells it, present objects only, in pixels.
+    """One clip as arrays, present objects only: the truth, or the answer to a query.
 
-    `pixels` are of the drawn balls, `path` is noise-free; covariances of the truth are zero.
+    The fields mean the same as those of `motes.queries.answer.Answer`; frames may be left out.
     """
 
     style: Style
-    frames: Float[np.ndarray, "T height width *channels"]  # probability of white
-    mean_frames: Float[np.ndarray, "T height width *channels"]  # the picture of the mean positions
     pixels: Float[np.ndarray, "N T 2"]
-    covariances: Float[np.ndarray, "N T 2 2"]
-    path: Float[np.ndarray, "N T 2"]
-    path_covariances: Float[np.ndarray, "N T 2 2"]
+    pixel_covariances: Float[np.ndarray, "N T 2 2"]
+    path_pixels: Float[np.ndarray, "N T 2"]
+    path_pixel_covariances: Float[np.ndarray, "N T 2 2"]
     observed: Bool[np.ndarray, " T"]
+    detected: Bool[np.ndarray, "N T"]
+    frames: Float[np.ndarray, "F height width *channels"] = field(default_factory=_no_frames)
+    mean_frames: Float[np.ndarray, "F height width *channels"] = field(default_factory=_no_frames)
 
 
 def png(figure: "matplotlib.figure.Figure") -> bytes:
-    """The figure as a PNG file of its own size."""
+    """Return the figure as a PNG file."""
     buffer = io.BytesIO()
-    # The bare format: matplotlib would add its version and its web address.
+    # Without matplotlib's version and web address.
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
 
 
 def pdf(figure: "matplotlib.figure.Figure") -> bytes:
-    """The figure as a PDF file; the same bytes whenever it is drawn."""
+    """Return the figure as a PDF file; equal figures give equal bytes."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="pdf", metadata={"Creator": None, "CreationDate": None})
     return buffer.getvalue()
@@ -78,7 +82,7 @@ def pdf(figure: "matplotlib.figure.Figure") -> bytes:
 def outline(
     mean: Float[np.ndarray, "2"], covariance: Float[np.ndarray, "2 2"]
 ) -> Float[np.ndarray, "corners 2"]:
-    """Points on the ellipse that holds 90 % of a Gaussian.
+    """Return points on the ellipse that holds 90 % of a Gaussian.
 
     Law: every point has squared Mahalanobis distance -2 log(1 - 0.9)
     (test_every_point_of_an_outline_has_the_distance_of_its_probability).
@@ -92,7 +96,7 @@ def outline(
 
 
 def overlaid(frames: Float[np.ndarray, "T height width"]) -> Float[np.ndarray, "height width"]:
-    """One image of all frames, the later ones lighter and on top.
+    """Return one image of all frames, the later ones lighter and on top.
 
     Law: a white pixel of the last frame stays white (test_the_last_frame_is_lightest_and_on_top).
     """
@@ -102,30 +106,17 @@ def overlaid(frames: Float[np.ndarray, "T height width"]) -> Float[np.ndarray, "
     return canvas
 
 
-def folded_cells(centroids: Float[np.ndarray, "G G 2"]) -> Bool[np.ndarray, "G_1 G_1"]:
-    """Which cells of a warped grid are turned over, against the sense of most cells.
-
-    Cells with an unknown (NaN) corner are not.
-
-    Law: mirroring the whole grid folds nothing (test_only_overturned_cells_are_folded).
-    """
-    diagonal = centroids[1:, 1:] - centroids[:-1, :-1]
-    other = centroids[1:, :-1] - centroids[:-1, 1:]
-    area = diagonal[..., 0] * other[..., 1] - diagonal[..., 1] * other[..., 0]
-    sense = np.sign(np.nansum(np.sign(area)))
-    folded: Bool[np.ndarray, "G_1 G_1"] = area * sense < 0
-    return folded
-
-
 def strip(views: Sequence[View], times: Sequence[int]) -> "matplotlib.figure.Figure":
-    """Frames at some times, a row for each view, with the ellipses of every ball's position."""
+    """Draw frames at some times, a row for each view, with the ellipses of all positions."""
     figure, axes = axes_grid(len(views), len(times), cell=1.25, room=(0.35, 0.3))
     for row, view in zip(axes, views, strict=True):
         for axis, t in zip(row, times, strict=True):
             show_frame(axis, view.frames[t])
             _frame_border(axis, view.style.on_black if not view.observed[t] else "#888888")
-            for mean, covariance in zip(view.pixels[:, t], view.covariances[:, t], strict=True):
-                axis.plot(*_closed(outline(mean, covariance)).T, color=view.style.on_black, lw=1)
+            for mean, covariance in zip(
+                view.pixels[:, t], view.pixel_covariances[:, t], strict=True
+            ):
+                axis.plot(*closed(outline(mean, covariance)).T, color=view.style.on_black, lw=1)
         row[0].set_ylabel(view.style.label, fontsize=9)
     for axis, t in zip(axes[0], times, strict=True):
         axis.set_title(f"frame {t + 1}", fontsize=9)
@@ -133,24 +124,24 @@ def strip(views: Sequence[View], times: Sequence[int]) -> "matplotlib.figure.Fig
 
 
 def trajectories(clips: Sequence[Sequence[View]]) -> "matplotlib.figure.Figure":
-    """Tracks in pixels: a row for each clip, a column for each view after the first, the truth."""
+    """Draw tracks in pixels: a row for each clip, a column for each view after the truth."""
     figure, axes = axes_grid(len(clips), len(clips[0]) - 1, cell=2.8, room=(0.3, 0.3))
-    for row, (truth, *told) in zip(axes, clips, strict=True):
-        for axis, view in zip(row, told, strict=True):
-            frame_axes(axis, truth.frames.shape[1:])
+    for row, (truth, *answers) in zip(axes, clips, strict=True):
+        for axis, view in zip(row, answers, strict=True):
+            frame_axes(axis, truth.frames.shape[1:3])
             _draw_track(axis, view)
-            for path in truth.path:
+            for path in truth.path_pixels:
                 axis.plot(*path.T, color=truth.style.colour, lw=0.9, label=truth.style.label)
                 axis.plot(*path[0], "o", mfc="none", mec=truth.style.colour, ms=7)
     for axis in axes[0]:
-        _legend(axis, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
+        legend(axis, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
     return figure
 
 
 def overlays(
     rows: Sequence[Sequence[tuple[str, Float[np.ndarray, "T height width"]]]],
 ) -> "matplotlib.figure.Figure":
-    """Clips overlaid in time, side by side under their titles."""
+    """Draw clips overlaid in time, side by side under their titles."""
     figure, axes = axes_grid(len(rows), len(rows[0]), cell=2.0, room=(0.1, 0.3 * len(rows)))
     for row, clips in zip(axes, rows, strict=True):
         for axis, (title, frames) in zip(row, clips, strict=True):
@@ -159,97 +150,8 @@ def overlays(
     return figure
 
 
-def learning(
-    steps: Int[np.ndarray, " S"],
-    bounds: Float[np.ndarray, " S"],
-    glyphs: Float[np.ndarray, "S cells cells"],
-) -> "matplotlib.figure.Figure":
-    """A run from its first report to its last: how an object was drawn, and the bound below.
-
-    Most happens early, so the pictures stand closer there.
-    """
-    from matplotlib.figure import Figure
-
-    ranks = np.linspace(0, 1, min(SNAPSHOTS, len(steps)))
-    shown = np.unique(np.round((len(steps) - 1) * ranks**2).astype(int))
-    figure = Figure(figsize=(1.25 * SNAPSHOTS, 3.6), dpi=DPI, layout="constrained")
-    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.0, 1.5))[:, 0]
-    for axis, index in zip(above.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        axis.imshow(glyphs[index], cmap="gray", vmin=0, vmax=1)
-        axis.set(xticks=[], yticks=[])
-        axis.set_title(f"step {steps[index]}", fontsize=9)
-    curve = below.subplots()
-    curve.plot(steps, bounds, color=INFERRED.colour, lw=2)
-    curve.plot(steps[shown], bounds[shown], "o", color=INFERRED.colour, ms=5)
-    curve.set_xlabel("step", fontsize=8)
-    curve.set_ylabel("bound, nats a clip", fontsize=8)
-    curve.tick_params(labelsize=7)
-    return figure
-
-
-def latent_grid(
-    tiles: Float[np.ndarray, "G G height width *channels"],
-    centroids: Float[np.ndarray, "G G 2"],
-    expected: Float[np.ndarray, "G G 2"],
-    visited: Float[np.ndarray, "M 2"],
-) -> "matplotlib.figure.Figure":
-    """One ball drawn over a grid of latent positions: a sheet of tiles, and where they landed.
-
-    Args:
-        tiles: What the renderer draws at each node.
-        centroids: Where that is, in pixels; NaN where next to nothing was drawn.
-        expected: Where the affine pixel map says it should be.
-        visited: Positions of real balls, to tell where the model could learn.
-    """
-    figure, axes = axes_grid(1, 2, cell=4.2, room=(0.3, 0.7))
-    sheet, warp = axes[0]
-    border = [(0, 0), (0, 0), (0, 2), (0, 2), *[(0, 0)] * (tiles.ndim - 4)]
-    framed = np.pad(tiles, border, constant_values=0.45)
-    rows = [np.concatenate(list(row), axis=1) for row in framed]
-    sheet.imshow(np.concatenate(rows), cmap="gray", vmin=0, vmax=1)
-    sheet.set_xticks([])
-    sheet.set_yticks([])
-    sheet.set_title("one ball, drawn at each node of the grid", fontsize=9)
-    frame_axes(warp, tiles.shape[2:4])
-    warp.plot(*visited.T, ".", color="#bbbbbb", ms=2, zorder=0, label="where real balls flew")
-    for lines, colour, width, label in (
-        (expected, "#888888", 0.6, "affine pixel map"),
-        (centroids, INFERRED.colour, 1.4, "where it was drawn"),
-    ):
-        for line in (*lines, *lines.swapaxes(0, 1)):
-            warp.plot(*line.T, color=colour, lw=width, label=label)
-    for i, j in np.argwhere(folded_cells(centroids)):
-        corners = centroids[[i, i, i + 1, i + 1], [j, j + 1, j + 1, j]]
-        warp.fill(*corners.T, color=FORECAST.colour, alpha=0.5, hatch="//", label="folded")
-    shared_legend(figure, [warp])
-    return figure
-
-
-def starts(
-    frame_size: tuple[int, int],
-    true_points: Float[np.ndarray, "M 2"],
-    true_steps: Float[np.ndarray, "M 2"],
-    means: Float[np.ndarray, "K 2"],
-    covariances: Float[np.ndarray, "K 2 2"],
-    steps: Float[np.ndarray, "K 2"],
-) -> "matplotlib.figure.Figure":
-    """Where balls start: true starts and first steps, and the learned components over them."""
-    figure, axes = axes_grid(1, 1, cell=4.2, room=(0.3, 0.3))
-    axis = axes[0, 0]
-    frame_axes(axis, frame_size)
-    arrows = dict(angles="xy", scale_units="xy", scale=0.25)  # four frames of flight
-    axis.quiver(*true_points.T, *true_steps.T, color="#aaaaaa", width=0.003, **arrows)
-    axis.plot(*true_points.T, ".", color="#666666", ms=3, label="true starts")
-    for mean, covariance in zip(means, covariances, strict=True):
-        axis.plot(*_closed(outline(mean, covariance)).T, color=INFERRED.colour, lw=1.6)
-        axis.plot(*mean, "s", color=INFERRED.colour, ms=6, label="learned kinds of start")
-    axis.quiver(*means.T, *steps.T, color=INFERRED.colour, width=0.01, zorder=3, **arrows)
-    _legend(axis, loc="lower center")
-    return figure
-
-
 def animation(views: Sequence[View], scale: int = 5) -> bytes:
-    """An animated GIF of the views side by side, with tracks; hidden frames have coloured borders.
+    """Return an animated GIF of the views side by side; hidden frames have coloured borders.
 
     A pixel of the clip becomes `scale` pixels; a clip of w x h makes a GIF of
     views * (scale w + 2 MARGIN) by scale h + 2 MARGIN + TITLE.
@@ -273,26 +175,26 @@ def _still(views: Sequence[View], t: int, scale: int) -> Any:
         draw.rectangle(border, fill=colour if hidden else "#666666")
         levels = Image.fromarray((255 * view.frames[t]).round().astype(np.uint8))
         canvas.paste(levels.resize((width, height), Image.Resampling.NEAREST), (left, top))
-        for n, path in enumerate(view.path):
-            ring = _closed(outline(view.pixels[n, t], view.covariances[n, t]))
+        for n, path in enumerate(view.path_pixels):
+            ring = closed(outline(view.pixels[n, t], view.pixel_covariances[n, t]))
             for points, thickness in ((path[: t + 1], 2), (ring, 1)):
                 corners = (points + 0.5) * scale + (left, top)
                 draw.line([tuple(corner) for corner in corners], fill=colour, width=thickness)
-        state = "hidden" if hidden else "seen"
+        state = "hidden" if hidden else "shown"
         title = f"{view.style.label}  {t + 1}/{len(view.frames)} {state}"
         draw.text((left, 5), title, fill=colour, font=font)
     return canvas.quantize(64)
 
 
-def _closed(points: Float[np.ndarray, "corners 2"]) -> Float[np.ndarray, "corners_1 2"]:
-    """The points and the first one again."""
+def closed(points: Float[np.ndarray, "corners 2"]) -> Float[np.ndarray, "corners_1 2"]:
+    """Return the points and the first one again."""
     return np.concatenate([points, points[:1]])
 
 
 def axes_grid(
     rows: int, columns: int, cell: float, room: tuple[float, float]
 ) -> tuple["matplotlib.figure.Figure", Any]:
-    """A figure of square cells (inches) with room at the left and on top, and its axes."""
+    """Return a figure of square cells (inches) with room at the left and on top, and its axes."""
     from matplotlib.figure import Figure
 
     size = (columns * cell + room[0], rows * cell + room[1])
@@ -301,16 +203,16 @@ def axes_grid(
 
 
 def frame_axes(axis: Any, frame_size: Sequence[int]) -> None:
-    """Makes an axis the plane of a frame, y down."""
+    """Make an axis the plane of a frame, y down."""
     height, width = frame_size
     axis.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5), aspect="equal")
     axis.tick_params(labelsize=7)
 
 
 def show_frame(axis: Any, frame: Float[np.ndarray, "height width"]) -> None:
-    """Shows a frame in grey, without ticks."""
+    """Show a frame in grey, without ticks."""
     axis.imshow(frame, cmap="gray", vmin=0, vmax=1)
-    frame_axes(axis, frame.shape)
+    frame_axes(axis, frame.shape[:2])
     axis.set(xticks=[], yticks=[])
 
 
@@ -319,15 +221,15 @@ def _frame_border(axis: Any, colour: str) -> None:
         spine.set(color=colour, linewidth=2)
 
 
-def _legend(axis: Any, **options: Any) -> None:
-    """A legend in which every label stands once."""
+def legend(axis: Any, **options: Any) -> None:
+    """Add a legend with each label once."""
     handles, labels = axis.get_legend_handles_labels()
     drawn = dict(zip(labels, handles, strict=True))
     axis.legend(drawn.values(), drawn.keys(), fontsize=8, **options)
 
 
 def shared_legend(figure: "matplotlib.figure.Figure", axes: Iterable[Any]) -> None:
-    """One legend above all panels, in which every label stands once."""
+    """Add one legend above all panels, with each label once."""
     once: dict[str, Any] = {}
     for axis in axes:
         axis.tick_params(labelsize=7, which="both")
@@ -338,11 +240,11 @@ def shared_legend(figure: "matplotlib.figure.Figure", axes: Iterable[Any]) -> No
 
 
 def _draw_track(axis: Any, view: View) -> None:
-    """Paths as lines, seen positions as markers, ellipses of the path where nothing was seen."""
-    style, seen = view.style, view.observed
-    for n, path in enumerate(view.path):
+    """Draw paths as lines, positions in observed frames as markers, ellipses in hidden frames."""
+    style, observed = view.style, view.observed
+    for n, path in enumerate(view.path_pixels):
         axis.plot(*path.T, style.line, color=style.colour, lw=3, alpha=0.7, label=style.label)
-        axis.plot(*view.pixels[n, seen].T, style.marker, color=style.colour, ms=4, alpha=0.6)
-        for t in np.flatnonzero(~seen):
-            ring = outline(path[t], view.path_covariances[n, t])
+        axis.plot(*view.pixels[n, observed].T, style.marker, color=style.colour, ms=4, alpha=0.6)
+        for t in np.flatnonzero(~observed):
+            ring = outline(path[t], view.path_pixel_covariances[n, t])
             axis.fill(*ring.T, facecolor=style.colour, edgecolor="none", alpha=0.1)

@@ -1,4 +1,4 @@
-"""Answers as tables, in the pixels and seconds of the video where one is known."""
+"""Answers as tables, in pixels and seconds of the video where its map is known."""
 
 import csv
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from motes.video import VideoMap
 
 
 def in_video(answer: Answer, where: VideoMap) -> Answer:
-    """The same answer with everything that was in pixels of a frame in pixels of the video.
+    """Return the answer with pixels of a frame mapped to pixels of the video.
 
-    Velocities become pixels a second.
+    Velocities become pixels per second.
 
     Law: a point, its covariance and its velocity are mapped alike
-    (test_answers_are_told_in_the_pixels_and_seconds_of_the_video).
+    (test_answers_are_mapped_to_the_pixels_and_seconds_of_the_video).
     """
     return replace(
         answer,
@@ -31,7 +31,7 @@ def in_video(answer: Answer, where: VideoMap) -> Answer:
 
 
 def table(answer: Answer, where: VideoMap | None) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
-    """Names of columns and rows; with a map, frames are counted in the video, and time is told."""
+    """Return column names and rows; with a map, video frame numbers and times in seconds."""
     if where is None:
         return list(COLUMNS), answer.rows()
     where = where.extended(answer.observed.shape[1])
@@ -44,7 +44,7 @@ def table(answer: Answer, where: VideoMap | None) -> tuple[list[str], Iterator[t
 
 
 def write_table(path: Path, answer: Answer, where: VideoMap | None) -> None:
-    """Writes the table as CSV, or as Parquet if the name ends so."""
+    """Write the table as CSV, or as Parquet if the name ends in .parquet."""
     columns, rows = table(answer, where)
     with atomic_path(path) as temporary:
         if path.suffix.lower() == ".parquet":

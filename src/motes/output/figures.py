@@ -1,0 +1,106 @@
+"""`motes figures`: figures of one model on a few clips, as PNG and PDF files."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from motes.core.errors import InputError
+from motes.core.files import atomic_path
+from motes.data import Clips
+from motes.evaluation.evaluate import ModelPredictor, Progress, evaluate, no_progress
+from motes.evaluation.latent_grid import latent_grid
+from motes.evaluation.physics import first_points_and_steps, learned_starts
+from motes.models.model import Model
+from motes.output import evaluation_plots, plots
+from motes.output.views import example_views, first_of_each_count
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NUM_TIMES = 8  # columns of the strip
+
+
+class Material:
+    """What figures are drawn from, computed when first used."""
+
+    def __init__(self, model: Model, clips: Clips, name: str) -> None:
+        self.model, self.clips, self.name = model, clips, name
+
+    @cached_property
+    def examples(self) -> list[list[plots.View]]:
+        """The truth and the three answers, for the first clip with each number of objects."""
+        return example_views(self.model, first_of_each_count(self.clips))
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """The scores of all clips."""
+        return evaluate(ModelPredictor(self.model), self.clips)
+
+    @property
+    def times(self) -> list[int]:
+        """The frames of the strip."""
+        last = self.clips.video.shape[1] - 1
+        return [round(t * last / (NUM_TIMES - 1)) for t in range(NUM_TIMES)]
+
+
+def _overlays(material: Material) -> "Figure":
+    rows = [[(v.style.label, v.mean_frames) for v in views] for views in material.examples]
+    return plots.overlays(rows)
+
+
+def _initial_states(material: Material) -> "Figure":
+    found = learned_starts(material.model)
+    fields = (*first_points_and_steps(material.clips), found.places, found.spreads, found.steps)
+    arrays = (field.detach().cpu().numpy() for field in fields)
+    return evaluation_plots.initial_states(material.model.image_size, *arrays)
+
+
+FIGURES: dict[str, Callable[[Material], "Figure"]] = {
+    "strip": lambda m: plots.strip(m.examples[len(m.examples) // 2], m.times),
+    "trajectories": lambda m: plots.trajectories(m.examples),
+    "overlays": _overlays,
+    "horizon": lambda m: evaluation_plots.horizon({m.name: m.record}),
+    "reliability": lambda m: evaluation_plots.reliability(m.record),
+    "initial-states": _initial_states,
+    "latent-grid": lambda m: evaluation_plots.latent_grid(*latent_grid(m.model, m.clips)),
+}
+
+
+def figures_of(
+    model: Model,
+    clips: Clips,
+    out: Path,
+    *,
+    name: str = "model",
+    only: Sequence[str] = (),
+    progress: Progress = no_progress,
+) -> list[str]:
+    """Write figures of a model's answers and scores into a folder; return their names.
+
+    Args:
+        model: Any model.
+        clips: With truth; a few dozen suffice.
+        out: Folder for the PNG and PDF files; made if missing.
+        name: Label of the model in figures.
+        only: Names out of `FIGURES`; default: all.
+        progress: Called with the number of figures drawn.
+
+    Raises:
+        InputError: An unknown figure, or clips without truth.
+    """
+    wanted = list(only or FIGURES)
+    for figure in wanted:
+        if figure not in FIGURES:
+            raise InputError(f"no figure {figure!r}; choose from {', '.join(FIGURES)}")
+    if clips.num_objects is None or clips.positions is None or clips.clean is None:
+        raise InputError("these clips carry no truth; figures need positions and clean paths")
+    material = Material(model, clips, name)
+    out.mkdir(parents=True, exist_ok=True)
+    for done, figure in enumerate(wanted):
+        drawn = FIGURES[figure](material)
+        for suffix, content in (("png", plots.png(drawn)), ("pdf", plots.pdf(drawn))):
+            with atomic_path(out / f"{figure}.{suffix}") as temporary:
+                temporary.write_bytes(content)
+        progress(done + 1)
+    return wanted
