@@ -1,6 +1,8 @@
 """Sphinx settings: `make site` builds these pages and the API reference, offline."""
 
 import importlib.metadata
+import re
+from typing import Any
 
 project = "motes"
 author = "the motes authors"
@@ -17,3 +19,23 @@ myst_heading_anchors = 3
 # Pages link to source files and notes, which are on disk beside the site but not part of it.
 # Generated sections begin at the third level; `layers` is a block that a test reads.
 suppress_warnings = ["myst.xref_missing", "ref.python", "myst.header", "misc.highlighting_failure"]
+
+
+def as_restructured_text(
+    app: object, what: str, name: str, thing: object, options: object, lines: list[str]
+) -> None:
+    """Turn indented formulas into literal blocks and escape axes such as *channels, in place."""
+    found: list[str] = []
+    for line in lines:
+        formula = line.startswith("    ") and found[-1:] == [""] and found[-2:-1] != []
+        if formula and not found[-2].startswith(" ") and not found[-2].endswith(":"):
+            found += ["::", ""]
+        found.append(
+            line if line.startswith("    ") else re.sub(r"(?<![\w*`])\*(?=\w)", r"\*", line)
+        )
+    lines[:] = found
+
+
+def setup(app: Any) -> None:
+    """Register the conversion; it runs before Google-style sections are parsed."""
+    app.connect("autodoc-process-docstring", as_restructured_text, priority=400)
