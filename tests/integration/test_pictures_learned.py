@@ -129,7 +129,9 @@ def test_a_long_clip_of_pictures_is_answered_as_a_short_one_is(learned, monkeypa
 
     wholes = ask(queries__NUM_DRAWS=3)
     in_pieces = ask(
-        encoding__LONG=11, model__AT_ONCE=4, structured__picture_search__AT_ONCE=2 * 2 * 3 * 5
+        models__paper__gap_filling__LONG=11,
+        models__model__AT_ONCE=4,
+        models__layers__search__CHUNK_FRAMES=2 * 2 * 3 * 5,
     )
     for (whole, *drawn), (pieces, *redrawn) in zip(wholes, in_pieces, strict=True):
         # The same numbers; a convolution of fewer frames may add them in another order.

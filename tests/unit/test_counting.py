@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import motes
-from glyphs import disk_renderer, frame_with
 from motes.core.axes import Tensor
 from motes.data import cannonballs
 from motes.kalman.dynamics import LinearDynamics
@@ -15,6 +14,7 @@ from motes.models.model import Model
 from motes.models.sprites.tracker import Tracker
 from motes.queries import counting
 from motes.queries.counting import count_log_evidence
+from sprite_scenes import disk_renderer, frame_with
 
 SIZE, MOST = 16, 2
 SPREAD = 2.0  # pixels, so that one object is in the pixel of another every twentieth time

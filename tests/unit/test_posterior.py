@@ -8,10 +8,10 @@ import pytest
 import torch
 from scipy import stats
 
-from glyphs import odd_renderer
 from motes.models.sprites.grid_posterior import OF_OBJECTS, REGION, GridPosterior, StreamedPosterior
 from motes.models.sprites.likelihood_maps import PixelGaussian, WindowPosterior
 from motes.models.sprites.patches import window_offsets
+from sprite_scenes import odd_renderer
 
 PHASES, WINDOW, UNIT = 4, 1, 3.0  # cells a pixel, pixels around the centre, pixels a unit
 

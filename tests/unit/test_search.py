@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from glyphs import disk_renderer, frame_with, odd_renderer
 from motes import kalman
 from motes.kalman.dynamics import LinearDynamics
 from motes.models.sprites.forward_pass import (
@@ -29,6 +28,7 @@ from motes.models.sprites.likelihood_maps import (
 from motes.models.sprites.patches import Window, sliding_crops
 from motes.models.sprites.renderer import SpriteRenderer
 from oracles import diagonal_blocks, log_density, one_model, posterior
+from sprite_scenes import disk_renderer, frame_with, odd_renderer
 
 SIZE, UNIT = 48, 3.0
 
@@ -289,5 +289,5 @@ def test_nothing_of_a_hidden_frame_is_shown(generator: torch.Generator) -> None:
     window = Window.at(torch.tensor([[[5, 7]]]).expand(9, 1, 2), 3, (SIZE, SIZE))
     shown = dataclasses.replace(scene, frames=spoiled[..., None]).frame_batch(slice(1, 4))
     seen = blank[clips, 1:4, 4:11, 2:9].flatten(0, 1)
-    assert torch.equal(shown.through(window)[:, 0, ..., 0], seen)
+    assert torch.equal(shown.crop(window)[:, 0, ..., 0], seen)
     assert spoiled.isnan().any()  # they are still as they were

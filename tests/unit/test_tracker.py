@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from benchmarks.scale import peak_memory
-from glyphs import disk_renderer, frame_with, straight
 from motes.data import World, draw_clips
 from motes.kalman import mixture
 from motes.kalman.dynamics import LinearDynamics
@@ -20,6 +19,7 @@ from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate
 from motes.models.sprites.renderer import SpriteRenderer
 from motes.models.sprites.tracker import REVISITS, Tracker
 from oracles import diagonal_blocks, one_model, posterior
+from sprite_scenes import disk_renderer, frame_with, straight
 
 SIZE, PIXELS_PER_UNIT, WINDOW = 48, 3.0, 7
 

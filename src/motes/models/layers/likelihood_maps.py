@@ -193,7 +193,7 @@ def evaluate_window(
         prior: where the object should be.
         sprite_class: its kind, if that is known: then no other is tried.
 
-    Law: equals a loop over kinds and places (test_looking_at_a_picture_equals_the_naive_loop).
+    Law: equals a loop over kinds and places (test_layered_evaluate_window_equals_the_naive_loop).
     """
     pictures = rest.pictures(seen, classes.precision) * near.inside
     offsets = window_offsets(classes.phases, classes.window).to(seen)

@@ -53,7 +53,7 @@ class LayeredRenderer(PixelRenderer):
     Kinds and the order in which objects stand are latent and constant through a clip; every order
     is equally likely, kinds have learned shares. [Choice 31]
 
-    Law: equals the equations as loops (test_pictures_equal_the_naive_loop).
+    Law: equals the equations as loops (test_layered_renderer_equals_the_naive_loop).
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class LayeredRenderer(PixelRenderer):
         painted, and where their windows overlap a pixel is counted once.
 
         Law: equals the Gaussian density of `forward`
-        (test_the_likelihood_of_a_picture_is_that_of_its_mean).
+        (test_layered_log_likelihood_equals_the_gaussian_density).
         """
         pictures, b = self.with_channels(frames), self.background()
         clips = torch.arange(len(frames), device=frames.device)
@@ -194,7 +194,7 @@ class LayeredRenderer(PixelRenderer):
         opacity = opacity_at(self.padded_opacities(), sprite_class[:, None], pixels[:, None], x, y)
         opacity = opacity * there[:, None, :, None, None]
         colour = self.colours()[sprite_class]
-        seen, empty = batch.through(near), self.background().flatten(0, 1)[near.flat]
+        seen, empty = batch.crop(near), self.background().flatten(0, 1)[near.flat]
         mean = empty
         for m in range(positions.shape[1]):
             mean = mean + opacity[:, :, m, ..., None] * (colour[:, None, m, None, None] - mean)

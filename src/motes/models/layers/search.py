@@ -27,7 +27,7 @@ from motes.models.sprites.likelihood_maps import (
 )
 
 MAX_MAHALANOBIS = 16.0  # four standard deviations, squared: a sighting in three thousand
-AT_ONCE = 2**9  # frames, for each object, that are looked at side by side: bounds memory
+CHUNK_FRAMES = 2**9  # frames, for each object, that are looked at side by side: bounds memory
 
 
 def forward_pass(
@@ -65,7 +65,7 @@ def forward_pass(
                     classes, near, FrameObjects(place.mean, sprite_class, present), n, None
                 )
                 its_prior = PixelGaussian(prior.mean[:, n], prior.covariance[:, n])
-                seen_n = evaluate_window(classes, shown.through(near)[:, 0], near, rest, its_prior)
+                seen_n = evaluate_window(classes, shown.crop(near)[:, 0], near, rest, its_prior)
                 evidence[:, n] = seen_n.evidence
                 looked = seen_n.select_class((tally[:, n] + evidence[:, n]).argmax(-1))
                 place.mean[:, n], place.covariance[:, n] = looked.moments()
@@ -121,7 +121,7 @@ def evaluate_object(
     near = classes.window_around(mean[:, n])
     rest = render_context(classes, near, cast, n, everyone.order)
     sprite_class = everyone.sprite_class[:, n] if known else None
-    found = evaluate_window(classes, shown.through(near)[:, 0], near, rest, expected, sprite_class)
+    found = evaluate_window(classes, shown.crop(near)[:, 0], near, rest, expected, sprite_class)
     if known:
         found = found._replace(windows=refine_subpixel(found.windows, classes.phases))
     place, before = found.windows.moments(), PixelGaussian(*(part[:, None] for part in expected))
@@ -146,7 +146,7 @@ def revisit(
     One object after the other, each time as the others stand; its kind is the one that all frames
     together speak for.
 
-    Law: the same in stretches (test_a_long_clip_of_pictures_is_searched_as_a_short_one_is).
+    Law: the same in stretches (test_layered_search_in_blocks_equals_the_search_at_once).
     """
     (B, N), T = scene.present.shape, scene.observed.shape[1]
     objects = TrackState(
@@ -157,7 +157,7 @@ def revisit(
     sightings = []
     for n in range(N):
         told, parts = classes.log_class_prior, []
-        for time in scene.stretches(AT_ONCE // N):
+        for time in scene.stretches(CHUNK_FRAMES // N):
             found, seen = evaluate_object(scene, classes, objects, n, time, known=False)
             evidence = found.evidence.unflatten(0, (B, -1))
             told = told + torch.where(scene.observed[:, time, None], evidence, 0.0).sum(1)
@@ -185,7 +185,7 @@ def refine_positions(
     """
     B, N = scene.present.shape
     objects = TrackState(guess.mean.clone(), appearance, expected)
-    for time in scene.stretches(AT_ONCE // N):
+    for time in scene.stretches(CHUNK_FRAMES // N):
         found, sightings = [], []
         for n in range(N):
             its, sighting = evaluate_object(scene, classes, objects, n, time, known=True)
@@ -206,7 +206,7 @@ def explained_llr(
     See `LayeredRenderer.gain`.
     """
     renderer, parts = scene.renderer, []
-    for time in scene.stretches(AT_ONCE // means.shape[1]):
+    for time in scene.stretches(CHUNK_FRAMES // means.shape[1]):
         positions = renderer.from_pixels(means[:, :, time])
         parts.append(
             renderer.gain(positions, scene.present, appearance, scene.frame_batch(time), layers)

@@ -19,7 +19,7 @@ def refine_subpixel(window: WindowPosterior, phases: int) -> WindowPosterior:
     """A look with smaller cells, as many as before, where these hold what there is of weight.
 
     Law: the moments of a Gaussian that is much narrower than a cell
-    (test_a_narrow_gaussian_is_found_between_the_cells).
+    (test_subpixel_refinement_recovers_a_narrow_gaussian).
 
     Args:
         window: at all cells of a square of pixels.

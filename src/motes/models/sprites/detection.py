@@ -1,4 +1,4 @@
-"""Objects looked for in all pixels of a frame: at first, or when they were lost or hide."""
+"""Detection of objects in a whole frame: at the start, after a loss, or behind an occluder."""
 
 import torch
 from torch.nn.functional import conv2d
@@ -12,6 +12,7 @@ from motes.models.sprites.likelihood_maps import (
     mahalanobis,
     unexplained_fraction,
 )
+from motes.models.sprites.patches import pixel_grid
 
 
 def detect(
@@ -20,14 +21,13 @@ def detect(
     num_objects: Int[Tensor, " B"],
     slots: int,
 ) -> tuple[Float[Tensor, "B N 2"], Float[Tensor, "B N"]]:
-    """Places of objects in a frame of which nothing is known, and how much each explains, in nats.
+    """Return positions of objects in a frame without any prior, and their log-likelihood ratios.
 
-    The best place is taken first; what an object there would light is then no longer free to be
-    explained by the next one, and where fewer show than there are the last ones explain nothing.
-    Slots beyond the number of objects come last and mean nothing. From left to right, so that the
-    order of objects can be read off the frame. [Choice 18]
+    Greedy: the best pixel is taken, what an object there would light is removed from the frame,
+    and so on; if fewer objects show than are asked for, the last ratios are small. Objects are
+    ordered from left to right [Choice 18]; slots beyond `num_objects` come last and mean nothing.
 
-    Law: separated disks are found (test_separated_disks_are_found_from_left_to_right).
+    Law: separated disks are found (test_separated_disks_are_detected_from_left_to_right).
     """
     B, height, width = frame.shape
     radius, depth, gain = template.radius, template.depth.mean(0), template.lit_llr.mean(0)
@@ -35,21 +35,22 @@ def detect(
     stays = (-2 * depth).exp()
     clips, taps = torch.arange(B).to(frame.device), torch.arange(2 * radius + 1).to(frame.device)
     shown = template.visibility * depth.max()
-    free, found, nats = frame * shown / (shown + template.background), [], []
+    free = frame * shown / (shown + template.background)
+    pixels, ratios = [], []
     for _ in range(slots):
         score = conv2d(free[:, None], gain[None, None], padding=radius) - dark
         llr, best = score.flatten(1).max(1)
-        nats.append(llr)
         x, y = best % width, best // width
-        found.append(torch.stack([x, y], -1))
+        pixels.append(torch.stack([x, y], -1))
+        ratios.append(llr)
         canvas = frame.new_ones(B, height + 2 * radius, width + 2 * radius)
         rows, columns = y[:, None, None] + taps[:, None], x[:, None, None] + taps
         canvas[clips[:, None, None], rows, columns] = stays
         free = free * canvas[:, radius : radius + height, radius : radius + width]
-    places = torch.stack(found, 1).to(frame.dtype)
-    order = left_to_right_order(places, num_objects, width)
-    llr = torch.stack(nats, 1).take_along_dim(order, 1)
-    return places.take_along_dim(order[..., None], 1), llr
+    positions = torch.stack(pixels, 1).to(frame.dtype)
+    order = left_to_right_order(positions, num_objects, width)
+    llr = torch.stack(ratios, 1).take_along_dim(order, 1)
+    return positions.take_along_dim(order[..., None], 1), llr
 
 
 def redetect(
@@ -58,17 +59,18 @@ def redetect(
     covered: Float[Tensor, "B pixels"],
     prior: PixelGaussian,
 ) -> tuple[Float[Tensor, "B 2"], Float[Tensor, " B"]]:
-    """The likeliest pixel of one object in the whole frame, and the log of its joint density.
+    """Return the most probable pixel of one object in a whole frame, and its log joint density.
 
-    Its ink is what the others leave unexplained; the prior says how likely each pixel was.
+        log p(frame, pixel) = score_map(pixel) + log N(pixel; prior)
 
-    Law: equals a loop over pixels (test_spotting_equals_the_naive_loop).
+    Law: equals a loop over pixels (test_redetection_equals_the_naive_loop).
     """
-    pixels = pixel_grid(template)
+    pixels = pixel_grid(template.image_size, template.depth)
     away = mahalanobis(pixels - prior.mean[:, None], prior.covariance)
     log_area = (2 * torch.pi * determinant(prior.covariance).sqrt()).log()
-    llr, best = (score_map(template, frame, covered) - 0.5 * away - log_area[:, None]).max(1)
-    return pixels[best], llr
+    score = score_map(template, frame, covered) - 0.5 * away - log_area[:, None]
+    log_joint, best = score.max(1)
+    return pixels[best], log_joint
 
 
 def score_map(
@@ -76,9 +78,10 @@ def score_map(
     frame: Float[Tensor, "B height width"],
     covered: Float[Tensor, "B pixels"],
 ) -> Float[Tensor, "B pixels"]:
-    """How well one object would explain a frame in each of its pixels, against without it.
+    """Return the log-likelihood ratio of one more object at each pixel of a frame.
 
-    Its ink is what the others leave unexplained; `covered` is the chance that they light a pixel.
+    `covered` is the probability that other objects light a pixel: of a lit pixel only what they
+    leave unexplained counts.
     """
     dark = (1 - covered).view_as(frame) * (-template.background).exp()
     lit = frame * template.visibility * unexplained_fraction(template, dark)
@@ -86,10 +89,3 @@ def score_map(
     kernel = torch.stack([template.lit_llr.mean(0), -template.depth.mean(0)])[None]
     score: Tensor = conv2d(torch.stack([lit, dark], 1), kernel, padding=template.radius)
     return score.flatten(1)
-
-
-def pixel_grid(template: SpriteTemplate) -> Float[Tensor, "pixels 2"]:
-    """(x, y) of the pixels of a frame, row by row."""
-    sizes = (torch.arange(size).to(template.depth) for size in template.image_size)
-    y, x = torch.meshgrid(*sizes, indexing="ij")
-    return torch.stack([x, y], -1).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Where an object is that does not show: where something hides it, near where it is expected."""
+"""Positions of objects that are occluded in an observed frame."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import torch
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.memory import chunk_size
-from motes.models.sprites.detection import pixel_grid, score_map
+from motes.models.sprites.detection import score_map
 from motes.models.sprites.forward_pass import Scene, Sightings
 from motes.models.sprites.grid_posterior import OcclusionPosterior
 from motes.models.sprites.likelihood_maps import (
@@ -16,27 +16,27 @@ from motes.models.sprites.likelihood_maps import (
     coverage,
     mahalanobis,
 )
+from motes.models.sprites.patches import pixel_grid
 from motes.models.sprites.renderer import PixelRenderer, SpriteRenderer
 
-NUM_SAMPLES = 32  # draws that stand for a belief
-AT_ONCE = 256  # positions that are supposed side by side, which bounds memory
+NUM_SAMPLES = 32  # that represent a posterior
+CHUNK_POSITIONS = 256  # evaluated in one batch, which bounds memory
 
 
 class OccludedObjects(NamedTuple):
-    """Beliefs about positions in frames that were seen, of objects that were not. In pixels.
+    """Posteriors of undetected objects in observed frames, in pixels.
 
-    `log_occluded` is the log of the probability that an object does not show, were it where the
-    other frames expect it. It and `divergence` are zero, and a place is the expected one, elsewhere.
+    Elsewhere `place` is the leave-one-out prediction, and `log_occluded` and `divergence` are 0.
     """
 
     occluded: Bool[Tensor, "B N T"]
     place: PixelGaussian  # B N T
-    samples: Float[Tensor, "B N T spots 2"]  # each as likely as another
-    log_occluded: Float[Tensor, "B N T"]
-    divergence: Float[Tensor, "B N T"]  # divergence from what other frames expect, in nats
+    samples: Float[Tensor, "B N T samples 2"]  # of equal weight
+    log_occluded: Float[Tensor, "B N T"]  # log probability, under the prediction, not to show
+    divergence: Float[Tensor, "B N T"]  # from the prediction, in nats
 
     def during(self, time: slice, renderer: PixelRenderer) -> OcclusionPosterior:
-        """What q needs of some frames."""
+        """Return the part of q of a block of frames, in latent units."""
         samples = renderer.from_pixels(self.samples[:, :, time])
         return OcclusionPosterior(self.occluded[:, :, time], samples, self.divergence[:, :, time])
 
@@ -47,25 +47,26 @@ def infer_occluded(
     found: Sightings,
     expected: PixelGaussian,
 ) -> OccludedObjects:
-    """Weighs every pixel in which an object may be by the chance that it does not show there.
+    """Return the posterior over pixels of each undetected object in each observed frame.
 
-    A frame in which an object is not seen tells where it is not. Each frame is taken by itself,
-    and the object is taken to be in the frame. [Choice 40]
+        p(pixel | not detected) ~ exp(occlusion_scores(pixel)) N(pixel; expected)
+
+    Frames are independent given the prediction, and objects are inside the frame. [Choice 40]
 
     Args:
-        scene: The frames, and what may hide objects.
-        template: How an object looks, coarsely.
-        found: Where objects were seen.
-        expected: Where the other frames say that they are.
+        scene: the frames and the model.
+        template: the sprite, coarse.
+        found: detections of all objects.
+        expected: the leave-one-out predictions.
 
-    Law: equals a loop over pixels (test_supposing_equals_the_naive_loop).
+    Law: equals a loop over pixels (test_occluded_posterior_equals_the_naive_loop).
     """
     mean, covariance = (part.clone() for part in expected)
     samples = mean[..., None, :].repeat(1, 1, 1, NUM_SAMPLES, 1)
-    log_occluded, cost = (torch.zeros_like(mean[..., 0]) for _ in range(2))
-    there = ~found.seen & scene.present[..., None] & scene.observed[:, None]
-    pixels = pixel_grid(template)
-    for part in there.nonzero().split(chunk_size(AT_ONCE, like=mean)):
+    log_occluded, divergence = (torch.zeros_like(mean[..., 0]) for _ in range(2))
+    occluded = ~found.seen & scene.present[..., None] & scene.observed[:, None]
+    pixels = pixel_grid(template.image_size, template.depth)
+    for part in occluded.nonzero().split(chunk_size(CHUNK_POSITIONS, like=mean)):
         at = tuple(part.unbind(1))
         score = occlusion_scores(scene, template, found, part)
         away = pixels - expected.mean[at][:, None]
@@ -74,12 +75,13 @@ def infer_occluded(
         weights, total = joint.softmax(-1), joint.logsumexp(-1)
         mean[at], covariance[at] = cell_moments(weights, pixels, 1.0)
         samples[at] = pixels[systematic_samples(weights)]
-        log_occluded[at], cost[at] = total, (weights * score).sum(-1) - total
-    return OccludedObjects(there, PixelGaussian(mean, covariance), samples, log_occluded, cost)
+        log_occluded[at], divergence[at] = total, (weights * score).sum(-1) - total
+    place = PixelGaussian(mean, covariance)
+    return OccludedObjects(occluded, place, samples, log_occluded, divergence)
 
 
-def systematic_samples(weights: Float[Tensor, "M pixels"]) -> Int[Tensor, "M spots"]:
-    """Pixels as often as their weights say: at the middles of equal parts of the total."""
+def systematic_samples(weights: Float[Tensor, "M pixels"]) -> Int[Tensor, "M samples"]:
+    """Return NUM_SAMPLES pixels by systematic sampling, with offsets of one half."""
     parts = (torch.arange(NUM_SAMPLES, device=weights.device) + 0.5) / NUM_SAMPLES
     cumulative = weights.cumsum(-1)
     targets = parts.to(weights) * cumulative[:, -1:]
@@ -87,19 +89,16 @@ def systematic_samples(weights: Float[Tensor, "M pixels"]) -> Int[Tensor, "M spo
 
 
 def occlusion_scores(
-    scene: Scene[SpriteRenderer], template: SpriteTemplate, found: Sightings, at: Int[Tensor, "M 3"]
+    scene: Scene[SpriteRenderer],
+    template: SpriteTemplate,
+    found: Sightings,
+    at: Int[Tensor, "M 3"],
 ) -> Float[Tensor, "M pixels"]:
-    """The log of how likely a frame is with an unseen object in each pixel, against without it.
+    """Return log-likelihood ratios of a frame with an undetected object at each pixel.
 
-    At most zero: what the ink that others leave unexplained would gain is no sighting.
-
-    Args:
-        scene: The frames.
-        template: How an object looks.
-        found: Where the other objects were seen.
-        at: Clip, object and frame of each.
+    At most zero: lit pixels that no detected object explains do not count as a detection. `at`
+    holds clip, object and frame; the scores are the same for all undetected objects of a frame.
     """
-    # Of all that hide in a frame alike: only those that were seen explain its ink.
     frames, which = at[:, [0, 2]].unique(dim=0, return_inverse=True)
     clip, time = frames.unbind(1)
     lit = coverage(template, found.place.mean[clip, :, time], found.seen[clip, :, time])

@@ -20,7 +20,7 @@ def gaussian_look(mean: torch.Tensor, covariance: torch.Tensor) -> WindowPosteri
     )
 
 
-def test_a_narrow_gaussian_is_found_between_the_cells() -> None:
+def test_subpixel_refinement_recovers_a_narrow_gaussian() -> None:
     mean = torch.tensor([[7.31, 4.12], [3.04, 9.9]], dtype=torch.float64)
     covariance = torch.tensor([[9e-4, 2e-4], [2e-4, 12e-4]], dtype=torch.float64)
     found = refine_subpixel(gaussian_look(mean, covariance), PHASES)
@@ -34,7 +34,7 @@ def test_a_narrow_gaussian_is_found_between_the_cells() -> None:
     torch.testing.assert_close(place.covariance[0, 0], covariance + even, rtol=0, atol=1e-7)
 
 
-def test_where_the_weight_is_spread_a_look_stays_as_it_is() -> None:
+def test_a_wide_posterior_is_not_refined() -> None:
     mean = torch.tensor([[7.31, 4.12], [3.04, 9.9]], dtype=torch.float64)
     evaluate_window = gaussian_look(mean, 0.25 * torch.eye(2, dtype=torch.float64))
     found = refine_subpixel(evaluate_window, PHASES)
@@ -44,7 +44,7 @@ def test_where_the_weight_is_spread_a_look_stays_as_it_is() -> None:
     assert torch.equal(found.centre, evaluate_window.centre)
 
 
-def test_at_the_border_of_what_was_looked_at_nothing_is_made_up() -> None:
+def test_refinement_at_the_border_of_the_window_does_not_extrapolate() -> None:
     # Half of the Gaussian lies beyond the window: the smaller cells end where the others do.
     mean = torch.tensor([[9.5, 5.0], [3.0, 6.5]], dtype=torch.float64)
     found = refine_subpixel(gaussian_look(mean, 9e-4 * torch.eye(2, dtype=torch.float64)), PHASES)

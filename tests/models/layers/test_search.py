@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from layer_scenes import hollow_pictures, naive_log_density, naive_mean, odd_pictures
 from motes.kalman.dynamics import LinearDynamics
 from motes.models.layers import search as picture_search
 from motes.models.layers.likelihood_maps import (
@@ -24,7 +25,6 @@ from motes.models.sprites.forward_pass import Scene, Sightings, scene_of
 from motes.models.sprites.grid_posterior import GridPosterior, StreamedPosterior
 from motes.models.sprites.likelihood_maps import MIN_LLR, PixelGaussian
 from motes.models.sprites.patches import FrameBatch, Window
-from photos import hollow_pictures, naive_log_density, naive_mean, odd_pictures
 
 SIZE = (9, 11)
 
@@ -37,11 +37,11 @@ def seen_through(near: Window, frames: torch.Tensor) -> torch.Tensor:
     """What the first frame of each clip shows."""
     everything = torch.ones(frames.shape[:2], dtype=torch.bool)
     shown = FrameBatch.during(frames, torch.arange(len(frames)), everything, slice(1))
-    return shown.through(near)[:, 0]
+    return shown.crop(near)[:, 0]
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0], None])
-def test_looking_at_a_picture_equals_the_naive_loop(order, generator):
+def test_layered_evaluate_window_equals_the_naive_loop(order, generator):
     renderer, n, window = odd_pictures(SIZE), 1, 1
     classes = without_gradient(SpriteClasses.fine(renderer, window))
     frame = torch.rand(1, 1, *SIZE, 2, generator=generator, dtype=torch.float64)
@@ -73,7 +73,7 @@ def test_looking_at_a_picture_equals_the_naive_loop(order, generator):
         np.testing.assert_allclose(joint[0, k, p], gain + np.log(before[p]), rtol=1e-8)
 
 
-def test_where_kinds_are_known_no_other_is_tried(generator):
+def test_a_known_class_is_the_only_one_evaluated(generator):
     renderer, count = odd_pictures(SIZE), 7
     classes = without_gradient(SpriteClasses.fine(renderer, 1))
     frames = torch.rand(count, 1, *SIZE, 2, generator=generator, dtype=torch.float64)
@@ -94,7 +94,7 @@ def test_where_kinds_are_known_no_other_is_tried(generator):
     torch.testing.assert_close(alone.evidence, among_all.evidence.gather(1, sprite_class[:, :1]))
 
 
-def test_a_coarse_look_is_the_mean_over_the_places_in_a_pixel(generator):
+def test_coarse_scores_are_the_mean_over_the_cells_of_a_pixel(generator):
     renderer = odd_pictures(SIZE)
     fine, coarse = (
         without_gradient(make(renderer, 1)) for make in (SpriteClasses.fine, SpriteClasses.coarse)
@@ -124,7 +124,7 @@ def test_a_coarse_look_is_the_mean_over_the_places_in_a_pixel(generator):
     torch.testing.assert_close(one, scores, rtol=1e-9, atol=1e-9)
 
 
-def test_objects_are_detected_with_their_kinds_from_left_to_right(generator):
+def test_objects_are_detected_with_their_classes_from_left_to_right(generator):
     renderer = hollow_pictures(32)
     positions = renderer.from_pixels(torch.tensor([[[[22.0, 9.0]], [[7.0, 20.0]]]]))
     appearance = Appearance(torch.tensor([[0, 1]]), torch.tensor([[0, 1]]))
@@ -160,7 +160,7 @@ def scene_with(renderer, frames, generator: torch.Generator) -> Scene[LayeredRen
 
 
 @torch.no_grad()
-def test_a_sighting_that_the_other_frames_exclude_is_none(generator):
+def test_a_detection_excluded_by_the_other_frames_is_rejected(generator):
     renderer, frames, positions, appearance = crossing([0, 1], generator)
     scene, classes = scene_with(renderer, frames, generator), SpriteClasses.coarse(renderer, 7)
     truth = renderer.to_pixels(positions)
@@ -176,7 +176,7 @@ def test_a_sighting_that_the_other_frames_exclude_is_none(generator):
 
 
 @torch.no_grad()
-def test_of_each_frame_the_likelier_sightings_are_kept(generator):
+def test_the_likelier_detections_of_each_frame_are_kept(generator):
     renderer, frames, positions, appearance = crossing([0, 1], generator)
     scene, truth = scene_with(renderer, frames, generator), renderer.to_pixels(positions)
     expected = PixelGaussian(truth, torch.eye(2).expand(*truth.shape, 2))
@@ -193,7 +193,7 @@ def test_of_each_frame_the_likelier_sightings_are_kept(generator):
 
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
-def test_two_objects_that_cross_keep_their_kind_and_who_is_in_front_is_found(order, generator):
+def test_crossing_objects_keep_their_class_and_the_depth_order_is_found(order, generator):
     renderer, frames, positions, _ = crossing(order, generator)
     scene = scene_with(renderer, frames, generator)
     q = GridPosterior.joined(search_layers(scene, window=7))
@@ -220,10 +220,10 @@ def two_clips(generator):
 
 @torch.no_grad()
 @pytest.mark.parametrize("at_once", [1, 2 * 2 * 4, 10_000])
-def test_looking_again_at_pictures_is_a_loop_over_objects_and_frames(
+def test_layered_revisit_equals_a_loop_over_objects_and_frames(
     at_once, two_clips, generator, monkeypatch
 ):
-    monkeypatch.setattr(picture_search, "AT_ONCE", at_once)  # frames of each object: of 15
+    monkeypatch.setattr(picture_search, "CHUNK_FRAMES", at_once)  # frames of each object: of 15
     scene, truth, appearance = two_clips
     # The last frames alone would speak for other kinds.
     places, other = (
@@ -272,10 +272,10 @@ def test_looking_again_at_pictures_is_a_loop_over_objects_and_frames(
 
 
 @torch.no_grad()
-def test_a_close_look_finds_objects_between_the_cells_that_a_look_for_their_kinds_finds(
+def test_refined_positions_lie_between_the_cells_and_are_closer_to_the_truth(
     two_clips, generator, monkeypatch
 ):
-    monkeypatch.setattr(picture_search, "AT_ONCE", 2 * 2 * 4)
+    monkeypatch.setattr(picture_search, "CHUNK_FRAMES", 2 * 2 * 4)
     scene, truth, appearance = two_clips
     classes = SpriteClasses.fine(scene.renderer, 2)
     spread = 0.3 * torch.eye(2).expand(*truth.shape, 2)
@@ -295,10 +295,10 @@ def test_a_close_look_finds_objects_between_the_cells_that_a_look_for_their_kind
 
 
 @pytest.mark.parametrize("at_once", [1, 2 * 2 * 3 * 4])
-def test_a_long_clip_of_pictures_is_searched_as_a_short_one_is(at_once, two_clips, monkeypatch):
+def test_layered_search_in_blocks_equals_the_search_at_once(at_once, two_clips, monkeypatch):
     scene, truth, _ = two_clips
     whole = GridPosterior.joined(search_layers(scene, 3, window=7))
-    monkeypatch.setattr(picture_search, "AT_ONCE", at_once)
+    monkeypatch.setattr(picture_search, "CHUNK_FRAMES", at_once)
     stretches = search_layers(scene, 3, window=7)
     assert len(list(stretches())) > 1
     pieces, long = GridPosterior.joined(stretches), StreamedPosterior.of(stretches)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from layer_scenes import naive_log_density, naive_mean, odd_pictures
 from motes.models.layers.renderer import Appearance
 from motes.models.sprites.patches import FrameBatch
-from photos import naive_log_density, naive_mean, odd_pictures
 
 SIZE = (9, 11)
 PRESENT = torch.tensor([[True, True, True], [True, False, True]])
@@ -32,14 +32,14 @@ def means(renderer, positions):
 
 
 @pytest.mark.parametrize("channels", [1, 2])
-def test_pictures_equal_the_naive_loop(channels, generator):
+def test_layered_renderer_equals_the_naive_loop(channels, generator):
     renderer, positions = odd_pictures(SIZE, channels), scattered(generator)
     drawn = renderer(positions, PRESENT, APPEARANCE).sigmoid().detach().view(2, 3, *SIZE, channels)
     np.testing.assert_allclose(drawn, means(renderer, positions), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("channels", [1, 2])
-def test_the_likelihood_of_a_picture_is_that_of_its_mean(channels, generator):
+def test_layered_log_likelihood_equals_the_gaussian_density(channels, generator):
     renderer, positions = odd_pictures(SIZE, channels), scattered(generator)
     frames = torch.rand(2, 3, *SIZE, channels, generator=generator, dtype=torch.float64)
     given = frames[..., 0] if channels == 1 else frames
@@ -52,7 +52,7 @@ def test_the_likelihood_of_a_picture_is_that_of_its_mean(channels, generator):
 
 
 @torch.no_grad()
-def test_who_stands_in_front_changes_nothing_away_from_the_two_that_are_exchanged(generator):
+def test_a_swap_in_the_depth_order_changes_only_the_pixels_of_the_two_objects(generator):
     renderer, positions = odd_pictures(SIZE), 0.5 * scattered(generator)  # so that many overlap
     frames = torch.rand(2, 3, *SIZE, 2, generator=generator, dtype=torch.float64)
     everything = torch.ones(2, 3, dtype=torch.bool)
@@ -74,7 +74,7 @@ def test_who_stands_in_front_changes_nothing_away_from_the_two_that_are_exchange
         torch.testing.assert_close(near, nats)
 
 
-def test_what_an_absent_object_holds_cannot_matter(generator):
+def test_absent_objects_of_layers_have_no_effect(generator):
     renderer, positions = odd_pictures(SIZE), scattered(generator)
     frames = torch.rand(2, 3, *SIZE, 2, generator=generator, dtype=torch.float64)
     spoiled = torch.where(PRESENT[..., None, None], positions, torch.nan)
@@ -85,7 +85,7 @@ def test_what_an_absent_object_holds_cannot_matter(generator):
     )
 
 
-def test_kinds_and_orders_are_a_distribution():
+def test_the_prior_of_classes_and_orders_sums_to_one():
     renderer = odd_pictures(SIZE)
     present = torch.ones(1, 2, dtype=torch.bool)
     cases = list(itertools.product(range(3), range(3), ([0, 1], [1, 0])))
@@ -98,7 +98,7 @@ def test_kinds_and_orders_are_a_distribution():
     assert total == pytest.approx(1, abs=1e-6)  # lgamma of a count is in float32
 
 
-def test_the_cover_of_an_object_is_centred_where_the_naive_loop_paints(generator):
+def test_coverage_is_centred_like_the_naive_loop(generator):
     renderer = odd_pictures(SIZE, num_classes=1)
     with torch.no_grad():
         renderer.raw_background.zero_()

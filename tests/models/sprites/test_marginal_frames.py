@@ -7,12 +7,12 @@ import pytest
 import torch
 from scipy import stats
 
-from glyphs import odd_renderer
 from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.likelihood_maps import PixelGaussian
 from motes.models.sprites.marginal_frames import expected_frames
 from motes.models.sprites.patches import window_offsets
 from motes.models.sprites.renderer import CELLS_PER_PIXEL, SpriteRenderer
+from sprite_scenes import odd_renderer
 
 HEIGHT, WIDTH, UNIT, WINDOW = 12, 14, 3.0, 1
 K = 2
@@ -65,7 +65,7 @@ def only(*cells: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_the_frame_of_an_object_in_a_cell_is_its_picture() -> None:
+def test_the_expected_frame_of_an_object_in_a_known_cell_is_its_rendering() -> None:
     renderer, present = renderer_of(), torch.tensor([[True]])
     for cell, centre in itertools.product(range(0, 144, 11), ([6, 5], [0, 0], [13, 11])):
         q = posterior_at(renderer, [centre], only(cell)[None])
@@ -75,7 +75,7 @@ def test_the_frame_of_an_object_in_a_cell_is_its_picture() -> None:
 
 
 @torch.no_grad()
-def test_frames_of_seen_objects_are_the_weighted_sum_over_all_cells() -> None:
+def test_expected_frames_of_detected_objects_are_the_weighted_sum_over_cells() -> None:
     """Also where objects overlap, share a cover and reach over the border."""
     renderer, present = renderer_of(), torch.tensor([[True, True]])
     cells = [[3, 50, 100], [20, 77]]
@@ -90,7 +90,7 @@ def test_frames_of_seen_objects_are_the_weighted_sum_over_all_cells() -> None:
 
 
 @torch.no_grad()
-def test_a_hidden_object_is_anywhere_in_each_pixel_with_the_mass_of_its_gaussians() -> None:
+def test_an_undetected_object_is_uniform_in_each_pixel_with_the_mass_of_its_gaussians() -> None:
     renderer = renderer_of()
     q = posterior_at(renderer, [[6, 5]], only(3)[None])
     hidden = q._replace(seen=~q.seen)
@@ -170,13 +170,13 @@ def test_absent_objects_are_not_in_the_frame() -> None:
 
 
 @torch.no_grad()
-def test_pieces_of_work_do_not_change_the_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_do_not_change_the_expected_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     renderer = renderer_of()
     q = posterior_at(renderer, [[6, 5], [8, 7]], torch.stack([only(3, 4), only(20)]))
     q = repeated(q, 3, 1)
     present = torch.tensor([[True, True], [True, False], [False, True]])
     weights, predicted = nowhere(2)
     whole = expected_frames(renderer, q, present, weights.expand(3, 2, K), predicted)
-    monkeypatch.setattr("motes.models.sprites.marginal_frames.CHUNK", 2)
+    monkeypatch.setattr("motes.models.sprites.marginal_frames.CHUNK_FRAMES", 2)
     pieces = expected_frames(renderer, q, present, weights.expand(3, 2, K), predicted)
     torch.testing.assert_close(pieces, whole)
