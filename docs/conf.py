@@ -14,7 +14,7 @@ exclude_patterns = ["images"]
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_default_options = {"show-inheritance": False}
-nitpicky = False
+napoleon_attr_annotations = False  # axes such as *channels are no markup
 myst_heading_anchors = 3
 # Pages link to source files and notes, which are on disk beside the site but not part of it.
 # Generated sections begin at the third level; `layers` is a block that a test reads.
