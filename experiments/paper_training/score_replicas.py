@@ -22,7 +22,7 @@ from experiments.sprites_seeds.score_seeds import GPU_BATCH
 from experiments.sprites_seeds.tables import SPREAD, mean_loss
 from motes.config import DataConfig, RunConfig
 from motes.data import Clips, World, cannonballs
-from motes.evaluation.baselines.bayes_limit import Limit
+from motes.evaluation.baselines.bayes_limit import BayesLimit
 from motes.evaluation.evaluate import BATCH, ModelPredictor, evaluate
 from motes.models.checkpoint import load_with_config, read_config, write_json
 from motes.models.latent_map import find_latent_map
@@ -86,7 +86,7 @@ def unseen(data: DataConfig, num_clips: int) -> Clips:
 def score_limit(clips: Clips) -> Record:
     """Return the scores of the true physics and the exact posterior."""
     size = (clips.frames.shape[2], clips.frames.shape[3])
-    return kept(evaluate(Limit.of(World(clips.frames.shape[1], size)), clips))
+    return kept(evaluate(BayesLimit.of(World(clips.frames.shape[1], size)), clips))
 
 
 def score_seed(folder: Path, clips: Clips, device: str) -> Record:

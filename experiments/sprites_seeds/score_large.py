@@ -21,7 +21,7 @@ import torch
 
 from motes.core.axes import Bool, Float64, Tensor
 from motes.data import Clips, World, cannonballs
-from motes.evaluation.baselines.bayes_limit import Limit
+from motes.evaluation.baselines.bayes_limit import BayesLimit
 from motes.evaluation.bootstrap import concatenate
 from motes.evaluation.evaluate import (
     NUM_CONTEXT,
@@ -154,7 +154,7 @@ def main() -> None:
         path = given.runs / f"{given.model.name}.json"
         write_json(path, {**told, "environment": place, "found": found})
     if given.limit:
-        limit = Limit.of(World(given.frames, (given.size, given.size)))
+        limit = BayesLimit.of(World(given.frames, (given.size, given.size)))
         with mock.patch("motes.evaluation.baselines.bayes_limit.NUM_DRAWS", DRAWS):
             found = ask(limit, given.size, given.frames, given.clips)
         told = {"size": given.size, "num_frames": given.frames, "seed": None, "draws": DRAWS}

@@ -26,7 +26,7 @@ import torch
 from experiments.sprites_seeds.tables import SPREAD
 from motes.config import DataConfig, RunConfig
 from motes.data import Clips, World, cannonballs
-from motes.evaluation.baselines.bayes_limit import Limit
+from motes.evaluation.baselines.bayes_limit import BayesLimit
 from motes.evaluation.evaluate import BATCH, ModelPredictor, compare_physics, evaluate
 from motes.evaluation.physics import true_force
 from motes.kalman.model import POSITION_DIM
@@ -185,7 +185,7 @@ def score_limit(size: int, frames: int, num_clips: int) -> Record:
         "start": "limit",
         "test_seed": TEST_SEED,
         "environment": environment(torch.device("cpu")),
-        **evaluate(Limit.of(World(frames, (size, size))), clips),
+        **evaluate(BayesLimit.of(World(frames, (size, size))), clips),
     }
 
 

@@ -83,7 +83,7 @@ def predict_with_oracle(points: Float[Tensor, "B N T 2"], law: Law) -> Predictio
     log_weights, states = _smooth(tracks, seen, law) if law.floor is None else _filter(tracks, law)
     means, covariances = select_component(states, log_weights.argmax(-1))
     path, spread = means[..., :2], covariances[..., :2, :2]
-    drawn = spread + law.physics.jitter.square().diag_embed()
+    drawn = spread + law.physics.observation_scale.square().diag_embed()
     rounding = ROUNDING * torch.eye(2, dtype=path.dtype)
     return Prediction(
         pixels=torch.where(seen[..., None], tracks, path).float(),

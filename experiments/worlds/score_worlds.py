@@ -37,7 +37,7 @@ from experiments.worlds.world_scores import (
 from motes.core.axes import Float, Tensor
 from motes.data import Clips, save_clips, worlds
 from motes.evaluation import metrics
-from motes.evaluation.baselines.trackpy import choose_settings, follow_blobs
+from motes.evaluation.baselines.trackpy import choose_settings, track_features
 from motes.models.checkpoint import write_json
 from motes.training.presets import preset
 from motes.training.run_folder import environment
@@ -134,7 +134,7 @@ def run_rival(name: str, num_tuning: int = 15, num_clips: int = 60) -> dict[str,
     for count in task.counts:
         clips = unseen_clips(task, count)[:num_clips]
         assert clips.positions is not None
-        found = follow_blobs(averaged(clips), observed_of(clips), count, settings)
+        found = track_features(averaged(clips), observed_of(clips), count, settings)
         found = metrics.reorder(found, metrics.best_order(found, clips.positions))
         scores = {
             "clips": len(clips),

@@ -14,7 +14,7 @@ from motes.data import World, draw_clips
 from motes.data.worlds.cannonballs import draw_disks
 from motes.evaluation.baselines import BASELINES, baseline
 from motes.evaluation.baselines.association import associate
-from motes.evaluation.baselines.bayes_limit import Limit, Starts
+from motes.evaluation.baselines.bayes_limit import BayesLimit, InitialStates
 from motes.evaluation.baselines.disks import disk_mask, explain_frames, ordered
 from motes.evaluation.baselines.kalman_tracker import KalmanTracker, StraightLine
 from motes.evaluation.baselines.true_physics import true_physics
@@ -123,7 +123,7 @@ def test_the_kalman_tracker_answers_with_the_smoother(clips: motes.Clips):
 
 
 def test_the_prior_of_starts_holds_the_drawn_ones(clips: motes.Clips):
-    limit = Limit.of(WORLD)
+    limit = BayesLimit.of(WORLD)
     assert clips.clean is not None
     first, second = clips.clean[:, :, 0].double(), clips.clean[:, :, 1].double()
     states = torch.cat([first, second - first - limit.physics.model.force[:2]], -1)
@@ -138,16 +138,19 @@ def test_the_prior_of_starts_holds_the_drawn_ones(clips: motes.Clips):
 
 @pytest.mark.statistical
 def test_the_predicted_picture_is_the_share_of_drawn_ones(generator: torch.Generator):
-    limit, draws = Limit.of(WORLD), 4_000
+    limit, draws = BayesLimit.of(WORLD), 4_000
     physics = limit.physics
     states = physics.model.initial_mean[[0, 1, 0]][None, :2, None].repeat(1, 1, 3, 1)
     states[..., :2] += torch.tensor([[0.0, 0.0], [3.0, 1.0], [-2.0, 2.0]])
     weights = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(1, 2, 3)
-    predicted = limit.draw_frames(Starts(states, weights), T)[0]
+    predicted = limit.draw_frames(InitialStates(states, weights), T)[0]
     which = torch.multinomial(weights[0, 0], 2 * draws, True, generator=generator).view(2, draws)
     paths = limit.paths(states[0], T)  # N S T 2
     chosen = torch.stack([paths[n, which[n]] for n in range(2)], 1)
-    noise = torch.randn(chosen.shape, dtype=torch.float64, generator=generator) * physics.jitter
+    noise = (
+        torch.randn(chosen.shape, dtype=torch.float64, generator=generator)
+        * physics.observation_scale
+    )
     positions = (chosen + noise).clamp(2, 29).numpy()
     share = torch.from_numpy(draw_disks(positions, 32, 32, 2)).float().mean(0)
     # Each of 12 x 1024 pixels within five standard errors of a share: one false alarm in 140 seeds
@@ -158,7 +161,7 @@ def test_the_predicted_picture_is_the_share_of_drawn_ones(generator: torch.Gener
 
 def test_the_limit_is_near_the_smoother_and_its_weights_are_even(clips: motes.Clips):
     """All frames seen, the data outweigh the prior: the exact posterior is nearly Gaussian."""
-    limit, tracker = Limit.of(WORLD), KalmanTracker(2, true_physics(WORLD), 64)
+    limit, tracker = BayesLimit.of(WORLD), KalmanTracker(2, true_physics(WORLD), 64)
     frames = clips.frames[:6].float()
     exact, gaussian = limit.predict(frames, EVERYTHING, 3), tracker.predict(frames, EVERYTHING, 3)
     assert exact.path_pixels is not None
@@ -198,7 +201,7 @@ def test_an_unknown_baseline_and_a_noisy_world_are_refused(clips: motes.Clips):
     with pytest.raises(InputError, match="no-such"):
         baseline("no-such", WORLD, clips)
     with pytest.raises(InputError, match="state_noise"):
-        Limit.of(World(state_noise=0.1))
+        BayesLimit.of(World(state_noise=0.1))
 
 
 def test_orders_are_all_orders_once():

@@ -20,7 +20,7 @@ from motes.evaluation.evaluate import (
     score_gaps,
 )
 from motes.evaluation.iwae import bound_and_weighted
-from motes.evaluation.physics import learned_force, true_starts
+from motes.evaluation.physics import learned_force, true_initial_states
 from motes.evaluation.predictor import Prediction
 from motes.models.model import Model, build
 from motes.training.presets import preset
@@ -226,7 +226,7 @@ def test_more_draws_tighten_the_bound(
 
 def test_starts_of_single_balls_have_no_spread() -> None:
     clips = motes.cannonballs(1, 1, T, SIZE, seed=5)
-    starts = true_starts(clips)
+    starts = true_initial_states(clips)
     assert starts.shares.tolist() == [1.0]
     assert clips.clean is not None
     torch.testing.assert_close(starts.places[0], clips.clean[0, 0, 0])

@@ -7,7 +7,7 @@ from motes.data import worlds
 from motes.evaluation import metrics
 from motes.evaluation.baselines import trackpy as blobs
 from motes.evaluation.baselines.disks import disk_mask
-from motes.evaluation.baselines.trackpy import Settings, choose_settings, follow_blobs
+from motes.evaluation.baselines.trackpy import Settings, choose_settings, track_features
 
 pytest.importorskip("trackpy")
 
@@ -16,7 +16,7 @@ def test_a_lone_ball_is_followed_through_lost_frames():
     clips = worlds.make("cannonballs", 2, 1, seed=1)
     observed = torch.ones(2, 30, dtype=torch.bool)
     observed[:, 10:13] = False
-    found = follow_blobs(clips.frames.float(), observed, 1, Settings(5, 8.0, 10))
+    found = track_features(clips.frames.float(), observed, 1, Settings(5, 8.0, 10))
     gaps = (found - clips.positions).norm(dim=-1)[:, 0]
     # A blob's centroid is the pixel that the position was rounded to: half a diagonal.
     assert gaps[observed].max() < 0.75
@@ -34,7 +34,7 @@ def test_the_best_settings_are_chosen(monkeypatch):
     for search_range in blobs.RANGES:
         for memory in blobs.MEMORIES:
             settings = Settings(5, search_range, memory)
-            found = follow_blobs(clips.frames.float(), observed, 2, settings)
+            found = track_features(clips.frames.float(), observed, 2, settings)
             found = metrics.reorder(found, metrics.best_order(found, clips.positions))
             shares[settings] = float(metrics.tracked(found, clips.positions).float().mean())
     assert shares[best] == max(shares.values()) > min(shares.values())
@@ -53,8 +53,8 @@ def test_disks_that_touch_are_told_apart_by_their_shape():
     for t, centres in ((0, ((4, 5), (8, 5))), (2, ((6, 10), (9, 10)))):
         for x, y in centres:
             clip[t, y - 2 : y + 3, x - 2 : x + 3][disk_mask(2)] = 1.0
-    rows = blobs.find_disks(clip, seen, 2, 5)
+    rows = blobs.locate_disks(clip, seen, 2, 5)
     found = sorted(rows[["frame", "x", "y"]].itertuples(index=False, name=None))
     assert found == [(0, 4, 5), (0, 8, 5), (2, 6, 10), (2, 9, 10)]
-    tracks = follow_blobs(clip[None], seen[None], 2, Settings(5, 6.0, 1), blobs.find_disks)
+    tracks = track_features(clip[None], seen[None], 2, Settings(5, 6.0, 1), blobs.locate_disks)
     assert sorted(tracks[0, :, 1].tolist()) == [[5.0, 7.5], [8.5, 7.5]]

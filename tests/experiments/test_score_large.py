@@ -9,7 +9,7 @@ from experiments.sprites_seeds import score_large
 from experiments.sprites_seeds.score_large import compared, merge, score_and_shares
 from experiments.sprites_seeds.tables import large_table
 from motes.data import World, cannonballs
-from motes.evaluation.baselines.bayes_limit import Limit
+from motes.evaluation.baselines.bayes_limit import BayesLimit
 from motes.evaluation.bootstrap import ClipStatistics, standard_error
 from motes.evaluation.evaluate import evaluate
 from motes.models.checkpoint import write_json
@@ -27,7 +27,7 @@ def found_of(values):
 
 def test_scores_are_those_of_evaluate(monkeypatch):
     monkeypatch.setattr(score_large, "PART", 20)
-    contender = Limit.of(World(12, (24, 24)))
+    contender = BayesLimit.of(World(12, (24, 24)))
     found = score_large.ask(contender, 24, 12, 40)
     clips = [cannonballs(20, (1, 2, 3), 12, (24, 24), seed=5_000_000 + k) for k in range(2)]
     parts = [evaluate(contender, some)["by_count"] for some in clips]

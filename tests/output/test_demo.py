@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from motes.cli import main
-from motes.evaluation.physics import learned_starts
+from motes.evaluation.physics import learned_initial_states
 from motes.kalman.mixture import draw_prior
 from motes.models.checkpoint import load, load_with_config, save_model
 from motes.models.model import build
@@ -205,7 +205,7 @@ def test_a_file_in_place_of_the_folder_is_bad_input(model, tmp_path, capsys):
 
 
 @pytest.mark.statistical
-def test_learned_starts_are_the_mean_of_imagined_ones(model, generator):
+def test_learned_initial_states_are_the_moments_of_samples(model, generator):
     loaded, _ = load_with_config(model)
     with torch.no_grad():
         loaded.dynamics.force.copy_(torch.tensor([0.3, -0.2, 0.0, 0.1]))
@@ -213,7 +213,7 @@ def test_learned_starts_are_the_mean_of_imagined_ones(model, generator):
         loaded.pixel_matrix.copy_(torch.tensor([[3.0, 0.4], [-0.2, -2.0]]))
         loaded.pixel_offset.copy_(torch.tensor([7.0, 8.0]))
         component, path = draw_prior(loaded.dynamics, (20_000,), 2, generator)
-    found = learned_starts(loaded)
+    found = learned_initial_states(loaded)
     for k in range(2):
         points = loaded.to_pixels(path.states[component == k, :, :2]).detach()
         steps = points[:, 1] - points[:, 0]

@@ -18,7 +18,12 @@ from motes.evaluation.bootstrap import (
     standard_error,
 )
 from motes.evaluation.iwae import bound_and_weighted
-from motes.evaluation.physics import learned_force, learned_starts, true_force, true_starts
+from motes.evaluation.physics import (
+    learned_force,
+    learned_initial_states,
+    true_force,
+    true_initial_states,
+)
 from motes.evaluation.predictor import Prediction, Predictor
 from motes.evaluation.scores import (
     MAX_ERROR,
@@ -231,8 +236,8 @@ def compare_physics(model: Model, clips: Clips) -> dict[str, Any]:
     return {
         "force_px_per_frame2": learned_force(model).tolist(),
         "true_force_px_per_frame2": true_force(clips).tolist(),
-        "starts": learned_starts(model).as_lists(),
-        "true_starts": true_starts(clips).as_lists(),
+        "starts": learned_initial_states(model).as_lists(),
+        "true_starts": true_initial_states(clips).as_lists(),
     }
 
 

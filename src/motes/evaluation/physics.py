@@ -1,4 +1,4 @@
-"""The learned kinds of start and the learned force, in pixels, and the true ones of clips."""
+"""Learned force and initial states in pixels, and the true ones of clips."""
 
 from typing import Any, NamedTuple
 
@@ -11,30 +11,30 @@ from motes.kalman.model import POSITION_DIM
 from motes.models.model import Model
 
 
-class Starts(NamedTuple):
-    """Kinds of start, in pixels; a step is that to the second frame."""
+class InitialStates(NamedTuple):
+    """Components of the initial state in pixels; a step is that to the second frame."""
 
     shares: Float[Tensor, " K"]
     places: Float[Tensor, "K 2"]
-    spreads: Float[Tensor, "K 2 2"]
+    spreads: Float[Tensor, "K 2 2"]  # covariances of the places
     steps: Float[Tensor, "K 2"]
 
     def as_lists(self) -> dict[str, Any]:
-        """The starts as plain numbers."""
+        """Return the components as plain numbers."""
         return {name: values.tolist() for name, values in self._asdict().items()}
 
 
 @torch.no_grad()
-def learned_starts(model: Model) -> Starts:
-    """Where, how and how often the model lets objects start.
+def learned_initial_states(model: Model) -> InitialStates:
+    """Return the initial-state components of the model's dynamics.
 
-    Law: equals the mean of many first steps that the model imagines
-    (test_learned_starts_are_the_mean_of_imagined_ones).
+    Law: equal the moments of many first steps that the model samples
+    (test_learned_initial_states_are_the_moments_of_samples).
     """
     dynamics, to_pixels = model.dynamics.components(), model.pixel_matrix.double()
     first, here = dynamics.initial_mean, slice(POSITION_DIM)
     second = map_vector(dynamics.transition, first) + dynamics.force
-    return Starts(
+    return InitialStates(
         shares=model.dynamics.log_weights().exp(),
         places=model.to_pixels(first[:, here]),
         spreads=to_pixels @ dynamics.initial_covariance[:, here, here] @ to_pixels.mT,
@@ -42,14 +42,14 @@ def learned_starts(model: Model) -> Starts:
     )
 
 
-def true_starts(clips: Clips) -> Starts:
-    """The true starts of clips, apart by the side that balls are shot from: left, then right.
+def true_initial_states(clips: Clips) -> InitialStates:
+    """Return the moments of true initial states by the side of the shot: left, then right.
 
-    A single ball has no spread.
+    The covariance of a single object is zero.
     """
     points, steps = first_points_and_steps(clips)
     sides = [side for side in (steps[:, 0] > 0, steps[:, 0] <= 0) if bool(side.any())]
-    return Starts(
+    return InitialStates(
         shares=torch.stack([side.double().mean() for side in sides]),
         places=torch.stack([points[side].mean(0) for side in sides]),
         spreads=torch.stack(
@@ -60,7 +60,7 @@ def true_starts(clips: Clips) -> Starts:
 
 
 def first_points_and_steps(clips: Clips) -> tuple[Float[Tensor, "M 2"], Float[Tensor, "M 2"]]:
-    """First clean positions of all balls, and the way to the second."""
+    """Return the first noise-free positions of all objects, and their displacement to the second."""
     assert clips.clean is not None
     two = clips.clean[:, :, :2].flatten(0, 1)
     two = two[~two.isnan().any(-1).any(-1)]
@@ -68,9 +68,9 @@ def first_points_and_steps(clips: Clips) -> tuple[Float[Tensor, "M 2"], Float[Te
 
 
 def learned_force(model: Model) -> Float[Tensor, " 2"]:
-    """The change of displacement from frame to frame that the learned dynamics imply, in pixels.
+    """Return the change of displacement per frame under the learned dynamics, in pixels.
 
-    Displacement over a frame is delta v + u_position, and v grows by u_velocity a frame.
+    The displacement over a frame is delta v + u_position, and v grows by u_velocity per frame.
     """
     dynamics = model.dynamics
     latent = dynamics.log_delta.exp().detach() * dynamics.force.detach()[POSITION_DIM:]
@@ -78,7 +78,7 @@ def learned_force(model: Model) -> Float[Tensor, " 2"]:
 
 
 def true_force(clips: Clips) -> Float[Tensor, " 2"]:
-    """The mean second difference of the noise-free paths, in pixels a frame squared."""
+    """Return the mean second difference of the noise-free paths, in pixels per frame squared."""
     assert clips.clean is not None
     bends = clips.clean.double().diff(dim=2).diff(dim=2)
     return bends.flatten(0, 2).nanmean(0)

@@ -23,7 +23,12 @@ from motes.evaluation.evaluate import (
     no_progress,
 )
 from motes.evaluation.latent_grid import latent_grid
-from motes.evaluation.physics import Starts, first_points_and_steps, learned_starts, true_starts
+from motes.evaluation.physics import (
+    InitialStates,
+    first_points_and_steps,
+    learned_initial_states,
+    true_initial_states,
+)
 from motes.models.checkpoint import load_with_config, save_model, write_text
 from motes.models.model import Model
 from motes.models.pixel_map import find_pixel_map
@@ -139,7 +144,7 @@ def run(
         figures[name] = figure
         done += 1
         progress(done)
-    learned, true = learned_starts(model), true_starts(clips)
+    learned, true = learned_initial_states(model), true_initial_states(clips)
     names = [f"learned {k + 1}" for k in range(len(learned.shares))]
     sides = ["true, from the left", "true, from the right"][: len(true.shares)]
     findings = Findings(
@@ -222,7 +227,7 @@ def draw_figures(model: Model, clips: Clips, seed: int) -> Iterator[tuple[str, b
     yield "latent_grid", plots.png(evaluation_plots.latent_grid(*latent_grid(model, clips)))
 
 
-def _initial_states(names: Sequence[str], found: Starts) -> list[InitialState]:
+def _initial_states(names: Sequence[str], found: InitialStates) -> list[InitialState]:
     rows = (found.shares.tolist(), found.places.tolist(), found.steps.tolist())
     return [
         InitialState(name, share, tuple(place), tuple(step))
@@ -242,7 +247,7 @@ def _draw_training(training: TrainedRun) -> bytes:
 
 
 def _draw_initial_states(model: Model, clips: Clips) -> Any:
-    found = learned_starts(model)
+    found = learned_initial_states(model)
     return evaluation_plots.initial_states(
         model.image_size,
         *(_array(field) for field in first_points_and_steps(clips)),

@@ -10,7 +10,7 @@ from motes.core.files import atomic_path
 from motes.data import Clips
 from motes.evaluation.evaluate import ModelPredictor, Progress, evaluate, no_progress
 from motes.evaluation.latent_grid import latent_grid
-from motes.evaluation.physics import first_points_and_steps, learned_starts
+from motes.evaluation.physics import first_points_and_steps, learned_initial_states
 from motes.models.model import Model
 from motes.output import evaluation_plots, plots
 from motes.output.views import example_views, first_of_each_count
@@ -50,7 +50,7 @@ def _overlays(material: Material) -> "Figure":
 
 
 def _initial_states(material: Material) -> "Figure":
-    found = learned_starts(material.model)
+    found = learned_initial_states(material.model)
     fields = (*first_points_and_steps(material.clips), found.places, found.spreads, found.steps)
     arrays = (field.detach().cpu().numpy() for field in fields)
     return evaluation_plots.initial_states(material.model.image_size, *arrays)

@@ -14,7 +14,7 @@ from motes.core.axes import Float, Tensor
 from motes.core.errors import InputError
 from motes.data import Clips, draw_clips, load_clips
 from motes.data.colour import in_grey
-from motes.evaluation.physics import learned_force, learned_starts
+from motes.evaluation.physics import learned_force, learned_initial_states
 from motes.kalman.linalg import map_vector
 from motes.kalman.model import draw_path
 from motes.models.checkpoint import load_with_config
@@ -61,7 +61,7 @@ class Playground:
 
     def about(self, max_upload_bytes: int, upload_formats: list[str]) -> schemas.About:
         """Return the properties of the model and the limits of requests."""
-        found, (height, width) = learned_starts(self.model), self.model.image_size
+        found, (height, width) = learned_initial_states(self.model), self.model.image_size
         law = learned_force(self.model)
         columns = (found.shares.tolist(), _points(found.places), _points(found.steps))
         return schemas.About(

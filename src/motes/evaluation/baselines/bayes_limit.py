@@ -1,9 +1,9 @@
-"""The limit: what the true physics, the true prior and the whole clip say, without approximation.
+"""The Bayes limit: the exact posterior given the true physics, the true prior and the clip.
 
-With no noise in the state, a path is its first state. First states are drawn from the Kalman
-posterior and weighted to the exact one: uniform starts, angles and speeds, and the probability of
-exactly these pixels. The prediction of a picture follows without further sampling: given a first
-state, the pixel of a centre is a product of two Gaussian cells.
+Without process noise a path is determined by its initial state. Initial states are drawn from the
+Kalman posterior and importance-weighted to the exact one: uniform positions, angles and speeds, and
+the probability of exactly these pixels. Predictive frames need no further sampling: given an
+initial state, the pixel of a centre has the probability of a product of two Gaussian cells.
 """
 
 import dataclasses
@@ -18,36 +18,36 @@ from motes.core.axes import Bool, Float, Tensor
 from motes.core.errors import InputError
 from motes.data import World
 from motes.evaluation.baselines.disks import disk_mask
-from motes.evaluation.baselines.kalman_tracker import KalmanTracker, told_of
+from motes.evaluation.baselines.kalman_tracker import KalmanTracker, make_prediction
 from motes.evaluation.baselines.true_physics import TruePhysics, true_physics
 from motes.evaluation.predictor import Prediction
 from motes.kalman import Smoothed
 
 NUM_DRAWS = 400
-WIDENED = 1.5  # covariance of the proposal against the Kalman posterior: tails must be covered
+WIDENING = 1.5  # of the proposal's covariance against the Kalman posterior, to cover its tails
 BEAM = 64
 
 
-class Starts(NamedTuple):
-    """Weighted draws of each object's first state, in pixels and pixels a frame."""
+class InitialStates(NamedTuple):
+    """Weighted draws of each object's initial state, in pixels and pixels per frame."""
 
     states: Float[Tensor, "B N S 4"]
     weights: Float[Tensor, "B N S"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Limit:
-    """Global assignment and the exact posterior, for a world without state noise."""
+class BayesLimit:
+    """Global assignment and the exact posterior, for a world without process noise."""
 
     world: World
     physics: TruePhysics
     interpolates: bool = True
 
     @classmethod
-    def of(cls, world: World) -> "Limit":
-        """The limit in a world."""
+    def of(cls, world: World) -> "BayesLimit":
+        """Return the limit of a world."""
         if world.state_covariance.any():
-            raise InputError("the limit knows worlds without state noise; set state_noise to 0")
+            raise InputError("the limit needs a world without process noise; set state_noise to 0")
         return cls(world, true_physics(world))
 
     def predict(
@@ -56,35 +56,35 @@ class Limit:
         observed: Bool[Tensor, " T"],
         num_objects: int,
     ) -> Prediction:
-        """Posterior means and covariances, and the Bayes-optimal picture of every frame."""
+        """Return posterior means and covariances, and Bayes-optimal frames."""
         tracker = KalmanTracker(self.world.radius, self.physics, BEAM)
         centres = tracker.find(frames, observed, num_objects)
-        starts = self.draw_starts(centres, observed, *tracker.smooth(centres, observed))
-        paths = self.paths(starts.states, len(observed))
-        w = starts.weights
+        initial = self.draw_initial_states(centres, observed, *tracker.smooth(centres, observed))
+        paths = self.paths(initial.states, len(observed))
+        w = initial.weights
         mean = torch.einsum("bns,bnsti->bnti", w, paths)
         offset = paths - mean[:, :, None]
         spread = torch.einsum("bns,bnsti,bnstj->bntij", w, offset, offset)
 
         def draw() -> Float[Tensor, "B T height width"]:
             return torch.where(
-                observed[:, None, None], frames, self.draw_frames(starts, len(observed))
+                observed[:, None, None], frames, self.draw_frames(initial, len(observed))
             )
 
-        told = told_of(centres, observed, mean, spread, self.physics)
-        return dataclasses.replace(told, draw_frames=draw)
+        tracks = make_prediction(centres, observed, mean, spread, self.physics)
+        return dataclasses.replace(tracks, draw_frames=draw)
 
-    def draw_starts(
+    def draw_initial_states(
         self,
         centres: Float[Tensor, "B N T 2"],
         observed: Bool[Tensor, " T"],
         log_weights: Float[Tensor, "B N K"],
         states: Smoothed,
-    ) -> Starts:
-        """First states from the exact posterior given the centres, as weighted draws."""
+    ) -> InitialStates:
+        """Return weighted draws of initial states from the exact posterior given the centres."""
         generator = torch.Generator().manual_seed(0)
         means = states.means[..., 0, :]
-        covariances = WIDENED * states.covariances[..., 0, :, :]
+        covariances = WIDENING * states.covariances[..., 0, :, :]
         shape = (*means.shape[:2], NUM_DRAWS)
         uniform = torch.rand(shape, generator=generator, dtype=means.dtype)
         side = (uniform >= log_weights[..., :1].exp()).long()
@@ -97,15 +97,15 @@ class Limit:
         ).log_prob(draws[:, :, :, None])
         proposal = (log_weights[:, :, None] + proposals).logsumexp(-1)
         paths = self.paths(draws, len(observed))[..., observed, :]
-        seen = centres[:, :, None, observed]
-        likelihood = sum(self._log_cell(paths, seen, axis).sum(-1) for axis in (0, 1))
+        shown = centres[:, :, None, observed]
+        likelihood = sum(self._log_cell(paths, shown, axis).sum(-1) for axis in (0, 1))
         log_ratio = self.log_prior(draws) + likelihood - proposal
-        # An order of objects that the prior forbids: no draw has weight, keep the proposal's.
+        # An association with no prior support: no draw has weight, keep the proposal's.
         lost = log_ratio.isneginf().all(-1, keepdim=True)
-        return Starts(draws, torch.where(lost, 0.0, log_ratio).softmax(-1))
+        return InitialStates(draws, torch.where(lost, 0.0, log_ratio).softmax(-1))
 
     def log_prior(self, states: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch"]:
-        """The log density of first states up to a constant: uniform starts, angles and speeds.
+        """Return the log density of initial states up to a constant.
 
         Law: draws of the world have density, neighbours outside have none
         (test_the_prior_of_starts_holds_the_drawn_ones).
@@ -130,7 +130,7 @@ class Limit:
     def paths(
         self, states: Float[Tensor, "*batch 4"], num_frames: int
     ) -> Float[Tensor, "*batch T 2"]:
-        """The noise-free paths that begin in these states."""
+        """Return the noise-free paths from these states."""
         A, u = self.physics.model.transition, self.physics.model.force
         positions = []
         for _ in range(num_frames):
@@ -138,20 +138,22 @@ class Limit:
             states = states @ A.T + u
         return torch.stack(positions, -2)
 
-    def draw_frames(self, starts: Starts, num_frames: int) -> Float[Tensor, "B T height width"]:
-        """The probability that a pixel is white in each frame, objects independent.
+    def draw_frames(
+        self, initial: InitialStates, num_frames: int
+    ) -> Float[Tensor, "B T height width"]:
+        """Return the probability that a pixel is white in each frame, objects independent.
 
-        Law: agrees with frames drawn from the same starts
+        Law: agrees with frames drawn from the same states
         (test_the_predicted_picture_is_the_share_of_drawn_ones).
         """
         height, width = self.world.height, self.world.width
         disk = disk_mask(self.world.radius).float()
-        paths, dark = self.paths(starts.states, num_frames), []
+        paths, dark = self.paths(initial.states, num_frames), []
         columns, rows = torch.arange(width), torch.arange(height)
         for t in range(num_frames):
             x = self._log_cell(paths[..., t, None, :], columns[:, None].expand(-1, 2), 0).exp()
             y = self._log_cell(paths[..., t, None, :], rows[:, None].expand(-1, 2), 1).exp()
-            centre = torch.einsum("bns,bnsy,bnsx->bnyx", starts.weights, y, x).float()
+            centre = torch.einsum("bns,bnsy,bnsx->bnyx", initial.weights, y, x).float()
             flat = centre.flatten(0, 1)[:, None]
             white = conv2d(flat, disk[None, None], padding=self.world.radius)[:, 0]
             dark.append((1 - white).unflatten(0, centre.shape[:2]).prod(1))
@@ -160,18 +162,18 @@ class Limit:
     def _log_cell(
         self, paths: Float[Tensor, "... 2"], pixels: Tensor, axis: int
     ) -> Float[Tensor, "..."]:
-        """The log probability that a jittered path is drawn in a row or column of pixels.
+        """Return the log probability that a noisy position is drawn in a row or column of pixels.
 
-        Positions beyond the border are held there, so the outermost cells are open.
+        Positions beyond the border are clamped, so the outermost cells are open.
         """
         side = (self.world.width, self.world.height)[axis]
         lowest, highest = self.world.radius, side - 1 - self.world.radius
         place = pixels[..., axis].to(paths)
         low = torch.where(place <= lowest, -torch.inf, place - 0.5)
         high = torch.where(place >= highest, torch.inf, place + 0.5)
-        scale = self.physics.jitter[axis] * math.sqrt(2)
+        scale = self.physics.observation_scale[axis] * math.sqrt(2)
         centre = paths[..., axis]
         cell = 0.5 * (torch.erf((high - centre) / scale) - torch.erf((low - centre) / scale))
         inside = (place >= lowest) & (place <= highest)
-        # erf saturates six deviations away: no path is impossible, only very unlikely.
+        # erf saturates six deviations away; keep every path possible, if very unlikely.
         return torch.where(inside, cell.clamp(min=1e-12).log(), -torch.inf)

@@ -1,4 +1,4 @@
-"""The best picture that looks at nothing."""
+"""The best frame that uses no input."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,14 @@ from motes.evaluation.predictor import Prediction
 
 @dataclass(frozen=True, eq=False)
 class ConstantImage:
-    """For each number of objects, how often a pixel is white in the training clips."""
+    """For each number of objects, the share of training frames in which a pixel is white."""
 
     images: dict[int, Float[Tensor, "height width"]]
     interpolates: bool = True
 
     @classmethod
     def of(cls, training: Clips) -> "ConstantImage":
-        """The images of training clips."""
+        """Return the mean images of training clips."""
         assert training.num_objects is not None
         counts = sorted(set(training.num_objects.tolist()))
         return cls(
@@ -37,8 +37,8 @@ class ConstantImage:
         observed: Bool[Tensor, " T"],
         num_objects: int,
     ) -> Prediction:
-        """The same picture whatever was seen."""
+        """Return the same image for every hidden frame."""
         if num_objects not in self.images:
-            raise InputError(f"no training clip has {num_objects} objects; train on some")
+            raise InputError(f"no training clip has {num_objects} objects; give some that have")
         image = self.images[num_objects]
         return Prediction(draw_frames=lambda: torch.where(observed[:, None, None], frames, image))

@@ -1,4 +1,4 @@
-"""Disks found by who is told their shape and their number: every set that makes the frame."""
+"""Detection of disks of known shape and number: all sets that reproduce a frame exactly."""
 
 from itertools import combinations_with_replacement, permutations
 
@@ -15,9 +15,9 @@ Centres = Int[np.ndarray, "E N 2"]  # E explanations of a frame, each N centres 
 def explain_frames(
     frames: Float[Tensor, "T height width"], num_objects: int, radius: int
 ) -> list[Centres]:
-    """For each frame, all sets of centres whose disks together light exactly its white pixels.
+    """Return, for each frame, all sets of centres whose disks cover exactly its white pixels.
 
-    Mostly there is one; where disks hide one another there are several, or centres repeat.
+    Mostly there is one; where disks overlap there are several, or centres repeat.
 
     Law: the true centres are among them (test_true_centres_are_among_the_explanations).
     """
@@ -29,7 +29,7 @@ def explain_frames(
 
 
 def disk_mask(radius: int) -> Bool[Tensor, "side side"]:
-    """The pixels of a disk around its centre."""
+    """Return the pixels of a disk around its centre."""
     steps = torch.arange(-radius, radius + 1)
     return steps.square() + steps.square()[:, None] <= radius**2
 
@@ -45,10 +45,10 @@ def _explain(
     if len(centres) == num_objects:
         return centres[None]
     radius = len(disk) // 2
-    inked = np.zeros((len(centres), *lit.shape), dtype=bool)
-    for ink, (column, row) in zip(inked, centres, strict=True):
-        ink[row - radius : row + radius + 1, column - radius : column + radius + 1] = disk
-    needed = inked[:, lit]
+    masks = np.zeros((len(centres), *lit.shape), dtype=bool)
+    for mask, (column, row) in zip(masks, centres, strict=True):
+        mask[row - radius : row + radius + 1, column - radius : column + radius + 1] = disk
+    needed = masks[:, lit]
     chosen = [
         combination
         for combination in combinations_with_replacement(range(len(centres)), num_objects)
@@ -56,14 +56,15 @@ def _explain(
     ]
     if not chosen:
         raise InputError(
-            f"a frame is no union of {num_objects} disks; this baseline is for the paper's clips"
+            f"a frame is no union of {num_objects} disks of radius {radius}; this baseline is for "
+            "clips of cannonballs"
         )
     explanations: Centres = centres[np.array(chosen)]
     return explanations
 
 
 def ordered(explanations: Centres) -> Float[np.ndarray, "P N 2"]:
-    """Every explanation in every order of the objects, each once."""
+    """Return every explanation in every order of the objects, each once."""
     orders = list(permutations(range(explanations.shape[1])))
     everything = np.concatenate([explanations[:, order] for order in orders])
     found: Float[np.ndarray, "P N 2"] = np.unique(everything, axis=0).astype(np.float64)

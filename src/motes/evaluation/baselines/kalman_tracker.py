@@ -1,4 +1,4 @@
-"""Trackers without learning: disks are found, put in order, and a law of motion is fitted."""
+"""Trackers without learning: detect disks, associate them, and fit a law of motion."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ import torch
 
 from motes import kalman
 from motes.core.axes import Bool, Float, Tensor
-from motes.evaluation.baselines.association import Seen, associate, follow
+from motes.evaluation.baselines.association import Tracks, associate, nearest_neighbours
 from motes.evaluation.baselines.disks import explain_frames
 from motes.evaluation.baselines.true_physics import ROUNDING, TruePhysics
 from motes.evaluation.predictor import Prediction
 from motes.kalman.mixture import select_component
 
-Link = Callable[[list[np.ndarray]], Seen]
+Link = Callable[[list[np.ndarray]], Tracks]
 
 
 def find_tracks(
@@ -24,7 +24,7 @@ def find_tracks(
     radius: int,
     link: Link,
 ) -> Float[Tensor, "B N T 2"]:
-    """The centres of all objects in the seen frames, in order; NaN where nothing was seen."""
+    """Return the centres of all objects in observed frames, associated; NaN in hidden frames."""
     tracks = torch.full((len(frames), num_objects, len(observed), 2), torch.nan).double()
     for clip, track in zip(frames, tracks, strict=True):
         found = link(explain_frames(clip[observed], num_objects, radius))
@@ -34,11 +34,11 @@ def find_tracks(
 
 @dataclass(frozen=True)
 class StraightLine:
-    """Nearest neighbours from frame to frame; a straight line through what was seen.
+    """Nearest neighbours from frame to frame, and a straight line through the detections.
 
     Attributes:
-        radius: of the disks in pixels.
-        gravity: known acceleration (x, y) in pixels a frame squared; zero: constant velocity.
+        radius: Of the disks in pixels.
+        gravity: Known acceleration (x, y) in pixels per frame squared; zero: constant velocity.
     """
 
     radius: int
@@ -51,11 +51,11 @@ class StraightLine:
         observed: Bool[Tensor, " T"],
         num_objects: int,
     ) -> Prediction:
-        """Centres where frames were seen, and the line everywhere; no error bars, no pictures."""
+        """Return centres in observed frames and the line everywhere, without error bars or frames."""
         times = observed.nonzero()[:, 0].numpy()
 
-        def link(explanations: list[np.ndarray]) -> Seen:
-            return follow(explanations, times, self._expect)
+        def link(explanations: list[np.ndarray]) -> Tracks:
+            return nearest_neighbours(explanations, times, self._predict_position)
 
         tracks = find_tracks(frames, observed, num_objects, self.radius, link)
         seen = tracks[:, :, observed].permute(2, 0, 1, 3).reshape(len(times), -1)
@@ -71,21 +71,21 @@ class StraightLine:
         fall: Float[np.ndarray, "times 2"] = 0.5 * times[:, None] ** 2 * np.array(self.gravity)
         return fall
 
-    def _expect(self, past: np.ndarray, times: np.ndarray, time: int) -> np.ndarray:
-        """Where objects were last; after a gap, where the line through the past leads."""
+    def _predict_position(self, past: np.ndarray, times: np.ndarray, time: int) -> np.ndarray:
+        """Return the last positions or, after a gap, those on the line through the past."""
         if time == times[-1] + 1 or len(times) < 2:
             last: np.ndarray = past[-1]
             return last
         fall = self._fall(times)[:, None]
         there = _line((past - fall).reshape(len(times), -1), times, np.array([time]))
-        expected: np.ndarray = there.reshape(past.shape[1:]) + self._fall(np.array([time]))
-        return expected
+        predicted: np.ndarray = there.reshape(past.shape[1:]) + self._fall(np.array([time]))
+        return predicted
 
 
 def _line(
     values: Float[np.ndarray, "past M"], times: np.ndarray, at: np.ndarray
 ) -> Float[np.ndarray, "at M"]:
-    """The least-squares straight line through values at some times, read off at others."""
+    """Fit a straight line to values at some times by least squares and evaluate it at others."""
     if len(times) < 2:
         return np.repeat(values, len(at), 0)
     coefficients = np.polyfit(times, values, 1)
@@ -95,12 +95,12 @@ def _line(
 
 @dataclass(frozen=True)
 class KalmanTracker:
-    """Disks put in order by the Kalman filter of the true physics and prior, frame by frame.
+    """Disks associated by the Kalman filter of the true physics and prior.
 
     Attributes:
-        radius: of the disks in pixels.
-        physics: the true law and starts.
-        beam: histories that the search keeps; one: decided at once.
+        radius: Of the disks in pixels.
+        physics: The true physics.
+        beam: Histories that the search keeps; one: decided frame by frame.
     """
 
     radius: int
@@ -114,12 +114,12 @@ class KalmanTracker:
         observed: Bool[Tensor, " T"],
         num_objects: int,
     ) -> Prediction:
-        """Centres, the smoothed path, and covariances of both; no pictures."""
+        """Return centres, the smoothed path and the covariances of both, without frames."""
         centres = self.find(frames, observed, num_objects)
         log_weights, states = self.smooth(centres, observed)
         means, covariances = select_component(states, log_weights.argmax(-1))
         path, spread = means[..., :2], covariances[..., :2, :2]
-        return told_of(centres, observed, path, spread, self.physics)
+        return make_prediction(centres, observed, path, spread, self.physics)
 
     def find(
         self,
@@ -127,9 +127,9 @@ class KalmanTracker:
         observed: Bool[Tensor, " T"],
         num_objects: int,
     ) -> Float[Tensor, "B N T 2"]:
-        """The centres of all objects in the seen frames, in order; NaN where nothing was seen."""
+        """Return the centres of all objects in observed frames, associated; NaN in hidden frames."""
 
-        def link(explanations: list[np.ndarray]) -> Seen:
+        def link(explanations: list[np.ndarray]) -> Tracks:
             return associate(explanations, observed.numpy(), self.physics, self.beam)
 
         return find_tracks(frames, observed, num_objects, self.radius, link)
@@ -137,27 +137,27 @@ class KalmanTracker:
     def smooth(
         self, centres: Float[Tensor, "B N T 2"], observed: Bool[Tensor, " T"]
     ) -> tuple[Float[Tensor, "B N 2"], kalman.Smoothed]:
-        """The log posterior of each side, and the smoothed states under it."""
+        """Return the log posterior of each side, and the smoothed states given it."""
         model, log_weights, _ = self.physics
         evidence = kalman.log_likelihood(model, centres[:, :, None], observed)
         states = kalman.smooth(model, centres[:, :, None], observed)
         return (log_weights + evidence).log_softmax(-1), states
 
 
-def told_of(
+def make_prediction(
     centres: Float[Tensor, "B N T 2"],
     observed: Bool[Tensor, " T"],
     path: Float[Tensor, "B N T 2"],
     spread: Float[Tensor, "B N T 2 2"],
     physics: TruePhysics,
 ) -> Prediction:
-    """Drawn positions and paths: a seen centre is known up to its pixel, others by the path."""
-    jitter = physics.jitter.square().diag_embed()
+    """Return positions and paths; an observed centre is exact up to its pixel."""
+    noise = physics.observation_scale.square().diag_embed()
     rounding = ROUNDING * torch.eye(2, dtype=path.dtype)
-    seen = observed[:, None]
+    shown = observed[:, None]
     return Prediction(
-        pixels=torch.where(seen, centres, path).float(),
-        pixel_covariances=torch.where(seen[..., None], rounding, spread + jitter).float(),
+        pixels=torch.where(shown, centres, path).float(),
+        pixel_covariances=torch.where(shown[..., None], rounding, spread + noise).float(),
         path_pixels=path.float(),
         path_pixel_covariances=spread.float(),
     )

@@ -1,8 +1,8 @@
-"""trackpy as a rival: blobs found in every frame, linked to the nearest; no law, no error bars.
+"""trackpy as a baseline: features located in every frame and linked, without error bars.
 
-It is told the number of objects, and its three settings are chosen with the truth of some clips at
-hand: what a careful user could reach at best. It may also link disks that were found by their
-known shape, which hold apart what its blobs run together.
+It is given the number of objects, and its three settings are chosen by the truth of training clips:
+the best a careful user could reach. It can also link disks detected by their known shape, which
+separates objects that trackpy's features merge.
 """
 
 import warnings
@@ -30,71 +30,77 @@ DIAMETERS, RANGES, MEMORIES = (5, 7, 9), (3.0, 5.0, 8.0), (0, 3, 10)
 
 
 class Settings(NamedTuple):
-    """What a user of trackpy has to choose."""
+    """Settings that a user of trackpy has to choose."""
 
-    diameter: int  # of a blob, odd, pixels
+    diameter: int  # of a feature, odd, pixels
     search_range: float  # from frame to frame, pixels
-    memory: int  # frames that a blob may be missing
+    memory: int  # frames that a feature may be missing
 
 
-# From a clip, which of its frames were seen, the number of objects and their diameter to blobs.
-Find = Callable[[Tensor, Tensor, int, int], "pandas.DataFrame"]
+# From a clip, its observed frames, the number of objects and their diameter to features.
+Locate = Callable[[Tensor, Tensor, int, int], "pandas.DataFrame"]
 
 
-def find_blobs(
-    clip: Float[Tensor, "T height width"], seen: Bool[Tensor, " T"], num_objects: int, diameter: int
+def locate_features(
+    clip: Float[Tensor, "T height width"],
+    observed: Bool[Tensor, " T"],
+    num_objects: int,
+    diameter: int,
 ) -> "pandas.DataFrame":
-    """The brightest blobs of every seen frame, at most as many as there are objects."""
+    """Return the brightest features of every observed frame, at most as many as objects."""
     trackpy = _trackpy()
     pictures = (255 * clip).byte().numpy()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of frames without a blob
+        warnings.simplefilter("ignore")  # about frames without features
         found = [
             trackpy.locate(pictures[t], diameter, topn=num_objects, separation=2).assign(frame=t)
-            for t in seen.nonzero()[:, 0].tolist()
+            for t in observed.nonzero()[:, 0].tolist()
         ]
     import pandas
 
-    return pandas.concat([blobs for blobs in found if len(blobs)] or found[:1])
+    return pandas.concat([features for features in found if len(features)] or found[:1])
 
 
-def find_disks(
-    clip: Float[Tensor, "T height width"], seen: Bool[Tensor, " T"], num_objects: int, diameter: int
+def locate_disks(
+    clip: Float[Tensor, "T height width"],
+    observed: Bool[Tensor, " T"],
+    num_objects: int,
+    diameter: int,
 ) -> "pandas.DataFrame":
-    """The disks that make up every seen frame."""
+    """Return the disks that make up every observed frame."""
     import pandas
 
-    times = seen.nonzero()[:, 0].tolist()
+    times = observed.nonzero()[:, 0].tolist()
     rows = [
         (x, y, t)
         for t, options in zip(
-            times, explain_frames(clip[seen], num_objects, diameter // 2), strict=True
+            times, explain_frames(clip[observed], num_objects, diameter // 2), strict=True
         )
         for x, y in options[0].tolist()
     ]
     return pandas.DataFrame(rows, columns=["x", "y", "frame"])
 
 
-def follow_blobs(
+def track_features(
     frames: Float[Tensor, "B T height width"],
     observed: Bool[Tensor, "B T"],
     num_objects: int,
     settings: Settings,
-    find: Find = find_blobs,
+    locate: Locate = locate_features,
 ) -> Float[Tensor, "B N T 2"]:
-    """The longest tracks of every clip; gaps are filled by straight lines, ends are held."""
+    """Return the longest tracks of every clip; gaps are interpolated, ends are held."""
     diameter, search_range, memory = settings
     clips = zip(_without_background(frames), observed, strict=True)
     return torch.stack(
         [
             _link(
-                find(clip, seen, num_objects, diameter),
+                locate(clip, shown, num_objects, diameter),
                 num_objects,
-                len(seen),
+                len(shown),
                 search_range,
                 memory,
             )
-            for clip, seen in clips
+            for clip, shown in clips
         ]
     )
 
@@ -103,10 +109,10 @@ def choose_settings(
     frames: Float[Tensor, "B T height width"],
     observed: Bool[Tensor, "B T"],
     positions: Float[Tensor, "B N T 2"],
-    find: Find = find_blobs,
+    locate: Locate = locate_features,
     diameters: tuple[int, ...] | None = None,
 ) -> Settings:
-    """The settings under which most clips are tracked, then those with the smallest error.
+    """Return the settings that track most clips, and among those have the smallest error.
 
     Law: no other setting tracks more (test_the_best_settings_are_chosen).
     """
@@ -115,10 +121,13 @@ def choose_settings(
     tried = DIAMETERS if diameters is None else diameters
     best, chosen = (-1.0, 0.0), Settings(tried[0], RANGES[0], MEMORIES[0])
     for diameter in tried:
-        found = [find(clip, seen, num_objects, diameter) for clip, seen in clips]
+        found = [locate(clip, shown, num_objects, diameter) for clip, shown in clips]
         for search_range, memory in product(RANGES, MEMORIES):
             tracks = torch.stack(
-                [_link(blobs, num_objects, num_frames, search_range, memory) for blobs in found]
+                [
+                    _link(features, num_objects, num_frames, search_range, memory)
+                    for features in found
+                ]
             )
             tracks = metrics.reorder(tracks, metrics.best_order(tracks, positions))
             share = float(metrics.tracked(tracks, positions).float().mean())
@@ -131,19 +140,23 @@ def choose_settings(
 def _without_background(
     frames: Float[Tensor, "B T height width"],
 ) -> Float[Tensor, "B T height width"]:
-    """How far pixels are from their median over all clips, which share their background."""
+    """Return the distance of pixels from their median over all clips."""
     return (frames - median_background(frames.flatten(0, 1))).abs()
 
 
 def _link(
-    blobs: "pandas.DataFrame", num_objects: int, num_frames: int, search_range: float, memory: int
+    features: "pandas.DataFrame",
+    num_objects: int,
+    num_frames: int,
+    search_range: float,
+    memory: int,
 ) -> Float[Tensor, "N T 2"]:
     tracks = np.zeros((num_objects, num_frames, 2))
-    if len(blobs):
+    if len(features):
         trackpy = _trackpy()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # trackpy's own, about its use of pandas
-            linked = trackpy.link(blobs, search_range, memory=memory)
+            warnings.simplefilter("ignore")  # about trackpy's use of pandas
+            linked = trackpy.link(features, search_range, memory=memory)
         longest = linked.groupby("particle").size().nlargest(num_objects).index
         for track, particle in zip(tracks, longest, strict=False):
             own = linked[linked.particle == particle].sort_values("frame")
@@ -158,26 +171,27 @@ def _trackpy() -> Any:
             warnings.simplefilter("ignore")
             import trackpy
     except ImportError:
-        raise InputError("this rival needs trackpy; pip install 'motes[rivals]'") from None
+        raise InputError("this baseline needs trackpy; pip install 'motes[rivals]'") from None
     trackpy.quiet()
     return trackpy
 
 
 @dataclass(frozen=True, eq=False)
-class Blobs:
-    """trackpy as a contender, its settings chosen for each number of objects on training clips."""
+class TrackpyTracker:
+    """trackpy with settings chosen for each number of objects on training clips."""
 
     settings: dict[int, Settings]
-    find: Find = find_blobs
+    locate: Locate = locate_features
     interpolates: bool = True
 
     @classmethod
-    def of(cls, training: Clips, radius: int | None = None) -> "Blobs":
-        """Settings chosen on the first training clips with each number of objects.
+    def of(cls, training: Clips, radius: int | None = None) -> "TrackpyTracker":
+        """Choose settings on the first training clips with each number of objects.
 
-        With a radius disks of it are linked, else trackpy's own blobs.
+        With a radius, disks of that radius are linked, else trackpy's own features.
         """
-        find, diameters = (find_blobs, None) if radius is None else (find_disks, (2 * radius + 1,))
+        diameters = None if radius is None else (2 * radius + 1,)
+        locate = locate_features if radius is None else locate_disks
         assert training.num_objects is not None
         assert training.positions is not None
         chosen = {}
@@ -187,8 +201,8 @@ class Blobs:
             frames = own.frames.float()
             everything = torch.ones(frames.shape[:2], dtype=torch.bool)
             positions = own.positions[:, :count]
-            chosen[count] = choose_settings(frames, everything, positions, find, diameters)
-        return cls(chosen, find)
+            chosen[count] = choose_settings(frames, everything, positions, locate, diameters)
+        return cls(chosen, locate)
 
     def predict(
         self,
@@ -196,9 +210,9 @@ class Blobs:
         observed: Bool[Tensor, " T"],
         num_objects: int,
     ) -> Prediction:
-        """Tracks with straight lines over gaps; after the last seen frame objects stay."""
-        everyone = observed.expand(len(frames), -1)
+        """Return tracks with straight lines over gaps; after the last observed frame objects stay."""
+        masks = observed.expand(len(frames), -1)
         shown = frames * observed[:, None, None]  # the background is the median of all frames
         settings = self.settings[num_objects]
-        tracks = follow_blobs(shown, everyone, num_objects, settings, self.find)
+        tracks = track_features(shown, masks, num_objects, settings, self.locate)
         return Prediction(pixels=tracks, path_pixels=tracks)

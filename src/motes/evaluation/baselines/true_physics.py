@@ -1,4 +1,4 @@
-"""The world's own physics and prior, in pixels and frames: what the limits are told."""
+"""The true physics and prior of a world, in pixels and frames, for the limits."""
 
 import math
 from typing import NamedTuple
@@ -10,21 +10,21 @@ from motes.core.axes import Float, Tensor
 from motes.data import OpticalTrap, World
 from motes.kalman.model import LGSSM
 
-ROUNDING = 1 / 12  # variance of a position that is known up to its pixel
+ROUNDING = 1 / 12  # variance of a position that is rounded to a pixel
 
 
 class TruePhysics(NamedTuple):
-    """Newton's law in pixels and frames, and one Gaussian for the starts on each side."""
+    """Newton's law in pixels and frames, and one Gaussian for the initial states on each side."""
 
-    model: LGSSM  # its start has a leading axis of two: from the left, from the right
+    model: LGSSM  # initial moments have a leading axis of two: from the left, from the right
     log_weights: Float[Tensor, " K"]
-    jitter: Float[Tensor, "2"]  # standard deviation (x, y) of a drawn position around its path
+    observation_scale: Float[Tensor, "2"]  # standard deviation (x, y) of positions around paths
 
 
 def true_physics(world: World | OpticalTrap) -> TruePhysics:
-    """The law and the starts of a world; starts have the true mean and covariance of each side.
+    """Return the physics of a world; initial states have the true moments of each side.
 
-    A position is seen up to its pixel, so the position noise has the variance of rounding as well.
+    Positions are rounded to pixels, so the observation noise includes the variance of rounding.
 
     Law: means and covariances are those of many drawn paths
     (test_true_physics_has_the_moments_of_the_clips).
@@ -44,22 +44,22 @@ def true_physics(world: World | OpticalTrap) -> TruePhysics:
         spread[2:, 2:] = mirror @ velocity[1] @ mirror
         means.append(mean)
         covariances.append(to_pixels @ spread @ to_pixels)
-    jitter = scale[:, None] * world.position_covariance * scale
+    noise = scale[:, None] * world.position_covariance * scale
     model = LGSSM(
         transition=torch.from_numpy(to_pixels @ world.transition @ np.linalg.inv(to_pixels)),
         force=torch.from_numpy(to_pixels @ np.array(world.step_force)),
         emission=torch.eye(4, dtype=torch.float64)[:2],
         state_noise=torch.from_numpy(to_pixels @ world.state_covariance @ to_pixels),
-        position_noise=torch.from_numpy(jitter + ROUNDING * np.eye(2)),
+        position_noise=torch.from_numpy(noise + ROUNDING * np.eye(2)),
         initial_mean=torch.from_numpy(np.stack(means)),
         initial_covariance=torch.from_numpy(np.stack(covariances)),
     )
     halves = torch.full((2,), math.log(0.5), dtype=torch.float64)
-    return TruePhysics(model, halves, torch.from_numpy(np.sqrt(jitter.diagonal())))
+    return TruePhysics(model, halves, torch.from_numpy(np.sqrt(noise.diagonal())))
 
 
 def _trapped(trap: OpticalTrap) -> TruePhysics:
-    """The law of a trap, whose states are counted from the centre of the frame."""
+    """Return the physics of a trap, whose states are relative to the centre of the frame."""
     centre = np.array([*trap.to_pixels(np.zeros(2)), 0.0, 0.0])
     model = LGSSM(
         transition=torch.from_numpy(trap.transition),
@@ -70,14 +70,14 @@ def _trapped(trap: OpticalTrap) -> TruePhysics:
         initial_mean=torch.from_numpy(centre)[None],
         initial_covariance=torch.from_numpy(trap.start_covariance)[None],
     )
-    jitter = torch.from_numpy(np.sqrt(trap.position_covariance.diagonal()))
-    return TruePhysics(model, torch.zeros(1, dtype=torch.float64), jitter)
+    noise = torch.from_numpy(np.sqrt(trap.position_covariance.diagonal()))
+    return TruePhysics(model, torch.zeros(1, dtype=torch.float64), noise)
 
 
 def _start_moments(
     world: World,
 ) -> tuple[Float[np.ndarray, "2 2"], tuple[Float[np.ndarray, " 2"], Float[np.ndarray, "2 2"]]]:
-    """Covariance of the place, mean and covariance of the velocity of shots from the left."""
+    """Return position covariance, velocity mean and covariance of shots from the left."""
     place = np.diag([np.ptp(world.left) ** 2 / 12, np.ptp(world.heights) ** 2 / 12])
     # Midpoints of a fine grid: the moments of uniform angles and speeds to 1e-6.
     shares = (np.arange(400) + 0.5) / 400
