@@ -166,7 +166,7 @@ def test_resampling_takes_the_nearest_frame():
 
 def test_a_source_that_can_be_read_once_is_not_prepared():
     live = replace(video_of_disks(crossing(20)), rereadable=False)
-    with pytest.raises(InputError, match="disks can be read only once.*record it to a file"):
+    with pytest.raises(InputError, match=r"disks can be read only once.*record it to a file"):
         plan(live, Preparation(30, 45))
 
 

@@ -87,7 +87,7 @@ def _pyav(path: Path) -> Any:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
-    """Yield the container and its first video stream; raise `InputError` if it cannot be decoded."""
+    """Yield the container and its first video stream; raise `InputError` if undecodable."""
     av = _pyav(path)
     with open(path, "rb") as file:
         try:

@@ -136,7 +136,7 @@ class VideoMap:
         return pixels * scale[:, None] * scale
 
     def velocities(self, pixels: Tensor) -> Tensor:
-        """Return velocities [..., 2] in recording pixels per second, given prepared pixels a frame."""
+        """Return velocities [..., 2], given in prepared pixels a frame, in recording pixels/s."""
         return pixels * pixels.new_tensor(self.scale * self.fps)
 
     def extended(self, num_frames: int) -> "VideoMap":

@@ -225,6 +225,6 @@ def preparation_from_json(text: str, origin: str) -> Preparation:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise InputError(
-            f"{origin} holds no valid preparation; expected the output of motes prepare; prepare the "
-            "video again"
+            f"{origin} holds no valid preparation; expected the output of motes prepare; "
+            "prepare the video again"
         ) from None

@@ -1,4 +1,4 @@
-"""The harder worlds: laws of motion against loops and closed forms, scenes pixel by pixel."""
+"""Simulated worlds: laws of motion against loops and closed forms, corruptions pixel by pixel."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch
 
 from motes.core.errors import InputError
 from motes.data import Clips, OpticalTrap, World, cannonballs, load_clips, save_clips, worlds
-from motes.data.worlds import corruptions as scenes
+from motes.data.worlds import corruptions
 from motes.data.worlds.cannonballs import draw_clips
 
 
@@ -116,18 +116,18 @@ def test_the_trap_is_stationary():
 def test_a_long_clip_begins_like_a_short_one_of_the_same_law():
     short, long = OpticalTrap(num_frames=30), OpticalTrap(num_frames=3000)
     np.testing.assert_array_equal(short.transition, long.transition)
-    np.testing.assert_array_equal(short.start_covariance, long.start_covariance)
+    np.testing.assert_array_equal(short.stationary_covariance, long.stationary_covariance)
     assert worlds.make("long", 1, 2).frames.shape == (1, 3000, 48, 48)
 
 
-def test_a_bar_hides_what_is_behind_it_and_nothing_else():
-    plain, barred = cannonballs(30, seed=3), worlds.make("bar", 30, seed=3)
-    first, last = worlds.bar_columns(48)
+def test_an_occluder_hides_what_is_behind_it_and_nothing_else():
+    plain, occluded = cannonballs(30, seed=3), worlds.make("bar", 30, seed=3)
+    first, last = worlds.occluder_columns(48)
     assert (first, last) == (20, 27)
-    assert not barred.frames[..., 20:28].any()
-    assert torch.equal(barred.frames[..., :20], plain.frames[..., :20])
-    assert torch.equal(barred.frames[..., 28:], plain.frames[..., 28:])
-    assert torch.equal(barred.positions.nan_to_num(-1), plain.positions.nan_to_num(-1))
+    assert not occluded.frames[..., 20:28].any()
+    assert torch.equal(occluded.frames[..., :20], plain.frames[..., :20])
+    assert torch.equal(occluded.frames[..., 28:], plain.frames[..., 28:])
+    assert torch.equal(occluded.positions.nan_to_num(-1), plain.positions.nan_to_num(-1))
     for clip in range(30):
         for n in range(3):
             for t in range(30):
@@ -138,10 +138,10 @@ def test_a_bar_hides_what_is_behind_it_and_nothing_else():
                     for dy in range(-2, 3)
                     if dx * dx + dy * dy <= 4
                 )
-                assert bool(barred.visible[clip, n, t]) == shows
+                assert bool(occluded.visible[clip, n, t]) == shows
 
 
-def test_dropped_frames_are_blank_and_as_many_as_asked_for():
+def test_dropped_frames_are_blank_and_as_many_as_requested():
     plain, dropped = cannonballs(40, seed=3), worlds.make("drops", 40, seed=3)
     assert dropped.observed.sum(1).tolist() == [15] * 40
     assert not dropped.frames[~dropped.observed].any()
@@ -150,41 +150,41 @@ def test_dropped_frames_are_blank_and_as_many_as_asked_for():
     assert abs(dropped.observed.sum(0) - 20).max() < 6 * math.sqrt(10)
 
 
-def opacity_by_hand(kind, x, y, cx, cy):
+def opacity_by_hand(sprite, x, y, cx, cy):
     """How much of a pixel an object covers: an edge that fades over one pixel."""
-    if kind.shape == "square":
-        inside = kind.radius - max(abs(x - cx), abs(y - cy))
+    if sprite.shape == "square":
+        inside = sprite.radius - max(abs(x - cx), abs(y - cy))
     else:
         distance = math.hypot(x - cx, y - cy)
-        inside = kind.radius - distance
-        if kind.shape == "ring":
-            inside = min(inside, distance - kind.radius / 2)
+        inside = sprite.radius - distance
+        if sprite.shape == "ring":
+            inside = min(inside, distance - sprite.radius / 2)
     return min(max(inside + 0.5, 0), 1)
 
 
 def test_photographs_equal_the_naive_loop():
     positions = np.array([[[4.3, 5.1]], [[6.0, 5.5]], [[np.nan, np.nan]], [[11.2, 2.9]]])
-    chosen = np.array([0, 3, 1, 2])
-    picture, visible = scenes.compose(positions, chosen, 12, 15)
-    background = scenes.texture(12, 15)
+    classes = np.array([0, 3, 1, 2])
+    image, visible = corruptions.compose(positions, classes, 12, 15)
+    background = corruptions.background_texture(12, 15)
     assert 0.1 <= background.min() < background.max() <= 0.5 + 1e-12
     for y in range(12):
         for x in range(15):
             value = background[y, x]
             for n in (0, 1, 3):
-                kind = scenes.KINDS[chosen[n]]
-                cover = opacity_by_hand(kind, x, y, *positions[n, 0])
-                value = (1 - cover) * value + cover * np.array(kind.colour)
-            assert picture[0, y, x] == pytest.approx(value, abs=1e-12)
+                sprite = corruptions.SPRITE_CLASSES[classes[n]]
+                cover = opacity_by_hand(sprite, x, y, *positions[n, 0])
+                value = (1 - cover) * value + cover * np.array(sprite.colour)
+            assert image[0, y, x] == pytest.approx(value, abs=1e-12)
     assert visible[:, 0].tolist() == [True, True, False, True]
 
 
 def test_a_small_object_behind_a_large_one_is_not_visible():
     same = np.array([[[8.0, 8.0]], [[8.0, 8.0]]])
-    _, visible = scenes.compose(same, np.array([1, 0]), 16, 16)
+    _, visible = corruptions.compose(same, np.array([1, 0]), 16, 16)
     assert visible[:, 0].tolist() == [False, True]
     # Through a ring one sees what is behind it.
-    _, visible = scenes.compose(same, np.array([1, 3]), 16, 16)
+    _, visible = corruptions.compose(same, np.array([1, 3]), 16, 16)
     assert visible[:, 0].tolist() == [True, True]
 
 
@@ -194,7 +194,10 @@ def test_pictures_are_256_levels_with_the_sensor_s_noise():
     assert clips.frames.dtype == torch.float32
     # A level k / 255 is a float32: times 255 it errs by less than 1e-4.
     assert (levels - levels.round()).abs().max() < 1e-4
-    corner = clips.frames[:, :, :3].double().numpy() - scenes.texture(48, 48).mean(-1)[:3]
+    corner = (
+        clips.frames[:, :, :3].double().numpy()
+        - corruptions.background_texture(48, 48).mean(-1)[:3]
+    )
     # Rounding to levels adds (1/255)^2 / 12, which is 0.1 %; no ball comes near the top rows here.
     assert corner.std() == pytest.approx(0.03, rel=5 / math.sqrt(2 * corner.size) + 2e-3)
 
@@ -229,7 +232,7 @@ def test_any_world_comes_back_from_disk_as_it_was(tmp_path, name):
         assert one is None or torch.equal(one, other)
 
 
-def test_what_cannot_be_made_is_refused_in_one_line():
+def test_invalid_worlds_are_rejected_in_one_line():
     with pytest.raises(InputError, match=r"'moon'.*cannonballs, many"):
         worlds.make("moon")
     with pytest.raises(InputError, match=r"drag=1\.5"):
@@ -237,15 +240,15 @@ def test_what_cannot_be_made_is_refused_in_one_line():
     with pytest.raises(InputError, match="floor=0"):
         World(floor=0.0)
     with pytest.raises(InputError, match=r"share=0\.99"):
-        scenes.drop_frames(cannonballs(2), 0.99, seed=0)
+        corruptions.drop_frames(cannonballs(2), 0.99, seed=0)
     with pytest.raises(InputError, match="truth"):
-        scenes.photograph(Clips(torch.zeros(1, 2, 4, 4)), seed=0)
+        corruptions.photograph(Clips(torch.zeros(1, 2, 4, 4)), seed=0)
     with pytest.raises(InputError, match="truth"):
-        scenes.hide_behind_bar(Clips(torch.zeros(1, 2, 4, 4)), 1, 2, radius=1)
+        corruptions.add_occluder(Clips(torch.zeros(1, 2, 4, 4)), 1, 2, radius=1)
 
 
 def test_help_names_every_world():
     from motes.cli.data import data
 
-    told = " ".join(data.__doc__.split())
-    assert "cannonballs, " + ", ".join(list(worlds.WORLDS)[1:-1]) + " or long" in told
+    text = " ".join(data.__doc__.split())
+    assert "cannonballs, " + ", ".join(list(worlds.WORLDS)[1:-1]) + " or long" in text

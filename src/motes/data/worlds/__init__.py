@@ -1,5 +1,5 @@
-"""Generators of clips whose truth is known."""
+"""Simulated clips with ground truth."""
 
-from motes.data.worlds.registry import WORLDS, Recipe, bar_columns, make, physics_of
+from motes.data.worlds.registry import WORLDS, Recipe, make, occluder_columns, physics_of
 
-__all__ = ["WORLDS", "Recipe", "bar_columns", "make", "physics_of"]
+__all__ = ["WORLDS", "Recipe", "make", "occluder_columns", "physics_of"]

@@ -1,7 +1,7 @@
-"""The paper's clips: cannonballs shot from two sides, drawn as white disks on black frames.
+"""Simulate clips: white disks on black frames, by default the paper's cannonballs.
 
-Every quantity has a random stream of its own, filled clip by clip, so the first ten of a hundred
-clips are the ten clips of the same seed, and changing one law leaves the other draws as they were.
+Every random quantity has its own stream, filled clip by clip, so the first ten of a hundred clips
+are the ten clips of the same seed, and changing one distribution leaves the other draws unchanged.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,18 @@ from motes.core.axes import Float, Int, UInt8
 from motes.core.errors import InputError
 from motes.core.memory import chunk_size, require_memory
 from motes.data.clips import Clips, PackedFrames, bytes_per_frame
-from motes.data.worlds.optical_trap import OpticalTrap
-from motes.data.worlds.physics import Array, World, require_whole
+from motes.data.worlds.physics import (
+    Array,
+    Physics,
+    Streams,
+    World,
+    gaussian_noise,
+    require_whole,
+)
 
-# Streams are numbered by their place: append new ones, or every seed means other clips.
+# Streams are numbered by position: append new ones, or every seed gives other clips.
 _QUANTITIES = ("count", "side", "angle", "speed", "x", "y", "state_noise", "position_noise")
 CHUNK_PIXELS = 2**24  # drawn before they are packed: bounds memory, and fits caches
-
-Streams = dict[str, np.random.Generator]
 
 
 def cannonballs(
@@ -35,8 +39,8 @@ def cannonballs(
     """Return clips of cannonballs with their true positions; the same seed gives the same clips.
 
     Args:
-        num_clips: how many clips.
-        num_objects: balls in a clip; of several numbers each clip takes one, all equally likely.
+        num_clips: number of clips.
+        num_objects: balls in a clip, drawn uniformly for each clip if several are given.
         num_frames: frames in a clip.
         size: of a frame in pixels, one number or (height, width).
         seed: a whole number >= 0.
@@ -47,9 +51,9 @@ def cannonballs(
 
 
 def draw_clips(
-    world: World | OpticalTrap, num_clips: int, num_objects: int | Sequence[int], seed: int
+    world: Physics, num_clips: int, num_objects: int | Sequence[int], seed: int
 ) -> Clips:
-    """Return clips of a world, drawn and packed block by block.
+    """Return clips of a world, drawn and packed chunk by chunk.
 
     Law: fewer clips of one seed are the first of more
     (test_fewer_clips_are_the_first_of_more).
@@ -71,9 +75,9 @@ def draw_clips(
     present_counts = np.empty(num_clips, dtype=np.int64)
     positions, clean = np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.float32)
     bits = np.empty((num_clips, world.num_frames, frame_bytes), dtype=np.uint8)
-    block = chunk_size(CHUNK_PIXELS, world.num_frames * world.height * world.width)
-    for first in range(0, num_clips, block):
-        here = slice(first, min(first + block, num_clips))
+    step = chunk_size(CHUNK_PIXELS, world.num_frames * world.height * world.width)
+    for first in range(0, num_clips, step):
+        here = slice(first, min(first + step, num_clips))
         length = here.stop - here.start
         present_counts[here] = np.array(counts)[
             (len(counts) * streams["count"].random(length)).astype(np.int64)
@@ -94,7 +98,7 @@ def draw_clips(
 def draw_disks(
     positions: Float[np.ndarray, "B N T 2"], height: int, width: int, radius: int
 ) -> UInt8[np.ndarray, "B T {height} {width}"]:
-    """Return frames that are 1 within `radius` of any ball's nearest pixel, else 0.
+    """Return frames that are 1 within `radius` of the pixel nearest to any ball, else 0.
 
     Args:
         positions: pixels (x, y), at least `radius` away from the border; NaN draws nothing.
@@ -115,7 +119,7 @@ def draw_disks(
 
 
 def _disk_offsets(width: int, radius: int) -> Int[np.ndarray, " pixels"]:
-    """Steps from the centre of a disk to its pixels, in frames whose rows are joined up."""
+    """Return index offsets from the centre of a disk to its pixels in flattened frames."""
     y, x = np.mgrid[-radius : radius + 1, -radius : radius + 1]
     inside = x**2 + y**2 <= radius**2
     offsets: Array = (y * width + x)[inside]
@@ -123,7 +127,7 @@ def _disk_offsets(width: int, radius: int) -> Int[np.ndarray, " pixels"]:
 
 
 def _streams(seed: int) -> Streams:
-    """Return one independent stream for each quantity; PCG64 by name, for defaults may change."""
+    """Return one independent stream per quantity; PCG64 by name, because defaults may change."""
     children = np.random.SeedSequence(seed).spawn(len(_QUANTITIES))
     return {
         quantity: np.random.Generator(np.random.PCG64(child))
@@ -132,56 +136,24 @@ def _streams(seed: int) -> Streams:
 
 
 def _draw_paths(
-    world: World | OpticalTrap, streams: Streams, num_clips: int, num_balls: int
+    world: Physics, streams: Streams, num_clips: int, num_objects: int
 ) -> tuple[Float[np.ndarray, "B N T 2"], Float[np.ndarray, "B N T 2"]]:
-    """Return the clean paths of fresh objects in pixels, and the noisy positions around them."""
-    if isinstance(world, World):
-        first = _shoot(world, streams, num_clips, num_balls)
-    else:
-        first = _settle(world, streams, num_clips, num_balls)
-    states = _fly(world, first, streams["state_noise"])
-    path = states[..., :2]
-    noise = _noise(streams["position_noise"], path.shape, world.position_covariance)
+    """Return noise-free paths of new objects in pixels, and the noisy positions around them."""
+    first = world.sample_first_states(streams, num_clips, num_objects)
+    path = _simulate(world, first, streams["state_noise"])[..., :2]
+    noise = gaussian_noise(streams["position_noise"], path.shape, world.position_covariance)
     room = np.array((world.width, world.height)) - 1 - world.radius
-    # Few positions lie beyond the border; held there, each ball stays whole within the frame.
+    # Few positions lie beyond the border; clipped to it, each disk stays whole within the frame.
     positions = np.clip(world.to_pixels(path + noise), world.radius, room)
     return world.to_pixels(path), positions
 
 
-def _shoot(
-    world: World, streams: Streams, num_clips: int, num_balls: int
-) -> Float[np.ndarray, "B N 4"]:
-    """Return first states: a side, a start on that side, and a velocity towards the other."""
-
-    def uniform(quantity: str) -> Float[np.ndarray, "B N"]:
-        return streams[quantity].random((num_clips, num_balls))
-
-    def between(interval: tuple[float, float], share: Float[np.ndarray, "B N"]) -> Array:
-        return interval[0] + (interval[1] - interval[0]) * share
-
-    from_right = uniform("side") < 0.5
-    along = uniform("x")
-    x = np.where(from_right, between(world.right, along), between(world.left, along))
-    y = between(world.heights, uniform("y"))
-    angle = np.radians(between(world.angles, uniform("angle")))
-    speed = between(world.speeds, uniform("speed"))
-    vx = np.where(from_right, -1.0, 1.0) * speed * np.cos(angle)
-    return np.stack((x, y, vx, speed * np.sin(angle)), axis=-1)
-
-
-def _settle(
-    trap: OpticalTrap, streams: Streams, num_clips: int, num_beads: int
-) -> Float[np.ndarray, "B N 4"]:
-    """Return first states from the stationary law of a trap."""
-    return _noise(streams["x"], (num_clips, num_beads, 4), trap.start_covariance)
-
-
-def _fly(
-    world: World | OpticalTrap, first: Float[np.ndarray, "B N 4"], stream: np.random.Generator
+def _simulate(
+    world: Physics, first: Float[np.ndarray, "B N 4"], stream: np.random.Generator
 ) -> Float[np.ndarray, "B N T 4"]:
-    """Return the states of all frames: h_t = A h_{t-1} + u + noise."""
+    """Return the states of all frames: h_t = A h_{t-1} + u + noise, then reflected."""
     *leading, _ = first.shape
-    noise = _noise(stream, (*leading, world.num_frames - 1, 4), world.state_covariance)
+    noise = gaussian_noise(stream, (*leading, world.num_frames - 1, 4), world.state_covariance)
     states = np.empty((*leading, world.num_frames, 4))
     states[..., 0, :] = first
     change = world.transition - np.eye(4)
@@ -190,15 +162,3 @@ def _fly(
         moved = previous + world.step_force + noise[..., t - 1, :] + previous @ change.T
         states[..., t, :] = world.reflect(moved)
     return states
-
-
-def _noise(
-    stream: np.random.Generator, shape: tuple[int, ...], covariance: Float[np.ndarray, "D D"]
-) -> Float[np.ndarray, "... D"]:
-    """Return Gaussian noise; the symmetric root serves singular covariances as well."""
-    if not covariance.any():
-        return np.zeros(shape)
-    eigenvalues, vectors = np.linalg.eigh(covariance)
-    root = (vectors * np.sqrt(eigenvalues.clip(0))) @ vectors.T
-    noise: Array = stream.standard_normal(shape).reshape(-1, shape[-1]) @ root
-    return noise.reshape(shape)

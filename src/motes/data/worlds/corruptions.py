@@ -1,8 +1,8 @@
-"""What stands between objects and a viewer: a bar, lost frames, and cameras that see in grey.
+"""Corruptions of simulated clips: an occluder, dropped frames, grey and colour cameras.
 
-Each function takes clips whose truth is known and returns clips of the same paths, so they can be
-put one after the other. What is random has a stream of its own, filled clip by clip: fewer clips
-are the first of more, as for `cannonballs`.
+Each function takes clips with ground truth and returns clips of the same paths, so corruptions
+compose. Each random quantity has its own stream, filled clip by clip: fewer clips are the first of
+more, as for `cannonballs`.
 """
 
 from dataclasses import dataclass, replace
@@ -16,47 +16,50 @@ from motes.core.errors import InputError
 from motes.data.clips import Clips, PackedFrames, pack
 from motes.data.worlds.physics import Array
 
-# Streams are numbered by their place: append new ones, or every seed means other clips.
-_QUANTITIES = ("drops", "kind", "sensor")
-_TEXTURE_SEED = 20_260_000  # of the background, which is one for all clips and all seeds
+# Streams are numbered by position: append new ones, or every seed gives other clips.
+_QUANTITIES = ("dropped_frames", "sprite_class", "sensor")
+_TEXTURE_SEED = 20_260_000  # one background for all clips and all seeds
 
 Shape = Literal["disk", "square", "ring"]
 
 
 @dataclass(frozen=True)
-class Kind:
-    """How one kind of object looks; `radius` is half the side of a square, in pixels."""
+class SpriteClass:
+    """The appearance of a class of objects; `radius` is half the side of a square, in pixels."""
 
     shape: Shape
     radius: float
     colour: tuple[float, float, float]
 
 
-KINDS = (
-    Kind("disk", 3.0, (1.00, 0.95, 0.85)),
-    Kind("disk", 1.8, (0.55, 0.95, 0.60)),
-    Kind("square", 2.2, (0.45, 0.55, 0.95)),
-    Kind("ring", 3.2, (1.00, 0.60, 0.80)),
+SPRITE_CLASSES = (
+    SpriteClass("disk", 3.0, (1.00, 0.95, 0.85)),
+    SpriteClass("disk", 1.8, (0.55, 0.95, 0.60)),
+    SpriteClass("square", 2.2, (0.45, 0.55, 0.95)),
+    SpriteClass("ring", 3.2, (1.00, 0.60, 0.80)),
 )
-_HOLLOW = 0.5  # of the radius of a ring
-_SOFT = 1.0  # pixels over which an edge fades
+_INNER_RADIUS = 0.5  # of a ring, as a fraction of its radius
+_EDGE_WIDTH = 1.0  # pixels over which an edge fades
 _SENSOR_SD = 0.03
 
 
-def hide_behind_bar(clips: Clips, first: int, last: int, *, radius: int) -> Clips:
-    """Return black-and-white clips with an opaque, upright black bar in front of the objects.
+def add_occluder(clips: Clips, first: int, last: int, *, radius: int) -> Clips:
+    """Return binary clips with an opaque, vertical black bar in front of the objects.
 
     Args:
         clips: with true positions, drawn as disks.
-        first: column where the bar begins.
-        last: column where it ends, itself included.
+        first: first column of the bar.
+        last: last column of the bar, inclusive.
         radius: of the disks.
 
-    Law: nothing shows inside the bar, all is as it was outside, and an object is visible where
-    some pixel of it shows (test_a_bar_hides_what_is_behind_it_and_nothing_else).
+    Law: pixels of the bar are black, all others are unchanged, and an object is visible if some
+    pixel of it is (test_an_occluder_hides_what_is_behind_it_and_nothing_else).
     """
     if not isinstance(clips.video, PackedFrames) or clips.positions is None:
-        raise InputError("got grey clips or no truth; expected disks on black; hide them first")
+        raise InputError(
+            "got grey clips or clips without ground truth; expected simulated disks on black; "
+            "add the occluder before other corruptions"
+        )
     frames = clips.frames.clone()
     frames[..., first : last + 1] = 0
     centre = clips.positions.round()[..., 0]
@@ -65,95 +68,101 @@ def hide_behind_bar(clips: Clips, first: int, last: int, *, radius: int) -> Clip
 
 
 def drop_frames(clips: Clips, share: float, seed: int) -> Clips:
-    """Return clips that have lost a share of their frames, chosen anew in each clip.
+    """Return clips without a fraction of their frames, drawn at random for each clip.
 
-    Law: each clip keeps the same number of frames; lost ones hold zeros
-    (test_dropped_frames_are_blank_and_as_many_as_asked_for).
+    Law: each clip keeps the same number of frames; dropped ones hold zeros
+    (test_dropped_frames_are_blank_and_as_many_as_requested).
     """
     num_clips, num_frames = clips.video.shape[:2]
-    lost = round(share * num_frames)
-    if not 0 <= lost < num_frames:
+    dropped = round(share * num_frames)
+    if not 0 <= dropped < num_frames:
         raise InputError(
-            f"got share={share}; expected some of {num_frames} frames to stay; lower it"
+            f"got share={share}; expected to keep some of {num_frames} frames; lower it"
         )
-    order = _stream(seed, "drops").random((num_clips, num_frames)).argsort(1).argsort(1)
-    observed = torch.from_numpy(order >= lost)
+    order = _stream(seed, "dropped_frames").random((num_clips, num_frames)).argsort(1).argsort(1)
+    observed = torch.from_numpy(order >= dropped)
     kept = clips.frames * observed.reshape(num_clips, num_frames, *[1] * (clips.frames.ndim - 2))
     video = pack(kept) if isinstance(clips.video, PackedFrames) else kept
     return replace(clips, video=video, observed=observed)
 
 
 def photograph(clips: Clips, seed: int, *, colour: bool = False) -> Clips:
-    """Return the same paths as a camera would see them, in grey or in colour, 256 levels.
+    """Return the same paths as camera images, in grey or in colour, with 256 levels.
 
-    Each object is of one of several kinds, opaque, with soft edges; later objects stand in front
-    of earlier ones. Behind them is a textured background, the same in all clips; the sensor adds
-    noise to every pixel.
+    Each object has one of SPRITE_CLASSES and is opaque with soft edges; later objects are in front
+    of earlier ones. The textured background is the same in all clips; sensor noise is added to
+    every pixel.
 
-    Law: without noise a pixel is what a loop over objects says
-    (test_photographs_equal_the_naive_loop).
+    Law: without noise, pixels equal a loop over objects (test_photographs_equal_the_naive_loop).
     """
     if clips.positions is None:
-        raise InputError("got clips without positions; expected the truth; make them anew")
+        raise InputError(
+            "got clips without ground truth; expected simulated clips with positions; make them "
+            "again"
+        )
     num_clips, num_frames, height, width = clips.video.shape
     num_objects = clips.positions.shape[1]
-    chosen = _stream(seed, "kind").integers(len(KINDS), size=(num_clips, num_objects))
+    classes = _stream(seed, "sprite_class").integers(
+        len(SPRITE_CLASSES), size=(num_clips, num_objects)
+    )
     sensor = _stream(seed, "sensor")
     channels = (3,) if colour else ()
     video = np.empty((num_clips, num_frames, height, width, *channels), dtype=np.float32)
     visible = np.empty((num_clips, num_objects, num_frames), dtype=bool)
     positions = clips.positions.double().numpy()
     for clip in range(num_clips):  # a clip at a time bounds memory
-        picture, visible[clip] = compose(positions[clip], chosen[clip], height, width)
-        picture = picture if colour else picture.mean(-1)
-        noise = _SENSOR_SD * sensor.standard_normal(picture.shape, dtype=np.float32)
-        video[clip] = np.rint(255 * (picture + noise).clip(0, 1)) / 255
+        image, visible[clip] = compose(positions[clip], classes[clip], height, width)
+        image = image if colour else image.mean(-1)
+        noise = _SENSOR_SD * sensor.standard_normal(image.shape, dtype=np.float32)
+        video[clip] = np.rint(255 * (image + noise).clip(0, 1)) / 255
     return replace(clips, video=torch.from_numpy(video), visible=torch.from_numpy(visible))
 
 
 def compose(
     positions: Float[np.ndarray, "N T 2"],
-    chosen: Int[np.ndarray, " N"],
+    classes: Int[np.ndarray, " N"],
     height: int,
     width: int,
 ) -> tuple[Float[np.ndarray, "T height width 3"], Bool[np.ndarray, "N T"]]:
-    """Return the noise-free pictures of one clip, and which objects show in them.
+    """Return the noise-free images of one clip, and which objects are visible in them.
 
-    An object shows where some pixel is more than half its own once all is drawn.
+    An object is visible if it contributes more than half of some pixel after all are drawn.
     """
     num_objects, num_frames, _ = positions.shape
-    picture = np.broadcast_to(texture(height, width), (num_frames, height, width, 3)).copy()
-    seen = np.zeros((num_objects, num_frames, height, width))
+    image = np.broadcast_to(
+        background_texture(height, width), (num_frames, height, width, 3)
+    ).copy()
+    contribution = np.zeros((num_objects, num_frames, height, width))
     for n in range(num_objects):
         if np.isnan(positions[n, 0, 0]):
             continue
-        kind = KINDS[chosen[n]]
-        opacity = opacity_of(kind, positions[n], height, width)
-        picture += opacity[..., None] * (np.array(kind.colour) - picture)
-        seen[:n] *= 1 - opacity
-        seen[n] = opacity
-    return picture, seen.max((2, 3)) > 0.5
+        sprite = SPRITE_CLASSES[classes[n]]
+        opacity = opacity_of(sprite, positions[n], height, width)
+        image += opacity[..., None] * (np.array(sprite.colour) - image)
+        contribution[:n] *= 1 - opacity
+        contribution[n] = opacity
+    return image, contribution.max((2, 3)) > 0.5
 
 
 def opacity_of(
-    kind: Kind, centres: Float[np.ndarray, "T 2"], height: int, width: int
+    sprite: SpriteClass, centres: Float[np.ndarray, "T 2"], height: int, width: int
 ) -> Float[np.ndarray, "T height width"]:
-    """Return how much of each pixel an object covers, from 0 to 1, fading over its edge."""
+    """Return the fraction of each pixel that an object covers, from 0 to 1, with soft edges."""
     dx = np.arange(width) - centres[:, None, None, 0]
     dy = np.arange(height)[:, None] - centres[:, None, None, 1]
-    if kind.shape == "square":
-        outside = np.maximum(abs(dx), abs(dy)) - kind.radius
+    if sprite.shape == "square":
+        outside = np.maximum(abs(dx), abs(dy)) - sprite.radius
     else:
         distance = np.hypot(dx, dy)
-        outside = distance - kind.radius
-        if kind.shape == "ring":
-            outside = np.maximum(outside, _HOLLOW * kind.radius - distance)
-    opacity: Array = (0.5 - outside / _SOFT).clip(0, 1)
+        outside = distance - sprite.radius
+        if sprite.shape == "ring":
+            outside = np.maximum(outside, _INNER_RADIUS * sprite.radius - distance)
+    opacity: Array = (0.5 - outside / _EDGE_WIDTH).clip(0, 1)
     return opacity
 
 
-def texture(height: int, width: int) -> Float[np.ndarray, "height width 3"]:
-    """Return the background: smooth random waves between 0.1 and 0.5, with a tint."""
+def background_texture(height: int, width: int) -> Float[np.ndarray, "height width 3"]:
+    """Return the background: a sum of tinted sine waves, scaled to [0.1, 0.5]."""
     random = np.random.Generator(np.random.PCG64(_TEXTURE_SEED))
     y, x = np.mgrid[:height, :width]
     waves = np.zeros((height, width, 3))
@@ -167,6 +176,6 @@ def texture(height: int, width: int) -> Float[np.ndarray, "height width 3"]:
 
 
 def _stream(seed: int, quantity: str) -> np.random.Generator:
-    """Return the stream of one quantity, apart from those of `cannonballs`."""
+    """Return the stream of one quantity, independent of those of `cannonballs`."""
     children = np.random.SeedSequence((seed, 1)).spawn(len(_QUANTITIES))
     return np.random.Generator(np.random.PCG64(children[_QUANTITIES.index(quantity)]))

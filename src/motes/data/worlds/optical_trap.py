@@ -1,7 +1,7 @@
-"""Objects that never leave: each rests in a weak spring, is slowed by drag and kicked at random.
+"""Beads in an optical trap: a weak spring, drag and random forces.
 
-The law of a bead in an optical trap. It is linear and Gaussian, and it is stationary: a clip of
-3,000 frames looks like one of 30, and both obey the same model.
+The law is linear, Gaussian and stationary: clips of 3,000 frames and of 30 obey the same model, and
+objects never leave the frame.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from functools import cached_property
 import numpy as np
 
 from motes.core.axes import Float
-from motes.data.worlds.physics import Array, require_whole
+from motes.data.worlds.physics import Array, Streams, gaussian_noise, require_whole
 
-SDS_IN_VIEW = 3.2  # from the centre of the frame to its border; beyond it objects are held there
+BORDER_SDS = 3.2  # from the centre of the frame to its border; positions beyond are clipped
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,10 +20,10 @@ class OpticalTrap:
     """A weak spring towards the centre of the frame; all lengths in pixels, all times in frames.
 
         x_t = x_{t-1} + v_{t-1}
-        v_t = (1 - drag) v_{t-1} - spring x_{t-1} + kick,    x from the centre
+        v_t = (1 - drag) v_{t-1} - spring x_{t-1} + noise,    x from the centre
 
-    The size of the kicks follows from the frame: positions fill it. The first state comes from the
-    stationary law, so no frame differs from another.
+    The process noise is chosen so that positions fill the frame. The first state is drawn from the
+    stationary distribution, so all frames have the same distribution.
 
     Law: the covariance of states is the same in every frame (test_the_trap_is_stationary).
 
@@ -31,8 +31,8 @@ class OpticalTrap:
         num_frames: T, frames in a clip.
         size: of a frame in pixels, one number or (height, width).
         radius: of the disks.
-        spring: pull for each pixel from the centre; 0.01 swings once in 63 frames.
-        drag: share of the velocity that is lost from one frame to the next.
+        spring: acceleration per pixel from the centre; 0.01 oscillates once in 63 frames.
+        drag: fraction of the velocity that is lost from one frame to the next.
         position_sd: of the noise around the path, as large as the cannonballs' in 48x48 frames.
     """
 
@@ -44,7 +44,7 @@ class OpticalTrap:
     position_sd: float = 0.75
 
     def __post_init__(self) -> None:
-        """Refuse a trap that cannot be drawn, naming the argument at fault."""
+        """Raise `InputError` for a trap that cannot be drawn, naming the argument."""
         require_whole("num_frames", self.num_frames, least=1)
         for side in (self.height, self.width):
             require_whole("size", side, least=2 * self.radius + 2)
@@ -61,7 +61,7 @@ class OpticalTrap:
 
     @property
     def step_force(self) -> tuple[float, ...]:
-        """The force u: none, for the spring's pull is part of A."""
+        """The force u: zero, because the spring is part of A."""
         return (0.0, 0.0, 0.0, 0.0)
 
     @cached_property
@@ -71,9 +71,9 @@ class OpticalTrap:
 
     @cached_property
     def state_covariance(self) -> Float[np.ndarray, "4 4"]:
-        """Sigma_H: kicks of the velocity alone."""
-        kicks: Array = np.diag((0.0, 0.0, *self._kicks()))
-        return kicks
+        """Sigma_H: process noise of the velocity alone."""
+        covariance: Array = np.diag((0.0, 0.0, *self._process_noise()))
+        return covariance
 
     @cached_property
     def position_covariance(self) -> Float[np.ndarray, "2 2"]:
@@ -81,28 +81,34 @@ class OpticalTrap:
         return self.position_sd**2 * np.eye(2)
 
     @cached_property
-    def start_covariance(self) -> Float[np.ndarray, "4 4"]:
+    def stationary_covariance(self) -> Float[np.ndarray, "4 4"]:
         """Covariance of the state in any frame: P = A P A' + Sigma_H."""
-        return _stationary(self.transition, self.state_covariance)
+        return _solve_stationary(self.transition, self.state_covariance)
+
+    def sample_first_states(
+        self, streams: Streams, num_clips: int, num_objects: int
+    ) -> Float[np.ndarray, "B N 4"]:
+        """Return first states from the stationary distribution."""
+        return gaussian_noise(streams["x"], (num_clips, num_objects, 4), self.stationary_covariance)
 
     def to_pixels(self, points: Float[np.ndarray, "... 2"]) -> Float[np.ndarray, "... 2"]:
-        """Return points around the centre as pixels."""
+        """Return points relative to the centre in pixels."""
         pixels: Array = points + np.array(((self.width - 1) / 2, (self.height - 1) / 2))
         return pixels
 
     def reflect(self, states: Float[np.ndarray, "... 4"]) -> Float[np.ndarray, "... 4"]:
-        """Return the states as they are: there is no floor."""
+        """Return the states unchanged: there is no floor."""
         return states
 
-    def _kicks(self) -> Float[np.ndarray, " 2"]:
-        """Variances of the kicks along x and y, so that the frame is SDS_IN_VIEW wide."""
-        unit = _stationary(self.transition, np.diag((0.0, 0.0, 1.0, 1.0)))
+    def _process_noise(self) -> Float[np.ndarray, " 2"]:
+        """Return the variances along x and y for which the border is BORDER_SDS away."""
+        unit = _solve_stationary(self.transition, np.diag((0.0, 0.0, 1.0, 1.0)))
         room = (np.array((self.width, self.height)) - 1) / 2 - self.radius
-        kicks: Array = (room / SDS_IN_VIEW) ** 2 / unit.diagonal()[:2]
-        return kicks
+        variances: Array = (room / BORDER_SDS) ** 2 / unit.diagonal()[:2]
+        return variances
 
 
-def _stationary(
+def _solve_stationary(
     transition: Float[np.ndarray, "D D"], noise: Float[np.ndarray, "D D"]
 ) -> Float[np.ndarray, "D D"]:
     """Return the P with P = A P A' + noise, solved as one linear system in its entries."""

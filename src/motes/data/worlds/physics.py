@@ -1,14 +1,14 @@
-"""The world of the paper's cannonballs: how balls are shot, how they fly, where a camera sees them.
+"""Laws of motion of simulated objects: the interface, and the paper's cannonballs.
 
 World coordinates are (x to the right, y up); pixel coordinates are those of `motes.core.axes`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, floor, isfinite
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,18 +16,70 @@ from numpy.typing import NDArray
 from motes.core.axes import Float
 from motes.core.errors import InputError
 
-# How far noise may carry a ball beyond the noise-free world before it is held at the border, in
-# standard deviations. The paper rescales by the positions that happened to be drawn; with 1.6 our
-# fixed map has the scale of such a set: gravity 0.0523 pixels a frame squared, noise 0.80 by 0.75.
-# [Choice 10]
+# Border for noise around the noise-free world, in standard deviations; positions beyond it are
+# clipped. The paper rescales by the positions that happened to be drawn; with 1.6 our fixed map has
+# the scale of such a set: gravity 0.0523 pixels a frame squared, noise 0.80 by 0.75. [Choice 10]
 BORDER_SDS = 1.6
 
 Array = NDArray[Any]
+Streams = Mapping[str, np.random.Generator]
+"""One random stream per quantity; see `motes.data.worlds.cannonballs`."""
+
+
+@runtime_checkable
+class Physics(Protocol):
+    """A law of motion that `draw_clips` can simulate: h_t = A h_{t-1} + u + noise, reflected.
+
+    `World` and `OpticalTrap` implement it. States are (x, y, vx, vy).
+    """
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of a clip."""
+
+    @property
+    def height(self) -> int:
+        """Rows of a frame."""
+
+    @property
+    def width(self) -> int:
+        """Columns of a frame."""
+
+    @property
+    def radius(self) -> int:
+        """Radius of the disks in pixels."""
+
+    @property
+    def step_force(self) -> tuple[float, ...]:
+        """u, added to the state in every frame."""
+
+    @property
+    def transition(self) -> Float[np.ndarray, "4 4"]:
+        """A."""
+
+    @property
+    def state_covariance(self) -> Float[np.ndarray, "4 4"]:
+        """Covariance of the process noise."""
+
+    @property
+    def position_covariance(self) -> Float[np.ndarray, "2 2"]:
+        """Covariance of drawn positions around the path."""
+
+    def sample_first_states(
+        self, streams: Streams, num_clips: int, num_objects: int
+    ) -> Float[np.ndarray, "B N 4"]:
+        """Return states (x, y, vx, vy) of the first frame."""
+
+    def reflect(self, states: Float[np.ndarray, "... 4"]) -> Float[np.ndarray, "... 4"]:
+        """Return states after contacts with walls or floors."""
+
+    def to_pixels(self, points: Float[np.ndarray, "... 2"]) -> Float[np.ndarray, "... 2"]:
+        """Return points of the world in pixels."""
 
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """The physics of cannonballs and the camera that looks at them; the paper's by default.
+    """The physics of cannonballs and the camera that films them; the paper's by default.
 
     A ball's state h = (x, y, vx, vy) obeys h_t = A h_{t-1} + u + noise with
     A = [I, delta I; 0, (1 - drag) I]; it is drawn at a_t = (x, y) + noise. One affine map takes
@@ -52,9 +104,9 @@ class World:
         speeds: interval of speeds at the first frame.
         left: interval of x at the first frame for balls shot from the left; the others: `right`.
         heights: interval of y at the first frame.
-        drag: share of its velocity that a ball loses from one frame to the next.
-        floor: height at which balls bounce; None where they fall on.
-        bounce: share of its upright speed that a ball keeps at the floor.
+        drag: fraction of its velocity that a ball loses from one frame to the next.
+        floor: height at which balls bounce; None without a floor.
+        bounce: fraction of its vertical speed that a ball keeps at the floor.
     """
 
     num_frames: int = 30
@@ -74,7 +126,7 @@ class World:
     bounce: float = 0.8
 
     def __post_init__(self) -> None:
-        """Refuse a world that cannot be drawn, naming the argument at fault."""
+        """Raise `InputError` for a world that cannot be drawn, naming the argument."""
         require_whole("num_frames", self.num_frames, least=1)
         require_whole("radius", self.radius, least=0)
         _require_numbers("size", self._sides(), length=2)
@@ -143,8 +195,28 @@ class World:
         kept: Array = np.diag((1.0, 1.0, 1 - self.drag, 1 - self.drag))
         return kept + self.sampling_period * np.eye(4, k=2)
 
+    def sample_first_states(
+        self, streams: Streams, num_clips: int, num_objects: int
+    ) -> Float[np.ndarray, "B N 4"]:
+        """Return first states: a side, a start on that side, and a velocity towards the other."""
+
+        def uniform(quantity: str) -> Float[np.ndarray, "B N"]:
+            return streams[quantity].random((num_clips, num_objects))
+
+        def between(interval: tuple[float, float], share: Float[np.ndarray, "B N"]) -> Array:
+            return interval[0] + (interval[1] - interval[0]) * share
+
+        from_right = uniform("side") < 0.5
+        along = uniform("x")
+        x = np.where(from_right, between(self.right, along), between(self.left, along))
+        y = between(self.heights, uniform("y"))
+        angle = np.radians(between(self.angles, uniform("angle")))
+        speed = between(self.speeds, uniform("speed"))
+        vx = np.where(from_right, -1.0, 1.0) * speed * np.cos(angle)
+        return np.stack((x, y, vx, speed * np.sin(angle)), axis=-1)
+
     def reflect(self, states: Float[np.ndarray, "... 4"]) -> Float[np.ndarray, "... 4"]:
-        """Return states with those that fell through the floor bounced back above it."""
+        """Return states with those below the floor bounced back above it."""
         if self.floor is None:
             return states
         below = states[..., 1] < self.floor
@@ -160,17 +232,17 @@ class World:
         """
         _, fastest = self._velocities()
         last = self.num_frames - 1
-        furthest = self.left[1] + self._reach()[last] * fastest[0] + self._drift()[last, 0]
+        furthest = self.left[1] + self._travel()[last] * fastest[0] + self._drift()[last, 0]
         return self.left[0] + 0.9 * furthest, self.left[1] + 0.9 * furthest
 
     @cached_property
     def box(self) -> Float[np.ndarray, "2 2"]:
         """Lowest and highest (x, y) of the world: every noise-free shot, then a border for noise.
 
-        A start and a velocity are free of each other along one axis, so their extremes add up.
+        Start and velocity are independent along each axis, so their extremes add.
         """
         slowest, fastest = self._velocities()
-        time = self._reach()
+        time = self._travel()
         from_left = (self.left[0] + time * slowest[0], self.left[1] + time * fastest[0])
         from_right = (self.right[0] - time * fastest[0], self.right[1] - time * slowest[0])
         upward = fastest[1] if self.floor is None else abs(np.array((slowest, fastest))[:, 1]).max()
@@ -178,7 +250,7 @@ class World:
         low = np.stack((np.minimum(from_left[0], from_right[0]), low_y), axis=-1)
         high = np.stack((np.maximum(from_left[1], from_right[1]), high_y), axis=-1)
         drift, border = self._drift(), BORDER_SDS * self._spread()
-        if self.floor is not None:  # no ball gets below it, nor higher than one shot upwards
+        if self.floor is not None:  # no ball is below it, nor higher than one shot upwards
             low[:, 1] = np.maximum(low[:, 1], self.floor - drift[:, 1])
         return np.stack(((low + drift - border).min(axis=0), (high + drift + border).max(axis=0)))
 
@@ -201,7 +273,7 @@ class World:
     def to_pixels(self, points: Float[np.ndarray, "... 2"]) -> Float[np.ndarray, "... 2"]:
         """Return points of the world in pixels; the box becomes the room that whole disks have."""
         low, high = self.box
-        corner = np.array((low[0], high[1]))  # of the world, seen at the top left
+        corner = np.array((low[0], high[1]))  # of the world, at the top left of the frame
         pixels: Array = self.radius + self.pixels_per_unit * (points - corner)
         return pixels
 
@@ -211,28 +283,28 @@ class World:
     def _velocities(self) -> Float[np.ndarray, "2 2"]:
         """Lowest and highest (vx, vy) at the first frame of a ball shot from the left."""
         first, last = self.angles
-        # Within the interval, cosine and sine turn only at multiples of a right angle.
+        # Extremes of cosine and sine lie at the ends or at multiples of a right angle.
         turns = [90.0 * k for k in range(ceil(first / 90), floor(last / 90) + 1)]
         angles = np.radians([first, *turns, last])
         shots = np.multiply.outer(self.speeds, np.stack((np.cos(angles), np.sin(angles)), axis=-1))
         return np.stack((shots.min(axis=(0, 1)), shots.max(axis=(0, 1))))
 
-    def _reach(self) -> Float[np.ndarray, " T"]:
-        """Way that a first velocity of 1 carries a ball from the first frame to each frame."""
+    def _travel(self) -> Float[np.ndarray, " T"]:
+        """Return the distance from the first frame to each frame for an initial velocity of 1."""
         kept = (1 - self.drag) ** np.arange(self.num_frames - 1)
-        reach: Array = self.sampling_period * np.concatenate(((0.0,), np.cumsum(kept)))
-        return reach
+        travel: Array = self.sampling_period * np.concatenate(((0.0,), np.cumsum(kept)))
+        return travel
 
     def _drift(self) -> Float[np.ndarray, "T 2"]:
-        """Way that the force alone moves a ball from the first frame to each frame."""
+        """Return the displacement by the force alone from the first frame to each frame."""
         push = np.array(self.step_force)
-        # A push on the velocity acts for as long as a first velocity that came so much later.
-        late = np.concatenate(((0.0,), np.cumsum(self._reach())[:-1]))
+        # A change of velocity in frame t acts like an initial velocity in a clip shorter by t.
+        late = np.concatenate(((0.0,), np.cumsum(self._travel())[:-1]))
         drift: Array = np.arange(self.num_frames)[:, None] * push[:2] + late[:, None] * push[2:]
         return drift
 
     def _spread(self) -> Float[np.ndarray, "T 2"]:
-        """Standard deviations of the drawn position in each frame, given the first state."""
+        """Return standard deviations of the drawn position in each frame, given the first state."""
         transition, covariance = self.transition, np.zeros((4, 4))
         variances = []
         for _ in range(self.num_frames):
@@ -242,7 +314,7 @@ class World:
 
 
 def require_whole(name: str, value: object, least: int) -> None:
-    """Raise unless `value` is a whole number of at least `least`."""
+    """Raise `InputError` unless `value` is a whole number of at least `least`."""
     if not isinstance(value, Integral) or int(value) < least:
         raise InputError(f"got {name}={value!r}; expected a whole number >= {least}; change {name}")
 
@@ -259,7 +331,7 @@ def _require_numbers(name: str, values: object, length: int) -> None:
 def _covariance(
     name: str, value: float | Array, dimension: int
 ) -> Float[np.ndarray, "dimension dimension"]:
-    """Return s I for a number s, and a matrix as it is, once it can be a covariance."""
+    """Return s I for a number s, or the given matrix; raise unless it is a covariance."""
     given = np.asarray(value, dtype=np.float64)
     matrix = given * np.eye(dimension) if given.ndim == 0 else given
     proper = matrix.shape == (dimension, dimension) and np.isfinite(matrix).all()
@@ -272,3 +344,15 @@ def _covariance(
         f"got {name}={given.tolist()}; expected a number >= 0 or a {dimension}x{dimension} "
         f"covariance; change {name}"
     )
+
+
+def gaussian_noise(
+    stream: np.random.Generator, shape: tuple[int, ...], covariance: Float[np.ndarray, "D D"]
+) -> Float[np.ndarray, "... D"]:
+    """Return Gaussian noise of this shape; the symmetric root allows singular covariances."""
+    if not covariance.any():
+        return np.zeros(shape)
+    eigenvalues, vectors = np.linalg.eigh(covariance)
+    root = (vectors * np.sqrt(eigenvalues.clip(0))) @ vectors.T
+    noise: Array = stream.standard_normal(shape).reshape(-1, shape[-1]) @ root
+    return noise.reshape(shape)

@@ -1,7 +1,7 @@
-"""Worlds harder than the paper's: more objects, hidden objects, lost frames, pictures, other laws.
+"""Simulated worlds by name. `WORLDS` is the place to register a new one.
 
-Each is the cannonballs' world with one thing changed, so that a failure has one cause. Units and
-truth are those of `cannonballs`.
+All but the first are harder than the paper's, and each changes one thing only, so that a failure
+has one cause. Units and ground truth are those of `cannonballs`.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,23 +10,33 @@ from typing import NamedTuple
 from motes.core.errors import InputError
 from motes.data.clips import Clips
 from motes.data.worlds.cannonballs import draw_clips
-from motes.data.worlds.corruptions import drop_frames, hide_behind_bar, photograph
+from motes.data.worlds.corruptions import add_occluder, drop_frames, photograph
 from motes.data.worlds.optical_trap import OpticalTrap
 from motes.data.worlds.physics import World
 
-Physics = Callable[[int, int], World | OpticalTrap]  # from frames in a clip and pixels on a side
-Scene = Callable[[Clips, int], Clips]  # from clips and a seed
+MakePhysics = Callable[
+    [int, int], World | OpticalTrap
+]  # from frames of a clip and pixels of a side
+Corruption = Callable[[Clips, int], Clips]  # from clips and a seed
 
 _WIND = 6.0  # sideways acceleration, where gravity is 9.81
-_SHARE_LOST = 0.5
+_DROPPED_FRACTION = 0.5
 
 
 class Recipe(NamedTuple):
-    """What a world is made of."""
+    """How the clips of a world are made.
 
-    told: str  # in a line
-    physics: Physics = World
-    scene: Scene = lambda clips, seed: clips
+    Attributes:
+        description: one line.
+        physics: law of motion, see `Physics`.
+        corruption: applied to the clips, see `motes.data.worlds.corruptions`.
+        num_objects: default numbers of objects.
+        num_frames: default number of frames.
+    """
+
+    description: str
+    physics: MakePhysics = World
+    corruption: Corruption = lambda clips, seed: clips
     num_objects: tuple[int, ...] = (1, 2, 3)
     num_frames: int = 30
 
@@ -43,40 +53,40 @@ def _windy(num_frames: int, size: int) -> World:
 
 
 def _bouncy(num_frames: int, size: int) -> World:
-    # Shot flatter and from higher up than the paper's, so that most balls meet the floor.
+    # Flatter and higher launches than the paper's, so that most balls reach the floor.
     return World(num_frames, size, angles=(-30.0, 30.0), heights=(-0.3, 0.7), floor=-0.5)
 
 
-def bar_columns(size: int) -> tuple[int, int]:
-    """First and last column of the bar: a sixth of the frame, in its middle.
+def occluder_columns(size: int) -> tuple[int, int]:
+    """Return the first and last column of the occluder: the middle sixth of the frame.
 
-    The slowest balls of the paper's world stay wholly hidden for about ten frames.
+    The slowest balls of the paper's world are fully occluded for about ten frames.
     """
     width = size // 6
     first = (size - width) // 2
     return first, first + width - 1
 
 
-def _barred(clips: Clips, seed: int) -> Clips:
-    first, last = bar_columns(clips.video.shape[-1])
-    return hide_behind_bar(clips, first, last, radius=World.radius)
+def _occluded(clips: Clips, seed: int) -> Clips:
+    first, last = occluder_columns(clips.video.shape[-1])
+    return add_occluder(clips, first, last, radius=World.radius)
 
 
 WORLDS: dict[str, Recipe] = {
     "cannonballs": Recipe("the paper's clips"),
     "many": Recipe("up to eight balls", num_objects=(4, 5, 6, 7, 8)),
-    "bar": Recipe("an opaque bar hides balls for up to about ten frames", scene=_barred),
+    "bar": Recipe("an opaque bar occludes balls for about ten frames", corruption=_occluded),
     "drops": Recipe(
-        "half of the frames of each clip are lost",
-        scene=lambda clips, seed: drop_frames(clips, _SHARE_LOST, seed),
+        "half of the frames of each clip are dropped",
+        corruption=lambda clips, seed: drop_frames(clips, _DROPPED_FRACTION, seed),
     ),
     "pictures": Recipe(
         "grey levels, soft edges, sensor noise, texture; disks, squares and rings",
-        scene=lambda clips, seed: photograph(clips, seed),
+        corruption=lambda clips, seed: photograph(clips, seed),
     ),
     "colour": Recipe(
         "the same in red, green and blue",
-        scene=lambda clips, seed: photograph(clips, seed, colour=True),
+        corruption=lambda clips, seed: photograph(clips, seed, colour=True),
     ),
     "weightless": Recipe(
         "no gravity", lambda num_frames, size: World(num_frames, size, gravity=0.0)
@@ -94,7 +104,7 @@ WORLDS: dict[str, Recipe] = {
 
 
 def physics_of(name: str, num_frames: int | None = None, size: int = 48) -> World | OpticalTrap:
-    """Return the law of a world by name."""
+    """Return the law of motion of a world by name."""
     recipe = _recipe(name)
     return recipe.physics(recipe.num_frames if num_frames is None else num_frames, size)
 
@@ -107,20 +117,20 @@ def make(
     size: int = 48,
     seed: int = 0,
 ) -> Clips:
-    """Return clips of a world by name, with their truth; the same seed gives the same clips.
+    """Return clips of a world with ground truth; the same seed gives the same clips.
 
     Args:
         name: a key of `WORLDS`.
-        num_clips: how many clips.
-        num_objects: in a clip; of several numbers each clip takes one; None: the world's own.
-        num_frames: in a clip; None: the world's own.
-        size: pixels on a side.
+        num_clips: number of clips.
+        num_objects: of a clip; drawn uniformly from several numbers; None: the world's default.
+        num_frames: of a clip; None: the world's default.
+        size: pixels of a side.
         seed: a whole number >= 0.
     """
     recipe = _recipe(name)
     counts = recipe.num_objects if num_objects is None else num_objects
     clips = draw_clips(physics_of(name, num_frames, size), num_clips, counts, seed)
-    return recipe.scene(clips, seed)
+    return recipe.corruption(clips, seed)
 
 
 def _recipe(name: str) -> Recipe:

@@ -68,7 +68,7 @@ def _trapped(trap: OpticalTrap) -> TruePhysics:
         state_noise=torch.from_numpy(trap.state_covariance),
         position_noise=torch.from_numpy(trap.position_covariance + ROUNDING * np.eye(2)),
         initial_mean=torch.from_numpy(centre)[None],
-        initial_covariance=torch.from_numpy(trap.start_covariance)[None],
+        initial_covariance=torch.from_numpy(trap.stationary_covariance)[None],
     )
     noise = torch.from_numpy(np.sqrt(trap.position_covariance.diagonal()))
     return TruePhysics(model, torch.zeros(1, dtype=torch.float64), noise)
