@@ -1,4 +1,4 @@
-"""Places between cells: a q that is narrower than a cell is found all the same."""
+"""Subpixel refinement of posteriors that are narrower than a cell."""
 
 import torch
 
@@ -9,8 +9,8 @@ from motes.models.sprites.patches import window_offsets
 PHASES, WINDOW = 8, 2
 
 
-def gaussian_look(mean: torch.Tensor, covariance: torch.Tensor) -> WindowPosterior:
-    """What is found at cells if the gain and the prior make a Gaussian, for two objects."""
+def gaussian_window(mean: torch.Tensor, covariance: torch.Tensor) -> WindowPosterior:
+    """Return the cell posteriors of two objects whose exact posteriors are Gaussian."""
     centre = torch.tensor([[[7.0, 5.0]], [[3.0, 9.0]]], dtype=torch.float64)
     offsets = window_offsets(PHASES, WINDOW).double()
     away = centre[..., None, :] + offsets - mean[:, None, None]
@@ -23,7 +23,7 @@ def gaussian_look(mean: torch.Tensor, covariance: torch.Tensor) -> WindowPosteri
 def test_subpixel_refinement_recovers_a_narrow_gaussian() -> None:
     mean = torch.tensor([[7.31, 4.12], [3.04, 9.9]], dtype=torch.float64)
     covariance = torch.tensor([[9e-4, 2e-4], [2e-4, 12e-4]], dtype=torch.float64)
-    found = refine_subpixel(gaussian_look(mean, covariance), PHASES)
+    found = refine_subpixel(gaussian_window(mean, covariance), PHASES)
     place, cell = found.moments(), 1 / PHASES / ZOOM
     assert found.zoom is not None
     assert torch.equal(found.zoom, torch.full((2, 1), 1 / ZOOM, dtype=torch.float64))
@@ -36,18 +36,18 @@ def test_subpixel_refinement_recovers_a_narrow_gaussian() -> None:
 
 def test_a_wide_posterior_is_not_refined() -> None:
     mean = torch.tensor([[7.31, 4.12], [3.04, 9.9]], dtype=torch.float64)
-    evaluate_window = gaussian_look(mean, 0.25 * torch.eye(2, dtype=torch.float64))
-    found = refine_subpixel(evaluate_window, PHASES)
+    window = gaussian_window(mean, 0.25 * torch.eye(2, dtype=torch.float64))
+    found = refine_subpixel(window, PHASES)
     assert found.zoom is not None
     assert bool((found.zoom == 1).all())
-    assert torch.equal(found.log_weights, evaluate_window.log_weights)
-    assert torch.equal(found.centre, evaluate_window.centre)
+    assert torch.equal(found.log_weights, window.log_weights)
+    assert torch.equal(found.centre, window.centre)
 
 
 def test_refinement_at_the_border_of_the_window_does_not_extrapolate() -> None:
-    # Half of the Gaussian lies beyond the window: the smaller cells end where the others do.
+    # Half of the Gaussian lies outside the window, where there are no smaller cells.
     mean = torch.tensor([[9.5, 5.0], [3.0, 6.5]], dtype=torch.float64)
-    found = refine_subpixel(gaussian_look(mean, 9e-4 * torch.eye(2, dtype=torch.float64)), PHASES)
+    found = refine_subpixel(gaussian_window(mean, 9e-4 * torch.eye(2, dtype=torch.float64)), PHASES)
     place = found.moments()
     assert bool(((place.mean - found.centre).abs() < WINDOW + 0.5).all())
     assert bool(((place.mean[:, 0] - mean).norm(dim=-1) < 1 / PHASES).all())

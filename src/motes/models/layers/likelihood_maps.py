@@ -1,4 +1,4 @@
-"""How well a picture is explained with one object of each kind at each of many places."""
+"""Likelihood maps of layered frames: one object of each sprite class at each nearby position."""
 
 from typing import NamedTuple
 
@@ -19,9 +19,9 @@ from motes.models.sprites.patches import Window, window_offsets
 
 
 class SpriteClasses(NamedTuple):
-    """What looking needs of the renderer; `phases` and `window` are those of `places.SpriteTemplate`."""
+    """The renderer's sprites as convolution kernels; `phases`, `window` as in `SpriteTemplate`."""
 
-    kernels: Float[Tensor, "K*phases*phases pictures taps taps"]
+    kernels: Float[Tensor, "K*phases*phases features taps taps"]
     table: Float[Tensor, "K phases*phases side side"]  # of `opacity_at`
     colours: Float[Tensor, "K C"]
     background: Float[Tensor, "height width C"]
@@ -32,7 +32,7 @@ class SpriteClasses(NamedTuple):
 
     @staticmethod
     def coarse(renderer: LayeredRenderer, window: int) -> "SpriteClasses":
-        """Kinds of objects that are anywhere in their pixel: a mean over places in it."""
+        """Return kernels of objects anywhere in their pixel: means over its cells."""
         fine = SpriteClasses.fine(renderer, window)
         return fine._replace(
             kernels=fine.kernels.unflatten(0, (len(fine.table), -1)).mean(1),
@@ -42,14 +42,14 @@ class SpriteClasses(NamedTuple):
 
     @staticmethod
     def fine(renderer: LayeredRenderer, window: int) -> "SpriteClasses":
-        """Kinds of objects in each cell of their pixel.
+        """Return kernels of objects in each cell of their pixel.
 
-        With an object of opacity a and colour c before a picture b, what is left unexplained of
-        a pixel v goes from r = v - b to r - a (c - b), which gains
+        An object of opacity a and colour c before an image b changes the residual of a pixel v
+        from r = v - b to r - a (c - b), which gains
 
             a c r - a (b r) - (a c)^2 / 2 + (a^2 c) b - a^2 (b^2 / 2)
 
-        nats times the precision: products of a kernel and a picture. [Choice 31]
+        times the precision: a sum of products of kernels and feature images. [Choice 31]
         """
         opacity = renderer.opacities(FINER // ZOOM)
         a = opacity.flatten(1, 2)[:, :, None]
@@ -68,30 +68,30 @@ class SpriteClasses(NamedTuple):
 
     @property
     def radius(self) -> int:
-        """Pixels from the centre of a glyph to its border."""
+        """Return the distance from a sprite's centre to its border, in pixels."""
         return self.kernels.shape[-1] // 2
-
-    def window_around(self, mean: Float[Tensor, "M 2"]) -> Window:
-        """The window in which an object is looked for."""
-        return Window.around(mean[:, None], self.window + self.radius, self.image_size)
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Height and width of a frame."""
+        """Return height and width of a frame."""
         return self.background.shape[0], self.background.shape[1]
+
+    def window_around(self, mean: Float[Tensor, "M 2"]) -> Window:
+        """Return the crop that all evaluated positions around a mean depend on."""
+        return Window.around(mean[:, None], self.window + self.radius, self.image_size)
 
 
 class ContextLayers(NamedTuple):
-    """What a frame shows around one object without it: before it, behind it, and the rest."""
+    """A frame around one object, rendered without it, as the layers behind and in front of it."""
 
     behind: Float[Tensor, "M side side C"]
-    front: Float[Tensor, "M side side C"]  # already weighted by its opacity
-    transmittance: Float[Tensor, "M side side"]  # how much of what is behind shows
+    front: Float[Tensor, "M side side C"]  # premultiplied by its opacity
+    transmittance: Float[Tensor, "M side side"]  # of the front
 
-    def pictures(
+    def features(
         self, v: Float[Tensor, "M side side C"], precision: Float[Tensor, " C"]
-    ) -> Float[Tensor, "M pictures side side"]:
-        """The pictures that go with the kernels of `SpriteClasses`."""
+    ) -> Float[Tensor, "M features side side"]:
+        """Return the feature images that go with the kernels of `SpriteClasses`."""
         F, b = self.transmittance[..., None], self.behind
         r = v - self.front - F * b
         squares = (F.square() * b.square() * precision).sum(-1, keepdim=True)
@@ -106,29 +106,23 @@ class ContextLayers(NamedTuple):
 
 
 class ClassPosteriors(NamedTuple):
-    """What a frame tells of an object, if it is of each of some kinds."""
+    """Posteriors over positions for each sprite class, and the evidence of the classes."""
 
-    windows: WindowPosterior  # M K, the posterior over places
-    evidence: Float[Tensor, "M K"]  # nats by which the frame is better explained than without it
+    windows: WindowPosterior  # M K
+    evidence: Float[Tensor, "M K"]  # log-likelihood ratio of the frame, positions marginalised
 
     def select_class(self, sprite_class: Int[Tensor, " M"]) -> WindowPosterior:
-        """The posterior over places for an object of a kind."""
-        rows = torch.arange(len(sprite_class), device=sprite_class.device)
-        centre, log_weights, log_likelihood_ratio = (
-            part[rows, sprite_class]
-            for part in (
-                self.windows.centre,
-                self.windows.log_weights,
-                self.windows.log_likelihood_ratio,
-            )
-        )
-        return self.windows._replace(
-            centre=centre, log_weights=log_weights, log_likelihood_ratio=log_likelihood_ratio
+        """Return the posterior of each object under one class."""
+        rows, windows = torch.arange(len(sprite_class), device=sprite_class.device), self.windows
+        return windows._replace(
+            centre=windows.centre[rows, sprite_class],
+            log_weights=windows.log_weights[rows, sprite_class],
+            log_likelihood_ratio=windows.log_likelihood_ratio[rows, sprite_class],
         )
 
 
 class FrameObjects(NamedTuple):
-    """The objects of frames as they stand for now."""
+    """The current estimate of all objects of M frames."""
 
     mean: Float[Tensor, "M N 2"]
     sprite_class: Int[Tensor, "M N"]
@@ -138,91 +132,86 @@ class FrameObjects(NamedTuple):
 def render_context(
     classes: SpriteClasses,
     near: Window,
-    cast: FrameObjects,
+    objects: FrameObjects,
     n: int,
     order: Int[Tensor, "M N"] | None,
 ) -> ContextLayers:
-    """What a frame shows around object n without it.
+    """Return what the other objects and the background show in the window of object n.
 
-    Args:
-        classes: how objects look.
-        near: the window of object n.
-        cast: all objects.
-        n: the one that is left out.
-        order: from the back to the front; if None, nobody knows, and all others are taken to
-            stand in front: then what they cover tells nothing, rather than something wrong.
+    `order` lists the objects from back to front. If it is None, all others are taken to be in
+    front: the pixels that they cover then carry no evidence, rather than wrong evidence.
     """
-    others = cast.present.clone()
+    others = objects.present.clone()
     others[:, n] = False
-    opacity = opacity_at(classes.table, cast.sprite_class, cast.mean, near.x, near.y)
+    opacity = opacity_at(classes.table, objects.sprite_class, objects.mean, near.x, near.y)
     opacity = opacity * others[..., None, None]
+    colour = classes.colours[objects.sprite_class]
     behind = classes.background.flatten(0, 1)[near.flat[:, 0]]
-    front, transmittance = torch.zeros_like(behind), torch.ones_like(behind[..., 0])
-    colour = classes.colours[cast.sprite_class]
-    own_turn = (
-        torch.zeros_like(others[:, 0]) if order is not None else torch.ones_like(others[:, 0])
-    )
-    places = range(cast.mean.shape[1])
-    for place in places:
-        m = torch.full_like(cast.sprite_class[:, 0], place) if order is None else order[:, place]
-        own_turn = own_turn | (m == n)
+    front, clear = torch.zeros_like(behind), torch.ones_like(behind[..., 0])
+    passed = torch.full_like(others[:, 0], order is None)  # whether n lies behind what comes
+    for layer in range(objects.mean.shape[1]):
+        m = torch.full_like(objects.sprite_class[:, 0], layer) if order is None else order[:, layer]
+        passed = passed | (m == n)
         a = opacity.take_along_dim(m[:, None, None, None], 1)[:, 0, ..., None]
         c = colour.take_along_dim(m[:, None, None], 1)[:, :, None]
-        before = own_turn[:, None, None, None]
+        before = passed[:, None, None, None]
         behind = torch.where(before, behind, behind + a * (c - behind))
         front = torch.where(before, front + a * (c - front), front)
-        transmittance = torch.where(before[..., 0], transmittance * (1 - a[..., 0]), transmittance)
-    return ContextLayers(behind, front, transmittance)
+        clear = torch.where(before[..., 0], clear * (1 - a[..., 0]), clear)
+    return ContextLayers(behind, front, clear)
 
 
 def evaluate_window(
     classes: SpriteClasses,
-    seen: Float[Tensor, "M side side C"],
+    crop: Float[Tensor, "M side side C"],
     near: Window,
-    rest: ContextLayers,
+    context: ContextLayers,
     prior: PixelGaussian,
     sprite_class: Int[Tensor, " M"] | None = None,
 ) -> ClassPosteriors:
-    """How well an object of each kind at each place of a window would explain a frame.
+    """Return the posterior over the cells of a window for an object of each class.
+
+        log p(a | frame, class) = score_class(a) + log N(a; prior) + const.
 
     Args:
-        classes: how objects look.
-        seen: what the frame shows through the window.
+        classes: the sprites.
+        crop: the frame in the window.
         near: the window.
-        rest: what it would show there without the object.
-        prior: where the object should be.
-        sprite_class: its kind, if that is known: then no other is tried.
+        context: the frame in the window, rendered without the object.
+        prior: of the object's position.
+        sprite_class: its class if that is known; no other is evaluated then, and K is 1.
 
-    Law: equals a loop over kinds and places (test_layered_evaluate_window_equals_the_naive_loop).
+    Law: equals a loop over classes and positions
+    (test_layered_evaluate_window_equals_the_naive_loop).
     """
-    pictures = rest.pictures(seen, classes.precision) * near.inside
-    offsets = window_offsets(classes.phases, classes.window).to(seen)
+    features = context.features(crop, classes.precision) * near.inside
+    offsets = window_offsets(classes.phases, classes.window).to(crop)
     away = near.centre + offsets - prior.mean[:, None]
     before = (-0.5 * mahalanobis(away, prior.covariance)).log_softmax(-1)
-    score = _scores(classes, pictures, sprite_class)
+    score = _scores(classes, features, sprite_class)
     joint = score + before[:, None]
     after = joint.log_softmax(-1)
-    log_likelihood_ratio = (probabilities(after) * score).sum(-1)
-    centre = near.centre.to(seen).expand(*log_likelihood_ratio.shape, 2)
-    looked = WindowPosterior(centre, after, offsets, 1 / classes.phases, log_likelihood_ratio)
-    return ClassPosteriors(looked, joint.logsumexp(-1))
+    llr = (probabilities(after) * score).sum(-1)
+    centre = near.centre.to(crop).expand(*llr.shape, 2)
+    windows = WindowPosterior(centre, after, offsets, 1 / classes.phases, llr)
+    return ClassPosteriors(windows, joint.logsumexp(-1))
 
 
 def _scores(
     classes: SpriteClasses,
-    pictures: Float[Tensor, "M pictures side side"],
+    features: Float[Tensor, "M features side side"],
     sprite_class: Int[Tensor, " M"] | None,
-) -> Float[Tensor, "M K places"]:
-    """Nats that objects of all kinds gain at all places, or those of their own."""
+) -> Float[Tensor, "M K cells"]:
+    """Return log-likelihood ratios at all cells, for all classes or for the given one."""
     K = len(classes.colours)
     if sprite_class is None:
-        of_all: Tensor = conv2d(pictures, classes.kernels).unflatten(1, (K, -1))
-        return of_all.flatten(2)
+        scores: Tensor = conv2d(features, classes.kernels).unflatten(1, (K, -1))
+        return scores.flatten(2)
     side = 2 * classes.window + 1
-    scores = pictures.new_empty(len(sprite_class), len(classes.kernels) // K, side, side)
+    scores = features.new_empty(len(sprite_class), len(classes.kernels) // K, side, side)
     for k, kernels in enumerate(classes.kernels.unflatten(0, (K, -1))):
         rows = (sprite_class == k).nonzero()[:, 0]
-        scores[rows] = conv2d(pictures[rows], kernels)
+        scores[rows] = conv2d(features[rows], kernels)
     return scores.flatten(1)[:, None]
 
 
@@ -232,32 +221,27 @@ def detect(
     num_objects: Int[Tensor, " M"],
     slots: int,
 ) -> tuple[Float[Tensor, "M N 2"], Int[Tensor, "M N"]]:
-    """Places and kinds of objects in a frame of which nothing is known, from left to right.
+    """Return positions and classes of objects in a frame without any prior, from left to right.
 
-    The best is taken first and painted over the background, so that the next one explains what
-    is left.
+    Greedy, as `sprites.detection.detect`: the best object is rendered over the background, so
+    that the next one explains what is left.
     """
     height, width = classes.image_size
-    select = v.new_zeros(len(v), 0, 2)
-    sprite_class = num_objects.new_zeros(len(v), 0)
     x, y = (torch.arange(size, device=v.device) for size in (width, height))
     mean = classes.background.expand(len(v), -1, -1, -1)
-    nothing = torch.zeros_like(mean)
+    nothing, prior = torch.zeros_like(mean), classes.log_class_prior[:, None, None]
+    positions, found = [], []
     for _ in range(slots):
-        rest = ContextLayers(mean, nothing, torch.ones_like(mean[..., 0]))
-        pictures = rest.pictures(v, classes.precision)
-        score = (
-            conv2d(pictures, classes.kernels, padding=classes.radius)
-            + classes.log_class_prior[:, None, None]
-        )
+        context = ContextLayers(mean, nothing, torch.ones_like(mean[..., 0]))
+        features = context.features(v, classes.precision)
+        score = conv2d(features, classes.kernels, padding=classes.radius) + prior
         best = score.flatten(1).argmax(1)
-        which, place = best // (height * width), best % (height * width)
-        where = torch.stack([place % width, place // width], -1).to(v)
-        a = opacity_at(classes.table, which, where, x, y)[..., None]
-        mean = mean + a * (classes.colours[which][:, None, None] - mean)
-        select, sprite_class = (
-            torch.cat([select, where[:, None]], 1),
-            torch.cat([sprite_class, which[:, None]], 1),
-        )
-    order = left_to_right_order(select, num_objects, width)
-    return select.take_along_dim(order[..., None], 1), sprite_class.take_along_dim(order, 1)
+        sprite_class, pixel = best // (height * width), best % (height * width)
+        position = torch.stack([pixel % width, pixel // width], -1).to(v)
+        a = opacity_at(classes.table, sprite_class, position, x, y)[..., None]
+        mean = mean + a * (classes.colours[sprite_class][:, None, None] - mean)
+        positions.append(position)
+        found.append(sprite_class)
+    means, sprite_classes = torch.stack(positions, 1), torch.stack(found, 1)
+    order = left_to_right_order(means, num_objects, width)
+    return means.take_along_dim(order[..., None], 1), sprite_classes.take_along_dim(order, 1)
