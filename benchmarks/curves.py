@@ -1,4 +1,4 @@
-"""The picture of `python -m benchmarks scale`."""
+"""Plot of `python -m benchmarks scale`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ COLOURS = {"paper": "#1f5fa8", "structured": "#c2571a", "pictures": "#3a7d44"}
 
 
 def draw_curves(record: dict[str, Any]) -> "Figure":
-    """Seconds above, peak memory below, a column for each axis, both scales logarithmic."""
+    """Plot seconds (top) and peak memory (bottom), one column per axis, on log scales."""
     from matplotlib.figure import Figure
 
     curves = {**record["curves"], "streamed": record["streamed"]}
@@ -36,7 +36,7 @@ def draw_curves(record: dict[str, Any]) -> "Figure":
 
 
 def _draw(axis: Any, curve: dict[str, Any], field: str) -> None:
-    """One curve for each family, and a grey line that is linear, from the first family's end."""
+    """Plot one curve per family, and linear growth through the end of the first."""
     at = curve["at"]
     for family, colour in COLOURS.items():
         if family in curve:

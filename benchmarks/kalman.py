@@ -1,4 +1,4 @@
-"""Exact inference against a plain loop and other libraries: same question, machine and run."""
+"""Exact inference against a plain loop and other libraries, in one process."""
 
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -21,7 +21,7 @@ NUM_CLIPS = 60
 NUM_COMPONENTS = 2
 NUM_HIDDEN = 20
 THREADS = 2
-REPEATS = 100  # rounds for the short questions; the long one gets a third of them
+REPEATS = 100  # rounds of the short tasks; the long one gets a third of them
 BLOCK_MILLISECONDS = 20.0
 # dynamax adds 1e-9 to its matrices, and a hidden frame is one of variance 1e8 to both peers.
 TOLERANCE = 1e-6
@@ -31,14 +31,14 @@ Contenders = dict[str, Callable[[], Answer]]
 
 
 def bench_kalman(smoke: bool = False) -> dict[str, Any]:
-    """Times of every contender on three questions, after all agreed on the answer.
+    """Time every contender on three tasks, after checking that all agree.
 
     Args:
-        smoke: Few frames and rounds, to see that it runs.
+        smoke: Few frames and rounds, to check that it runs.
 
     Returns:
-        For each question: milliseconds (least and median), how many times longer than ours each
-        contender took, and by how much its answer differed; one that is wrong gets no time.
+        For each task: milliseconds (least and median), the ratio to ours, and the relative
+        difference of the answers; a contender with a wrong answer gets no time.
     """
     short, long, hidden = (6, 70, 3) if smoke else (30, 1000, NUM_HIDDEN)
     repeats, long_repeats = (2, 1) if smoke else (REPEATS, REPEATS // 3)
@@ -75,7 +75,7 @@ def bench_kalman(smoke: bool = False) -> dict[str, Any]:
 
 
 def _problem(num_frames: int) -> tuple[LGSSM, Float[Tensor, "B T P"]]:
-    """The paper's mixture at its starting values, and clips drawn from its first component."""
+    """Return the paper's mixture at its initial values, and clips of its first component."""
     generator = torch.Generator().manual_seed(0)
     dynamics = LinearDynamics(num_components=NUM_COMPONENTS, generator=generator)
     model = LGSSM(*(field.detach() for field in dynamics.components()))
@@ -94,7 +94,7 @@ def _likelihoods(num_frames: int) -> Contenders:
 
 
 def _smoothers(num_frames: int, num_hidden: int) -> Contenders:
-    """Hidden frames in the middle, as in the paper's interpolation."""
+    """Return smoothers with hidden frames in the middle, as in the paper's interpolation."""
     model, positions = _problem(num_frames)
     observed = torch.ones(num_frames, dtype=torch.bool)
     start = (num_frames - num_hidden) // 2
@@ -116,7 +116,7 @@ def _ours(model: LGSSM, positions: Float[Tensor, "B T P"]) -> Callable[[], Answe
 
 
 def _naive(model: LGSSM, positions: Float[Tensor, "B T P"]) -> Callable[[], Answer]:
-    """The textbook filter, a loop over components and frames."""
+    """Return the textbook filter, a loop over components and frames."""
     even = torch.zeros(NUM_COMPONENTS, dtype=torch.float64)
     return _value_and_gradient(
         lambda fields, a: naive.log_prior(fields, even, a).sum(), model, positions
@@ -148,12 +148,12 @@ def _our_smoother(
 
 
 def _judge(contenders: Contenders, rounds: int) -> dict[str, Any]:
-    """Times and ratios to ours of all contenders that gave our answer; the rest get no time."""
+    """Return times, and ratios to ours, of all contenders that give our answer."""
     ours = contenders["motes"]()
     differences = {name: _difference(call(), ours) for name, call in contenders.items()}
     agreeing = {name: contenders[name] for name in contenders if differences[name] < TOLERANCE}
     if len(agreeing) == 1 < len(contenders):
-        raise RuntimeError(f"nobody agrees with motes, so no time counts: {differences}")
+        raise RuntimeError(f"no contender agrees with motes: {differences}")
     times = in_turns(agreeing, rounds, block_milliseconds=BLOCK_MILLISECONDS)
     return {
         "milliseconds": times,
@@ -167,7 +167,7 @@ def _judge(contenders: Contenders, rounds: int) -> dict[str, Any]:
 
 
 def _difference(theirs: Answer, ours: Answer) -> float:
-    """The largest relative difference of any part of the answer that they give."""
+    """Return the largest relative difference of the parts that both answers have."""
     pairs = zip(theirs, ours, strict=False)
     return max(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in pairs)
 

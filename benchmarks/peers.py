@@ -1,7 +1,7 @@
-"""The benchmark's questions put to other Kalman libraries, each in the way it likes best.
+"""The benchmark's tasks in other Kalman libraries, each called as its documentation recommends.
 
-Nobody but the benchmark needs these libraries; they are imported where they are used. All
-functions return a call without arguments that computes the answer from scratch and waits for it.
+The libraries are optional and imported where they are used. All functions return a call without
+arguments that computes the answer from scratch and waits for it.
 """
 
 from collections.abc import Callable
@@ -16,20 +16,19 @@ from motes.kalman.model import LGSSM
 
 Answer = list[NDArray[np.float64]]
 
-# Which fields of the model have an axis for the components, in the words of `jax.vmap`.
-START_ALONE = (None, None, None, None, None, 0, 0)
+# in_axes of `jax.vmap`: only the initial state has an axis for the components.
+INITIAL_STATE_AXES = (None, None, None, None, None, 0, 0)
 
-# What stands for "not seen" where a library has no masks: noise that leaves a weight of 1e-8.
+# Observation noise of hidden frames in libraries without masks; leaves a weight of 1e-8.
 HIDDEN_VARIANCE = 1e8
 
 
 def answer(
     value: NDArray[np.float64], by_positions: NDArray[np.float64], *by_fields: NDArray[np.float64]
 ) -> Answer:
-    """A value and its gradients, of those by a covariance the symmetric part.
+    """Return a value and its gradients; of covariance gradients only the symmetric part.
 
-    A covariance moves among symmetric matrices, so the rest of its gradient has no meaning, and
-    libraries differ in it.
+    Covariances are symmetric, so the rest of their gradients is arbitrary and libraries differ.
     """
     by_A, by_u, by_B, by_Sigma_H, by_Sigma_A, by_mu, by_Sigma = by_fields
     symmetric = [m + np.swapaxes(m, -1, -2) for m in (by_Sigma_H, by_Sigma_A, by_Sigma)]
@@ -37,7 +36,7 @@ def answer(
 
 
 def dynamax_likelihood(model: LGSSM, positions: Float[Tensor, "B T P"]) -> Callable[[], Answer]:
-    """Value and gradient by dynamax's filter, compiled as one program."""
+    """Return value and gradient by dynamax's filter, compiled as one program."""
     import jax
     from dynamax.linear_gaussian_ssm.inference import lgssm_filter
 
@@ -46,7 +45,7 @@ def dynamax_likelihood(model: LGSSM, positions: Float[Tensor, "B T P"]) -> Calla
             params = _dynamax_params(component, component[4])
             return lgssm_filter(params, clip).marginal_loglik
 
-        over_components = jax.vmap(one, in_axes=(START_ALONE, None))
+        over_components = jax.vmap(one, in_axes=(INITIAL_STATE_AXES, None))
         evidence = jax.vmap(over_components, in_axes=(None, 0))(fields, positions)
         return jax.scipy.special.logsumexp(evidence, axis=1).sum()
 
@@ -63,27 +62,27 @@ def dynamax_likelihood(model: LGSSM, positions: Float[Tensor, "B T P"]) -> Calla
 def dynamax_smoother(
     model: LGSSM, positions: Float[Tensor, "B T P"], observed: Bool[Tensor, " T"]
 ) -> Callable[[], Answer]:
-    """Smoothed means and covariances; hidden frames have an emission covariance of 1e8."""
+    """Return smoothed means and covariances; hidden frames have an emission variance of 1e8."""
     import jax
     from dynamax.linear_gaussian_ssm.inference import lgssm_smoother
 
-    seen = observed.numpy()[:, None, None]
+    visible = observed.numpy()[:, None, None]
 
     def one(component: tuple[Any, ...], clip: Any) -> Any:
         Sigma_A = component[4]
         hidden = HIDDEN_VARIANCE * np.eye(Sigma_A.shape[-1])
-        params = _dynamax_params(component, jax.numpy.where(seen, Sigma_A, hidden))
+        params = _dynamax_params(component, jax.numpy.where(visible, Sigma_A, hidden))
         track = lgssm_smoother(params, clip)
         return track.smoothed_means, track.smoothed_covariances
 
-    over_components = jax.vmap(one, in_axes=(START_ALONE, None))
+    over_components = jax.vmap(one, in_axes=(INITIAL_STATE_AXES, None))
     program = jax.jit(jax.vmap(over_components, in_axes=(None, 0)))
     fields, a = _to_jax(model, positions)
     return lambda: [np.asarray(part) for part in jax.block_until_ready(program(fields, a))]
 
 
 def pyro_likelihood(model: LGSSM, positions: Float[Tensor, "B T P"]) -> Callable[[], Answer]:
-    """Value and gradient by pyro's GaussianHMM."""
+    """Return value and gradient by pyro's GaussianHMM."""
     fields = [field.clone().requires_grad_() for field in model]
     a = positions.clone().requires_grad_()
 
@@ -99,7 +98,7 @@ def pyro_likelihood(model: LGSSM, positions: Float[Tensor, "B T P"]) -> Callable
 def pyro_smoother(
     model: LGSSM, positions: Float[Tensor, "B T P"], observed: Bool[Tensor, " T"]
 ) -> Callable[[], Answer]:
-    """Smoothed means alone: pyro has no smoother, but its posterior sampler at zero noise is one.
+    """Return smoothed means only, by pyro's posterior sampler with zero noise.
 
     Hidden frames have an observation covariance of 1e8.
     """
@@ -115,10 +114,10 @@ def pyro_smoother(
     @torch.inference_mode()
     def call() -> Answer:
         chain = _pyro_chain(model, Sigma_A, T)
-        told = chain._obs.condition(positions.unsqueeze(1)).event_pad(left=D)
-        joined = chain._trans + told
+        evidence = chain._obs.condition(positions.unsqueeze(1)).event_pad(left=D)
+        joined = chain._trans + evidence
         joined = joined.expand(joined.batch_shape)
-        # States from 0 on; the zeroth, before the first frame, is pyro's own.
+        # State 0 precedes the first frame; pyro adds it.
         means = sequential_gaussian_filter_sample(chain._init.expand((B, K)), joined, (), noise)
         return [means[..., 1:, :].numpy()]
 
@@ -142,9 +141,9 @@ def _dynamax_params(component: tuple[Any, ...], position_noise: Any) -> Any:
 
 
 def _pyro_chain(model: LGSSM, position_noise: Float[Tensor, "frames P P"], num_frames: int) -> Any:
-    """A GaussianHMM, which has rows for vectors and moves once before it first emits.
+    """Return a GaussianHMM, which uses row vectors and steps once before its first emission.
 
-    So its start is our start moved one frame back, which needs Sigma - Sigma_H > 0.
+    Its initial state is therefore ours moved one frame back, which needs Sigma - Sigma_H > 0.
     """
     from pyro.distributions import GaussianHMM, MultivariateNormal
 

@@ -1,4 +1,4 @@
-"""How cost and memory of a question grow with the length, the number and the size of things."""
+"""Time and memory of queries as functions of clip length, frame size and number of objects."""
 
 import ctypes
 import math
@@ -17,18 +17,18 @@ from motes.models.model import Model, build
 from motes.queries import forecast, infer, interpolate
 from motes.training.presets import PRESETS, STRUCTURED_PRESETS
 
-# The settings of each family's models; of the structured one also those of pictures.
+# Configurations whose models are timed.
 FAMILIES = {
     "paper": PRESETS["small"],
     "structured": STRUCTURED_PRESETS["small"],
     "pictures": STRUCTURED_PRESETS["pictures"],
 }
 STATE_SIZE = 256  # of the paper's networks
-BLOCK = 500  # clips that are held at a time where many stream by
+BLOCK = 500  # clips in memory at a time when many are streamed
 
 
 class Point(NamedTuple):
-    """One question and its size; the defaults are where all curves cross."""
+    """A query and its size; all curves pass through the defaults."""
 
     frames: int = 30
     objects: int = 2
@@ -38,14 +38,14 @@ class Point(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Along which axis a question grows."""
+    """The axis along which a query grows."""
 
     axis: str
     at: tuple[int, ...]
     question: str = "infer"
 
     def point(self, at: int) -> Point:
-        """One of its points."""
+        """Return the point at a value of the axis."""
         size: dict[str, Any] = {self.axis: at}
         return Point(question=self.question, **size)
 
@@ -60,7 +60,7 @@ CURVES = {
 }
 M_MMAP_THRESHOLD, LARGE = -3, 2**17  # of malloc.h; bytes
 STREAMED = (100, 1_000, 10_000, 100_000, 1_000_000)
-WARM_FRAMES = DENSE_FRAMES + 1  # of the question before: long clips take another way
+WARM_FRAMES = DENSE_FRAMES + 1  # warm-up query; longer clips use another algorithm
 SMALL_CURVES = {
     name: curve._replace(at=(4, 5) if curve.axis == "frames" else (1, 2))
     for name, curve in CURVES.items()
@@ -70,14 +70,14 @@ Progress = Callable[[int], None]
 
 
 def bench_scale(smoke: bool = False, progress: Progress = lambda done: None) -> dict[str, Any]:
-    """Seconds and peak memory of questions along every axis, and of clips that stream by.
+    """Return seconds and peak memory of queries along every axis, and of streamed clips.
 
-    Times are taken first: for the memory, blocks are then handed back as soon as they are free,
-    which costs time.
+    Times are measured first: measuring memory makes malloc return free blocks at once, which costs
+    time.
 
     Args:
-        smoke: few small points, to see that it runs.
-        progress: is told how many points are done.
+        smoke: Few small points, to check that the benchmark runs.
+        progress: Called with the number of points done.
     """
     curves, streamed = (SMALL_CURVES, (20, 40)) if smoke else (CURVES, STREAMED)
     points = [
@@ -87,19 +87,19 @@ def bench_scale(smoke: bool = False, progress: Progress = lambda done: None) -> 
         for at in curve.at
     ]
     done = iter(range(1, num_points(smoke) + 1))
-    asked, flow = [], []
+    queried, flow = [], []
     for family, point in points:
-        asked.append({"seconds": ask_once(family, point)["seconds"]})
+        queried.append({"seconds": run_query(family, point)["seconds"]})
         progress(next(done))
     for count in streamed:
         flow.append(stream(count, BLOCK if not smoke else 10))
         progress(next(done))
-    hand_back_at_once()
-    for (family, point), found in zip(points, asked, strict=True):
-        held = ask_once(family, point)
+    return_blocks_at_once()
+    for (family, point), found in zip(points, queried, strict=True):
+        held = run_query(family, point)
         found |= {name: held[name] for name in ("peak_mib", "answer_mib")}
         progress(next(done))
-    found_in_order = iter(asked)
+    found_in_order = iter(queried)
     measured: dict[str, Any] = {
         name: {
             "at": list(curve.at),
@@ -108,17 +108,17 @@ def bench_scale(smoke: bool = False, progress: Progress = lambda done: None) -> 
         for name, curve in curves.items()
     }
     return {
-        "task": "infer, if not named; the number of objects is known",
+        "task": "infer unless named; the number of objects is given",
         "threads": torch.get_num_threads(),
         "crossing": Point()._asdict(),
         "notes": {
-            "peak": "MiB beyond what the process held before the question: all but the frames; "
-            "blocks are handed back when they are free",
-            "answer": "what of it is still held when the answer is there",
-            "interpolate": "every fifth frame is hidden; networks are given a copy of the frames",
-            "forecast": "the first half is seen",
+            "peak": "MiB beyond what the process held before the query: all but the frames; "
+            "malloc returns free blocks at once",
+            "answer": "MiB still held once the answer is returned",
+            "interpolate": "every fifth frame is hidden; networks receive a copy of the frames",
+            "forecast": "the first half is observed",
             "models": f"untrained; the paper's networks with states of {STATE_SIZE}",
-            "streamed": f"clips of 10 frames of 16x16 are made and asked about, {BLOCK} at a time; "
+            "streamed": f"clips of 10 frames of 16x16, generated and queried {BLOCK} at a time; "
             "the paper's networks with states of 16",
         },
         "curves": measured,
@@ -127,14 +127,14 @@ def bench_scale(smoke: bool = False, progress: Progress = lambda done: None) -> 
 
 
 def num_points(smoke: bool = False) -> int:
-    """How many points `bench_scale` measures."""
+    """Return the number of points that `bench_scale` measures."""
     curves = SMALL_CURVES if smoke else CURVES
-    asked = sum(len(curve.at) for curve in curves.values()) * len(FAMILIES)
-    return 2 * asked + (2 if smoke else len(STREAMED))
+    queries = sum(len(curve.at) for curve in curves.values()) * len(FAMILIES)
+    return 2 * queries + (2 if smoke else len(STREAMED))
 
 
 def model_for(family: str, point: Point, state_size: int = STATE_SIZE) -> Model:
-    """An untrained model that takes a question of that size."""
+    """Return an untrained model for queries of a size."""
     config = FAMILIES[family]
     data = replace(config.data, num_objects=(point.objects,), height=point.size, width=point.size)
     networks = replace(
@@ -143,30 +143,30 @@ def model_for(family: str, point: Point, state_size: int = STATE_SIZE) -> Model:
     return build(replace(config, data=data, model=networks))
 
 
-def ask_once(family: str, point: Point) -> dict[str, float]:
-    """Seconds and peak MiB of one question, after a small one has warmed everything up."""
+def run_query(family: str, point: Point) -> dict[str, float]:
+    """Return seconds and peak MiB of one query, after a small warm-up query."""
     model = model_for(family, point)
     clips = cannonballs(point.clips, point.objects, min(point.frames, 30), point.size)
     repeats = -(-point.frames // clips.video.shape[1])
     frames = clips.frames.repeat(1, repeats, 1, 1)[:, : point.frames].float()
     infer(model, frames[:1, :WARM_FRAMES], 1)
-    seen, half = torch.arange(point.frames) % 5 != 3, point.frames // 2
+    observed, half = torch.arange(point.frames) % 5 != 3, point.frames // 2
     with peak_memory() as grown:
         start = time.perf_counter()
         match point.question:
             case "interpolate":
-                answer = interpolate(model, frames, seen, point.objects)
+                answer = interpolate(model, frames, observed, point.objects)
             case "forecast":
                 answer = forecast(model, frames[:, :-half], point.objects, horizon=half)
             case _:
                 answer = infer(model, frames, point.objects)
         seconds = time.perf_counter() - start
-    del answer  # not before what is held was counted
+    del answer  # after its memory was measured
     return {"seconds": seconds, "peak_mib": grown.peak, "answer_mib": grown.kept}
 
 
 def stream(num_clips: int, block: int) -> dict[str, float]:
-    """Seconds and peak MiB of making clips and asking about them, block after block."""
+    """Return seconds and peak MiB of generating and querying clips block by block."""
     point = Point(frames=10, objects=1, size=16)
     model = model_for("paper", point, state_size=16)
     with peak_memory() as grown:
@@ -178,17 +178,17 @@ def stream(num_clips: int, block: int) -> dict[str, float]:
     return {"seconds": seconds, "peak_mib": grown.peak}
 
 
-def hand_back_at_once() -> None:
-    """From now on this process hands larger blocks back to the system as soon as they are free.
+def return_blocks_at_once() -> None:
+    """Make malloc return larger blocks to the system as soon as they are free.
 
-    Else their number depends on what was asked for before, and in which order.
+    Otherwise the resident memory depends on the order of earlier queries.
     """
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE)
 
 
 @dataclass
 class Grown:
-    """By how many MiB memory rose within a block: at its peak, and what was still held after it."""
+    """Growth of memory within a block in MiB: at its peak, and after it."""
 
     peak: float = 0.0
     kept: float = 0.0
@@ -196,12 +196,12 @@ class Grown:
 
 @contextmanager
 def peak_memory() -> Iterator[Grown]:
-    """Yields what tells, after the block, how much memory rose within it.
+    """Yield an object that holds, after the block, the growth of memory within it.
 
-    Linux keeps the highest level of a process, and lets the process begin it anew.
+    Linux records the peak of a process and lets the process reset it.
     """
     libc = ctypes.CDLL(None)
-    libc.malloc_trim(0)  # what is free but kept would hide what is taken
+    libc.malloc_trim(0)  # free blocks that malloc keeps would hide allocations
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
     grown = Grown()
@@ -212,12 +212,12 @@ def peak_memory() -> Iterator[Grown]:
 
 
 def _status(name: str) -> int:
-    """A number of this process's status, KiB."""
+    """Return a number of this process's status, in KiB."""
     lines: Iterator[str] = iter(Path("/proc/self/status").read_text().splitlines())
     return int(next(line for line in lines if line.startswith(name)).split()[1])
 
 
 def growth(at: list[int], values: list[float]) -> float:
-    """The power with which values grow over the last tenfold of `at`: 1 is linear."""
+    """Return the exponent of growth over the last factor of ten of `at`: 1 is linear."""
     start = max(i for i, place in enumerate(at) if place * 10 <= at[-1] or i == 0)
     return math.log(values[-1] / max(values[start], 1e-9)) / math.log(at[-1] / at[start])

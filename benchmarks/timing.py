@@ -1,24 +1,25 @@
-"""Times of several ways to the same answer, taken so that they can be compared."""
+"""Interleaved timing of several implementations of one computation."""
 
 import statistics
 import time
 from collections.abc import Callable, Mapping
 
-WARM_UP = 3  # calls, before any that counts
+WARM_UP = 3  # calls that are not timed
 
 
 def in_turns(
     calls: Mapping[str, Callable[[], object]], rounds: int, *, block_milliseconds: float = 0.0
 ) -> dict[str, dict[str, float]]:
-    """Least and median milliseconds that a call took, over blocks of calls, one block a round.
+    """Return the least and the median milliseconds per call, over blocks of calls.
 
-    A call must return only when its work is done. In turns, so that all see the same weather; in
-    blocks, so that a quick call is not timed with the caches that the one before it left.
+    A call must return only when its work is done. Calls take turns, one block each per round, so
+    that varying load affects all alike; blocks keep a short call from being timed with the caches
+    that another call left.
 
     Args:
-        calls: The contenders by name.
-        rounds: How many blocks of each.
-        block_milliseconds: About how long each block takes; a slower call is a block of its own.
+        calls: Implementations by name.
+        rounds: Number of blocks of each.
+        block_milliseconds: Approximate duration of a block; a slower call is one block.
     """
     blocks = {name: _block_size(call, block_milliseconds) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
@@ -32,7 +33,7 @@ def in_turns(
 
 
 def _block_size(call: Callable[[], object], milliseconds: float) -> int:
-    """How many calls, warm, fill that time; one at least."""
+    """Return the number of warm calls that fill a time, at least one."""
     return max(1, round(milliseconds / min(_mean_milliseconds(call, 1) for _ in range(WARM_UP))))
 
 

@@ -1,4 +1,4 @@
-"""A training step on a CPU at the paper's size, ours against the equations as plain loops."""
+"""Training step on a CPU at the paper's size: the package against plain loops."""
 
 import copy
 import math
@@ -26,7 +26,7 @@ TARGET = 2.5
 
 
 class Sizes(NamedTuple):
-    """What a step is made of; the defaults are the paper's."""
+    """Sizes of a training step; the defaults are the paper's."""
 
     num_clips: int = 20
     num_frames: int = 30
@@ -52,7 +52,7 @@ class Batch(NamedTuple):
 
 
 class Contender(NamedTuple):
-    """One way to compute the loss, with what it learns."""
+    """An implementation of the loss, with its parameters and optimizer."""
 
     loss: Callable[[], Tensor]
     parameters: list[Tensor]
@@ -66,10 +66,10 @@ class Contender(NamedTuple):
 
 
 def bench_train(smoke: bool = False) -> dict[str, Any]:
-    """Time both steps in turns, after they agreed on the value and on every gradient.
+    """Time both steps in turns, after checking that value and all gradients agree.
 
     Args:
-        smoke: small sizes and few rounds, to see that it runs.
+        smoke: Small sizes and few rounds, to check that it runs.
 
     Returns:
         Milliseconds (least and median), their ratios, and where the time of our step goes.
@@ -117,7 +117,7 @@ def _parts(sizes: Sizes, generator: torch.Generator) -> Parts:
 
 
 def _batch(sizes: Sizes, generator: torch.Generator) -> Batch:
-    """Frames as sparse as the paper's, in clips of 1, 2, 3, 1, 2, ... objects."""
+    """Return frames as sparse as the paper's, in clips of 1, 2, 3, 1, 2, ... objects."""
     B, T, N = sizes.num_clips, sizes.num_frames, sizes.max_objects
     frames = torch.rand(B, T, *sizes.image_size, generator=generator) < 0.01
     noise = torch.randn(B, N, T, 2, generator=generator)
@@ -134,7 +134,7 @@ def _ours(model: Model, batch: Batch) -> Contender:
 
 
 def plain_step(parts: Parts, present: Bool[Tensor, "B N"], batch: Batch) -> Contender:
-    """The same step, a straight port of the paper with PyTorch's defaults."""
+    """Return the same step as a direct port of the paper with PyTorch's defaults."""
     dynamics = copy.deepcopy(parts.dynamics)
     inference = naive.InferenceWeights(*_leaves(naive.inference_weights(parts.inference)))
     renderer = naive.RendererWeights(*_leaves(naive.renderer_weights(parts.renderer)))
@@ -156,12 +156,12 @@ def plain_step(parts: Parts, present: Bool[Tensor, "B N"], batch: Batch) -> Cont
 
 
 def _leaves(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Copies that learn on their own."""
+    """Return independent copies that require gradients."""
     return [tensor.detach().clone().requires_grad_() for tensor in tensors]
 
 
 def disagreement(parts: Parts, ours: Contender, plain: Contender) -> dict[str, float]:
-    """The relative differences of the values and of all gradients, by part and by parameter."""
+    """Return relative differences of values and gradients, by part and by parameter."""
     values = [ours.loss(), plain.loss()]
     gradients = torch.autograd.grad(values[0], ours.parameters)
     # The paper's matrices are a rearrangement of ours, and so are their gradients.
@@ -189,7 +189,7 @@ def disagreement(parts: Parts, ours: Contender, plain: Contender) -> dict[str, f
 
 
 def _gap(pairs: list[tuple[Tensor, Tensor]]) -> float:
-    """The norm of all differences over the norm of all that was expected."""
+    """Return the norm of all differences over the norm of all expected values."""
     missed = sum(float((a - b).detach().square().sum()) for a, b in pairs)
     return math.sqrt(missed / sum(float(b.detach().square().sum()) for _, b in pairs))
 
@@ -197,7 +197,7 @@ def _gap(pairs: list[tuple[Tensor, Tensor]]) -> float:
 def _pieces(
     parts: Parts, present: Bool[Tensor, "B N"], batch: Batch, ours: Contender
 ) -> dict[str, Callable[[], object]]:
-    """The parts of our step, each with what it needs at hand."""
+    """Return the parts of our step, each with its inputs precomputed."""
     dynamics, renderer, network = parts
     pixels = batch.frames.flatten(2).transpose(0, 1)
     weights = [network.from_past, network.from_below]

@@ -1,4 +1,4 @@
-"""A training step on a GPU, ours against the equations as plain loops, and where its time goes."""
+"""Training step on a GPU: the package against plain loops, and the time of its parts."""
 
 import dataclasses
 import statistics
@@ -21,10 +21,10 @@ from motes.training.presets import PRESETS
 from motes.training.run_folder import fast_arithmetic
 from motes.training.step import Trainer
 
-# Gradients read bfloat16: up to 2^-9 of every factor is lost, at random, and the oldest states'
-# have passed thirty products. A wrong term is an error of order one. Held to this are the value and
-# the gradient of each part; that of a single bias is a sum in which much cancels, and its own
-# relative error, which is told too, may be larger.
+# Gradients use bfloat16: every factor has a relative error of up to 2^-9, and those of the first
+# states pass through thirty products. A wrong term is an error of order one. The tolerance applies
+# to the value and to the gradient of each part; the gradient of a single bias is a sum in which
+# much cancels, and its relative error, which is reported too, may be larger.
 TOLERANCE = 1e-2
 CHECKED = ("value", "inference", "renderer", "dynamics")
 TARGET_MILLISECONDS, TARGET_RATIO = 1.5, 20.0
@@ -33,15 +33,15 @@ STEPS = 50  # in a row, for one time
 
 
 def bench_train_gpu(smoke: bool = False) -> dict[str, Any]:
-    """Time both steps, and say how far they agree on the value and on every gradient.
+    """Time both steps, and report how far value and gradients agree.
 
     Args:
-        smoke: small sizes and few rounds, to see that it runs.
+        smoke: Small sizes and few rounds, to check that it runs.
 
     Returns:
-        Milliseconds (least and median), their ratio, those of eight replicas, and where the time
-        of our step goes. Ours has everything in it, clips and noise too; the naive one has these
-        at hand.
+        Milliseconds (least and median), their ratio, those of eight replicas, and the time of
+        the parts of our step. Our step includes drawing clips and noise; the naive one receives
+        them precomputed.
     """
     config, rounds = _config(smoke), 2 if smoke else 10
     device = torch.device("cuda")
@@ -72,12 +72,12 @@ def bench_train_gpu(smoke: bool = False) -> dict[str, Any]:
         "target": {"milliseconds": TARGET_MILLISECONDS, "ratio": TARGET_RATIO},
         "minutes_for_200000": whole["median"] * 200_000 / 60_000,
         "split_milliseconds": split,
-        "note": "the parts are timed one by one; the Kalman term is computed beside the others",
+        "note": "parts are timed one by one; in a step the Kalman term runs on a second stream",
     }
 
 
 def timed(call: Callable[[], object], rounds: int, steps: int = STEPS) -> dict[str, float]:
-    """Least and median milliseconds of a call, of many in a row."""
+    """Return the least and the median milliseconds of a call, over runs of many calls."""
     times = []
     for _ in range(rounds + 1):
         torch.cuda.synchronize()
@@ -90,7 +90,7 @@ def timed(call: Callable[[], object], rounds: int, steps: int = STEPS) -> dict[s
 
 
 def captured(call: Callable[[], object]) -> Callable[[], None]:
-    """The call as a graph, so that what is timed is the GPU's work and not Python's."""
+    """Return the call as a CUDA graph, so that only the GPU's work is timed."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         call()
@@ -102,7 +102,7 @@ def captured(call: Callable[[], object]) -> Callable[[], None]:
 
 
 def pieces(replicas: Replicas, inputs: StepInputs) -> Mapping[str, Callable[[], object]]:
-    """The parts of a step, each with what it needs at hand."""
+    """Return the parts of a step, each with its inputs precomputed."""
     frames = replicas.frames(inputs)
     present = torch.ones(*inputs.noise.shape[:3], dtype=torch.bool, device=frames.device)
     leaves = {name: stack.detach().requires_grad_() for name, stack in replicas.stacks.items()}
@@ -159,7 +159,7 @@ def _sizes(config: RunConfig) -> Sizes:
 
 
 def _inputs(replicas: Replicas) -> StepInputs:
-    """Those of the first step."""
+    """Return the inputs of the first step."""
     assert replicas.blocks is not None
     replicas.blocks.load(0)
     inputs = replicas.blocks.take()
@@ -169,12 +169,12 @@ def _inputs(replicas: Replicas) -> StepInputs:
 
 def _taken(replicas: Replicas) -> StepInputs:
     assert replicas.blocks is not None
-    replicas.blocks.cursor.zero_()  # the same again at every replay
+    replicas.blocks.cursor.zero_()  # every replay takes the same inputs
     return replicas.blocks.take()
 
 
 def _compared(replicas: Replicas, inputs: StepInputs) -> tuple[dict[str, float], Contender]:
-    """How far the two steps differ on one batch, and the naive one."""
+    """Return the differences of the two steps on one batch, and the naive step."""
     model = replicas.trainers[0].model
     assert isinstance(model.renderer, Renderer)
     assert isinstance(model.inference, InferenceNetwork)
@@ -183,16 +183,19 @@ def _compared(replicas: Replicas, inputs: StepInputs) -> tuple[dict[str, float],
     batch = Batch(frames[0].float(), replicas.data.num_objects[inputs.indices[0]], inputs.noise[0])
     plain = plain_step(parts, model.present(batch.num_objects), batch)
     stacks = list(replicas.stacks.values())
-    factors, replicas.kept_factors = replicas.kept_factors, None  # gradients reach the stacks
+    factors, replicas.kept_factors = (
+        replicas.kept_factors,
+        None,
+    )  # so that gradients reach the stacks
 
     def loss() -> Tensor:
         terms = replicas.terms(frames, inputs)
-        torch.cuda.synchronize()  # a term may come from beside
+        torch.cuda.synchronize()  # a term may come from another stream
         return -terms.weighted(1.0).mean()
 
     ours = Contender(loss, stacks, torch.optim.Adam(stacks))
     precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")  # the naive step as it is meant
+    torch.set_float32_matmul_precision("highest")  # full float32 for the naive step
     try:
         return disagreement(parts, ours, plain), plain
     finally:

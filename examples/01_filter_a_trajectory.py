@@ -1,4 +1,4 @@
-"""Exact inference without any video: fill the gaps of a noisy track and look ahead.
+"""Smooth a noisy trajectory with missing observations, and forecast it.
 
 Usage: python examples/01_filter_a_trajectory.py
 """
@@ -12,7 +12,7 @@ NUM_FRAMES = 30
 
 
 def falling_ball() -> LGSSM:
-    """A ball under gravity, y up, one time unit a frame, starting somewhere on the left."""
+    """Return a model of a ball under gravity, y up, one time unit per frame."""
     identity, zero = torch.eye(2).double(), torch.zeros(2, 2).double()
     return LGSSM(
         transition=torch.cat([torch.cat([identity, identity], 1), torch.cat([zero, identity], 1)]),
@@ -33,12 +33,13 @@ def main() -> None:
 
     time = torch.arange(NUM_FRAMES)
     observed = (time < 10) | ((time >= 15) & (time < 20))
-    positions[~observed] = torch.nan  # a hidden position may hold anything
+    positions[~observed] = torch.nan  # values at unobserved frames are ignored
 
     past = kalman.filter(model, positions, observed)
     track = kalman.smooth(model, positions, observed)
-    print(f"log density of what was seen: {kalman.log_likelihood(model, positions, observed):.2f}")
-    print("frame  seen   true y   filtered y        smoothed y")
+    evidence = kalman.log_likelihood(model, positions, observed)
+    print(f"log-likelihood of the observations: {evidence:.2f}")
+    print("frame  obs.   true y   filtered y        smoothed y")
     for t in range(0, NUM_FRAMES, 4):
         filtered, smoothed = past.means[t, 1], track.means[t, 1]
         sd_filtered = past.covariances[t, 1, 1].sqrt()

@@ -1,4 +1,4 @@
-"""Make clips of cannonballs, on the paper's world and on the moon, and store them.
+"""Generate clips of cannonballs, on Earth and on the Moon, and save them.
 
 Usage: python examples/02_make_clips.py [FOLDER]
 """
@@ -10,8 +10,8 @@ import motes
 from motes.data import write_gif
 
 
-def picture(frame: list[list[int]]) -> str:
-    """A frame as text, two rows of pixels in one line."""
+def as_text(frame: list[list[int]]) -> str:
+    """Return a frame as text, two rows of pixels per line."""
     marks = {(0, 0): " ", (1, 0): "▀", (0, 1): "▄", (1, 1): "█"}
     pairs = zip(frame[::2], frame[1::2], strict=True)
     return "\n".join(
@@ -28,7 +28,7 @@ def main(folder: Path) -> None:
     print(f"frames {tuple(clips.frames.shape)}, balls in the first clips:", end=" ")
     print(clips.num_objects[:8].tolist())
     print("frame 10 of the first clip:")
-    print(picture(clips.frames[0, 10].tolist()))
+    print(as_text(clips.frames[0, 10].tolist()))
     x, y = clips.positions[0, 0, 10].tolist()
     print(f"its first ball is drawn at x = {x:.1f}, y = {y:.1f} px")
 

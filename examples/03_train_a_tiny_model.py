@@ -1,4 +1,4 @@
-"""Train a model that is too small to be good, and look at what a run folder holds.
+"""Train a very small model, and list the files of its run folder.
 
 Usage: python examples/03_train_a_tiny_model.py [NEW_FOLDER]
 """
@@ -14,10 +14,10 @@ from motes.training.train import train
 
 
 def show(line: dict[str, Any]) -> None:
-    """One report of training."""
+    """Print one report of training."""
     if "bound" in line:
         print(
-            f"step {line['step']:3d}  bound {line['bound']:9.1f} nats a clip  "
+            f"step {line['step']:3d}  bound {line['bound']:9.1f} nats per clip  "
             f"KL weight {line['kl_weight']:.2f}  blur {line['blur']:.2f} px"
         )
 
@@ -31,8 +31,8 @@ def main(folder: Path) -> None:
     model = motes.load(folder)
     clips = motes.cannonballs(num_clips=4, num_objects=2, num_frames=8, size=16, seed=1)
     answer = motes.infer(model, clips.frames, num_objects=clips.num_objects)
-    print(f"it can be asked at once: pixels of shape {tuple(answer.pixels.shape)}")
-    print("for a model that has learned something: motes train --preset small --out runs/small")
+    print(f"positions in 4 clips: pixels of shape {tuple(answer.pixels.shape)}")
+    print("train a useful model with: motes train --preset small --out runs/small")
 
 
 if __name__ == "__main__":

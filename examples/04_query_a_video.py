@@ -1,6 +1,6 @@
-"""Ask a model the four questions about clips that it has never seen.
+"""Infer, forecast, interpolate and sample with a model on unseen clips.
 
-Usage: python examples/04_query_a_video.py [MODEL]     a shipped name or the folder of a run
+Usage: python examples/04_query_a_video.py [MODEL]     a shipped model or a run folder
 """
 
 import sys
@@ -25,20 +25,20 @@ def main(name: str) -> None:
         "forecast": (motes.forecast(model, clips.frames[:, :5], count, horizon=25), time >= 5),
         "interpolate": (motes.interpolate(model, clips.frames, ~gap, count), gap),
     }
-    print(f"20 clips of {count} balls; distance of the path from the truth, and its error bars")
-    print("question      frames   RMSE px   as promised")
-    for question, (answer, chosen) in answers.items():
+    print(f"20 clips of {count} balls; error of the path, and the error that the model expects")
+    print("query         frames   RMSE px   expected px")
+    for query, (answer, chosen) in answers.items():
         path = metrics.reorder(
             answer.path_pixels, metrics.best_order(answer.path_pixels, clips.clean)
         )
         variances = answer.path_pixel_covariances.diagonal(dim1=-2, dim2=-1)[:, :, chosen]
         spread = variances.sum(-1).mean().sqrt()
         error = metrics.rmse(path, clips.clean, chosen)
-        print(f"{question:12s}  {int(chosen.sum()):6d}  {error:8.2f}  {spread:8.2f}")
+        print(f"{query:12s}  {int(chosen.sum()):6d}  {error:8.2f}  {spread:8.2f}")
 
-    imagined = motes.sample(model, num_clips=3, num_objects=count, seed=0)
-    print("three imagined clips; where the first ball starts and ends, in px:")
-    for path in imagined.path_pixels[:, 0]:
+    sampled = motes.sample(model, num_clips=3, num_objects=count, seed=0)
+    print("three sampled clips; first and last position of the first ball, in px:")
+    for path in sampled.path_pixels[:, 0]:
         (x, y), (x_end, y_end) = path[0].tolist(), path[-1].tolist()
         print(f"  ({x:5.1f}, {y:5.1f}) -> ({x_end:5.1f}, {y_end:5.1f})")
 

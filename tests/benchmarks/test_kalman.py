@@ -25,7 +25,7 @@ def test_a_wrong_answer_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     result = bench._judge(right | {"wrong": wrong}, 1)
     assert result["wrong"] == ["wrong"]
     assert "wrong" not in result["milliseconds"]
-    with pytest.raises(RuntimeError, match="nobody agrees with motes"):
+    with pytest.raises(RuntimeError, match="no contender agrees with motes"):
         bench._judge({"motes": right["motes"], "wrong": wrong}, 1)
 
 

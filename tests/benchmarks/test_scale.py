@@ -45,10 +45,10 @@ def test_the_peak_counts_what_came_and_went() -> None:
 
 ASK_SHORT_AND_LONG = """
 import sys
-from benchmarks.scale import Point, ask_once, hand_back_at_once
-hand_back_at_once()
+from benchmarks.scale import Point, run_query, return_blocks_at_once
+return_blocks_at_once()
 family, *lengths = sys.argv[1:]
-print(*(ask_once(family, Point(frames=int(length)))["peak_mib"] for length in lengths))
+print(*(run_query(family, Point(frames=int(length)))["peak_mib"] for length in lengths))
 """
 
 
@@ -88,9 +88,9 @@ def test_progress_counts_every_question_and_each_is_stored_where_it_belongs(
         number = math.prod(point[:4]) * 10.0 ** list(FAMILIES).index(family)
         return {"seconds": number, "peak_mib": 2 * number, "answer_mib": 3 * number}
 
-    monkeypatch.setattr(scale, "ask_once", asked)
+    monkeypatch.setattr(scale, "run_query", asked)
     monkeypatch.setattr(scale, "stream", lambda count, block: {"seconds": float(count)})
-    monkeypatch.setattr(scale, "hand_back_at_once", lambda: None)
+    monkeypatch.setattr(scale, "return_blocks_at_once", lambda: None)
     done: list[int] = []
     record = bench_scale(progress=done.append)
     assert done == list(range(1, num_points() + 1))

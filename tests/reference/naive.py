@@ -1,7 +1,7 @@
-"""The paper's equations as plain loops: over frames, over objects, over mixture components.
+"""The paper's equations as plain loops over frames, objects and mixture components.
 
-Slow and short. The tests hold the package's fast forms to these, values and gradients, and
-`python -m benchmarks train` measures how much faster those are. `x @ W` stands for the paper's W x.
+Tests compare the package with these functions, values and gradients; `python -m benchmarks train`
+compares the times. `x @ W` stands for the paper's W x.
 """
 
 import math
