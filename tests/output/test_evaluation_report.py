@@ -27,7 +27,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_model(here / "<b>tiny", build(SMOKE), SMOKE)
     common = ["--num-clips", "6", "--seed", "5"]
     record, page = here / "tiny.json", here / "page.html"
-    words = [str(here / "<b>tiny"), *common, "--out", str(record), "--results", str(here / "none")]
+    words = [
+        str(here / "<b>tiny"),
+        *common,
+        "--out",
+        str(record),
+        "--baselines",
+        str(here / "none"),
+    ]
     assert main(["evaluate", *words]) == 0
     other = json.loads(record.read_text("utf-8"))
     (here / "results").mkdir()

@@ -62,7 +62,8 @@ BREAK_OUTS = {
 
 @pytest.mark.parametrize("deed", BREAK_OUTS)
 def test_the_hook_ends_what_runs_code_or_calls_out(deed: str, tmp_path: Path) -> None:
-    code = f"from tests.stress import fuzz; from pathlib import Path; fuzz.forbid(Path({str(tmp_path)!r}))\n"
+    code = "from tests.stress import fuzz; from pathlib import Path; "
+    code += f"fuzz.forbid(Path({str(tmp_path)!r}))\n"
     done = run(code=code + f"open({str(tmp_path / 'x')!r}, 'w')\n" + BREAK_OUTS[deed])
     assert done.returncode == 98, done.stderr
     assert "BROKE OUT" in done.stdout

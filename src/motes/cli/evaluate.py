@@ -28,14 +28,14 @@ def evaluate(
     seed: int = 1_000_000,
     out: Out[Path | None] = None,
     report: Path | None = None,
-    results: Path = Path("results"),
+    baselines: Annotated[Path, arg(aliases=("--results",))] = Path("experiments/results_table"),
     as_json: Json = False,
 ) -> None:
     """Score a model or a baseline on clips with known true positions.
 
-    Example: motes evaluate cannonballs-48 --out results/cannonballs-48.json
+    Example: motes evaluate cannonballs-48 --out cannonballs-48.json
 
-    Example: motes evaluate limit --out results/limit.json
+    Example: motes evaluate limit --out limit.json
 
     Example: motes evaluate cannonballs-48 --report report.html
 
@@ -47,7 +47,7 @@ def evaluate(
         seed: random seed of the clips to make; training uses other seeds.
         out: output file: JSON record of all scores.
         report: HTML to write: table, figures, and the clips with the largest errors.
-        results: folder of stored records to compare with in the report.
+        baselines: folder of stored records to compare with in the report; ignored if missing.
         as_json: print one JSON line instead of text.
     """
     from motes.evaluation.baselines import BASELINES
@@ -73,12 +73,12 @@ def evaluate(
     if out is not None:
         write_json(out, record)
     if loaded is not None and report is not None:
-        _write_report(report, loaded[0], clips, record, results)
+        _write_report(report, loaded[0], clips, record, baselines)
     print_result(record, as_json, score_table(record))
 
 
 def _write_report(
-    path: Path, model: Model, clips: Clips, record: dict[str, Any], results: Path
+    path: Path, model: Model, clips: Clips, record: dict[str, Any], baselines: Path
 ) -> None:
     """Write the report; its command contains no path of this machine."""
     from motes.evaluation.labels import read_records
@@ -86,7 +86,7 @@ def _write_report(
 
     name = record["model"]
     command = f"motes evaluate {Path(name).name} --report {path.name}"
-    write_text(path, page(model, clips, record, read_records(results), command))
+    write_text(path, page(model, clips, record, read_records(baselines), command))
 
 
 def figures(

@@ -93,7 +93,8 @@ def _score_tables(name: str, record: Record, others: Mapping[str, Record]) -> It
     if not others:
         yield (
             "<p>No record of a baseline on these clips was found. To add one, run <code>motes "
-            "evaluate limit --out results/limit.json</code> on the same clips.</p>"
+            "evaluate limit --out FOLDER/limit.json</code> on the same clips, then give "
+            "<code>--baselines FOLDER</code>.</p>"
         )
     for count in record["by_count"]:
         lines = []
