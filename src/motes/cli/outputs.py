@@ -1,6 +1,7 @@
 """Write the outputs of a query: table, animation, overlay and plot."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ MAX_GIF_FPS = 50.0
 
 def write_outputs(
     command: str,
+    table: Path,
     options: Options,
     clips: QueryClips,
     answer: Answer,
@@ -33,12 +35,13 @@ def write_outputs(
 
     Args:
         command: infer, forecast or interpolate.
-        options: Of the command line, with the paths.
+        table: Path of the table.
+        options: Of the command line, with the other paths.
         clips: The clips of the query.
         answer: Of the query.
         first_frames: Predicted frames of the first clip, [T, height, width], for the GIF.
     """
-    table, num_frames = options.table(command), answer.observed.shape[1]
+    num_frames = answer.observed.shape[1]
     with all_or_none():
         if options.gif is not None and first_frames is not None:
             write_gif(options.gif, first_frames, min(clips.fps, MAX_GIF_FPS))

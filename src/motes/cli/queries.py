@@ -116,7 +116,7 @@ def _answer(
         # The first clip is queried alone: frames of all clips would take long to draw.
         first = replace(clips.select(slice(1)), num_objects=answer.num_objects[:1])
         first_frames = _query(model, first, horizon, options.seed).frames[0]
-    write_outputs(command, options, clips, answer, first_frames)
+    write_outputs(command, options.table(command), options, clips, answer, first_frames)
 
 
 def _query(model: Model, clips: QueryClips, horizon: int, seed: int) -> Answer:
