@@ -10,12 +10,12 @@ from motes.cli.live_view import (
     BARS,
     downsample,
     half_blocks,
-    learning_panel,
     panel,
     plain_line,
     progress_line,
     sparkline,
     supports_images,
+    training_panel,
 )
 from motes.output.learning import Snapshot
 
@@ -77,7 +77,7 @@ def test_without_colours_snapshots_are_plain_lines(capsys):
         assert not supports_images(terminal, colours, encoding)
     assert not supports_images(True, "256", "latin-1")
     assert supports_images(True, "256", "utf-8")
-    with learning_panel("learning") as show:
+    with training_panel("learning") as show:
         show(snapshot(3))
         show(snapshot())
     assert capsys.readouterr().err.splitlines() == [

@@ -141,7 +141,7 @@ def test_the_command_without_a_model_learns_one_and_tells_it_in_lines(learned, m
     monkeypatch.setattr(learning, "short_run", lambda: preset("structured", "smoke"))
     assert main(["demo", "--out", str(out), "--num-clips", "3"]) == 0
     told = capsys.readouterr()
-    assert "learned in" in told.out
+    assert "training took" in told.out
     assert str(out / demo.MODEL) in told.out
     assert "restart 4/4, step 24/24" in told.err
     assert "step 8/8" in told.err

@@ -35,7 +35,7 @@ def test_every_figure_is_written_twice(run, tmp_path):
 
 def test_the_command_works_in_an_empty_directory(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = ["--model", str(run), "--num-clips", "3", "--only", "strip", "horizon", "--json"]
+    words = [str(run), "--num-clips", "3", "--only", "strip", "horizon", "--json"]
     assert main(["figures", *words]) == 0
     assert json.loads(capsys.readouterr().out)["figures"] == ["strip", "horizon"]
     names = {path.name for path in (tmp_path / "figures").iterdir()}

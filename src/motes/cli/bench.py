@@ -57,7 +57,7 @@ def _time_training(device: str, smoke: bool) -> float:
     lines: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         training.train(config, Path(folder) / "run", device=device, report=lines.append)
-    speeds = [line["iterations_per_second"] for line in lines if "bound" in line]
+    speeds: list[float] = [line["iterations_per_second"] for line in lines if "bound" in line]
     return 1 / statistics.median(speeds)
 
 

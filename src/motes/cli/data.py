@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from motes.cli.live_view import learning_panel
+from motes.cli.live_view import training_panel
 from motes.cli.options import Json, ModelName, NumObjects, Out, join_paths, print_result
 from motes.cli.progress import bar
 from motes.core.files import all_or_none
@@ -70,28 +70,28 @@ def demo(
         seed: random seed of the clips to score; training uses other seeds.
         as_json: print one JSON line instead of text.
     """
-    from motes.output import demo as asking
+    from motes.output import demo as demonstration
     from motes.output.learning import learn, short_run
 
-    subject = None if model is None else asking.existing_model(model)
-    config = short_run() if subject is None else subject.config
-    clips = asking.unseen_clips(config, num_clips, seed)
-    asking.make_folder(out)
-    with asking.one_thread():
-        if subject is None:
-            title = f"learning from {config.data.num_clips:,} clips, from scratch"
-            with learning_panel(title) as show:
-                subject = asking.trained_model(learn(config, show))
-        with bar("asking about unseen clips", asking.total_work(num_clips)) as progress:
-            record = asking.run(subject, clips, out, seed=seed, progress=progress)
-    taken = f"asked and drew in {record['seconds']:.0f} s"
-    if subject.training is not None:
-        taken = f"learned in {subject.training.seconds:.0f} s, {taken}"
+    demo_model = None if model is None else demonstration.existing_model(model)
+    config = short_run() if demo_model is None else demo_model.config
+    clips = demonstration.unseen_clips(config, num_clips, seed)
+    demonstration.make_folder(out)
+    with demonstration.one_thread():
+        if demo_model is None:
+            title = f"training on {config.data.num_clips:,} clips, from scratch"
+            with training_panel(title) as show:
+                demo_model = demonstration.trained_model(learn(config, show))
+        with bar("querying new clips", demonstration.total_work(num_clips)) as progress:
+            record = demonstration.run(demo_model, clips, out, seed=seed, progress=progress)
+    duration = f"queries and figures took {record['seconds']:.0f} s"
+    if demo_model.training is not None:
+        duration = f"training took {demo_model.training.seconds:.0f} s, {duration}"
     print_result(
         {"verb": "demo", **record},
         as_json,
-        f"{taken}; open this in a browser: {record['report']}\n"
-        "then try: motes data --out clips.npz\n"
-        f"          motes forecast clips.npz --model {model or record['model']} "
-        "--seen 5 --overlay forecast.gif",
+        f"{duration}; open in a browser: {record['report']}\n"
+        "next: motes data --out clips.npz\n"
+        f"      motes forecast clips.npz --model {model or record['model']} "
+        "--num-observed 5 --overlay forecast.gif",
     )

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import torch
 from tyro.conf import Positional, arg
 
-from motes.cli.options import Json, ModelName, Out, print_result
+from motes.cli.options import Data, Json, Out, print_result
 from motes.cli.progress import bar
 from motes.config import DataConfig, RunConfig
 from motes.core.errors import InputError
@@ -90,26 +90,26 @@ def _write_report(
 
 
 def figures(
-    out: Out[Path] = Path("figures"),
-    model: ModelName[str] = "cannonballs-48",
-    data: Annotated[Path | None, arg(aliases=("-d", "--clips"))] = None,
+    model: Positional[str] = "cannonballs-48",
+    data: Data[Path | None] = None,
     num_clips: int = 60,
     seed: int = 1_000_000,
+    out: Out[Path] = Path("figures"),
     only: tuple[str, ...] = (),
     as_json: Json = False,
 ) -> None:
-    """Draw figures of a model's answers and scores on new clips.
+    """Draw figures of the predictions and scores of a model.
 
     Example: motes figures --out figures
 
-    Example: motes figures --model runs/small --only strip horizon
+    Example: motes figures runs/small --only strip horizon
 
     Args:
-        out: output folder: PNG and PDF files; created if missing.
-        model: shipped model or run folder that the figures show.
-        data: npz clips with true positions; default: new cannonballs of the model's size.
+        model: shipped model or run folder.
+        data: clip file: npz with true positions; default: new cannonballs of the model's size.
         num_clips: number of clips to make.
         seed: random seed of the clips to make; training uses other seeds.
+        out: output folder: PNG and PDF files; created if missing.
         only: strip, trajectories, overlays, horizon, reliability, initial-states or latent-grid;
             default: all.
         as_json: print one JSON line instead of text.

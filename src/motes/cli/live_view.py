@@ -21,7 +21,7 @@ IMAGE_WIDTH = 22  # characters of the sprite
 
 
 @contextlib.contextmanager
-def learning_panel(title: str) -> Iterator[Callable[[Snapshot], None]]:
+def training_panel(title: str) -> Iterator[Callable[[Snapshot], None]]:
     """Yield a function that shows a snapshot on standard error."""
     from rich.console import Console
     from rich.live import Live
