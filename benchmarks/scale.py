@@ -15,13 +15,13 @@ from motes.data import cannonballs
 from motes.kalman import DENSE_FRAMES
 from motes.models.model import Model, build
 from motes.queries import forecast, infer, interpolate
-from motes.training.presets import PRESETS, STRUCTURED_PRESETS
+from motes.training.presets import PRESETS
 
 # Configurations whose models are timed.
 FAMILIES = {
-    "paper": PRESETS["small"],
-    "structured": STRUCTURED_PRESETS["small"],
-    "pictures": STRUCTURED_PRESETS["pictures"],
+    "paper": PRESETS["paper-small"],
+    "structured": PRESETS["sprites-small"],
+    "pictures": PRESETS["layers"],
 }
 STATE_SIZE = 256  # of the paper's networks
 BLOCK = 500  # clips in memory at a time when many are streamed

@@ -10,13 +10,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benchmarks.timing import in_turns
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.kalman import mixture
 from motes.kalman.dynamics import LinearDynamics
 from motes.models import elbo as objective
 from motes.models.model import Model
 from motes.models.paper.inference import InferenceNetwork
 from motes.models.paper.recurrence import recur
-from motes.models.paper.renderer import Renderer
+from motes.models.paper.renderer import PaperRenderer
 from tests.reference import naive
 
 # Float32 sums in two orders differ by about 1e-6; a wrong term is an error of order one.
@@ -39,7 +38,7 @@ class Parts(NamedTuple):
     """The paper's three parts, in the order of `Model.parameters`."""
 
     dynamics: LinearDynamics
-    renderer: Renderer
+    renderer: PaperRenderer
     inference: InferenceNetwork
 
 
@@ -109,7 +108,7 @@ def bench_train(smoke: bool = False) -> dict[str, Any]:
 def _parts(sizes: Sizes, generator: torch.Generator) -> Parts:
     return Parts(
         dynamics=LinearDynamics(generator=generator),
-        renderer=Renderer(sizes.image_size, sizes.state_size, generator),
+        renderer=PaperRenderer(sizes.image_size, sizes.state_size, generator),
         inference=InferenceNetwork(
             sizes.image_size, sizes.max_objects, sizes.state_size, 0.01, 0.5, generator
         ),
@@ -223,7 +222,7 @@ def _pieces(
             lambda: renderer(positions, present), [positions, *renderer.parameters()]
         ),
         "Kalman": value_and_gradient(
-            lambda: mixture.log_prior(dynamics, positions), [positions, *dynamics.parameters()]
+            lambda: dynamics.track_log_density(positions), [positions, *dynamics.parameters()]
         ),
         "Adam": ours.optimizer.step,
     }

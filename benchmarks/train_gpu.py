@@ -12,9 +12,9 @@ from benchmarks.train import Batch, Contender, Parts, Sizes, disagreement, plain
 from motes.config import RunConfig
 from motes.core.axes import Tensor
 from motes.models.paper.inference import InferenceNetwork
-from motes.models.paper.renderer import Renderer
+from motes.models.paper.renderer import PaperRenderer
 from motes.training.dataset import make_dataset
-from motes.training.gpu import networks as stacked
+from motes.training.gpu import networks
 from motes.training.gpu.replicas import Groups, Replicas, log_evidence
 from motes.training.inputs import StepInputs
 from motes.training.presets import PRESETS
@@ -115,7 +115,7 @@ def pieces(replicas: Replicas, inputs: StepInputs) -> Mapping[str, Callable[[], 
     image, recurrent = factors["inference.from_image"], factors["inference.recurrent"]
     initial = torch.zeros(1, present.shape[2], frames.shape[1], reader["from_past"].shape[1])
     initial = initial.to(bias).requires_grad_()
-    read = lambda: stacked.read(initial, pixels, image, bias, recurrent)  # noqa: E731
+    read = lambda: networks.read(initial, pixels, image, bias, recurrent)  # noqa: E731
     gradients = {name: torch.zeros_like(leaf) for name, leaf in replicas.leaves().items()}
     rates = inputs.settings[:, :2].unbind(-1)
 
@@ -129,19 +129,19 @@ def pieces(replicas: Replicas, inputs: StepInputs) -> Mapping[str, Callable[[], 
             read, [initial, image.backward, bias, recurrent.backward]
         ),
         "renderer and pixels": with_gradient(
-            lambda: stacked.log_likelihood(painter, to_image, positions, present, frames),
+            lambda: networks.log_likelihood(painter, to_image, positions, present, frames),
             [positions, to_image.backward, *painter.values()],
         ),
         "Kalman": with_gradient(
             lambda: log_evidence(*replicas.motion(), positions, present),
             [positions, *(s for n, s in replicas.stacks.items() if n.startswith("dynamics."))],
         ),
-        "Adam": lambda: replicas.update(rates, gradients),
+        "Adam": lambda: replicas.apply_adam(rates, gradients),
     }
 
 
 def _config(smoke: bool) -> RunConfig:
-    preset = PRESETS["smoke" if smoke else "paper"]
+    preset = PRESETS["paper-smoke" if smoke else "paper"]
     if smoke:
         return preset
     return dataclasses.replace(preset, data=dataclasses.replace(preset.data, num_clips=4_000))
@@ -176,7 +176,7 @@ def _taken(replicas: Replicas) -> StepInputs:
 def _compared(replicas: Replicas, inputs: StepInputs) -> tuple[dict[str, float], Contender]:
     """Return the differences of the two steps on one batch, and the naive step."""
     model = replicas.trainers[0].model
-    assert isinstance(model.renderer, Renderer)
+    assert isinstance(model.renderer, PaperRenderer)
     assert isinstance(model.inference, InferenceNetwork)
     parts = Parts(model.dynamics, model.renderer, model.inference)
     frames = replicas.frames(inputs)

@@ -11,7 +11,7 @@ from motes.config import (
     ScheduleConfig,
 )
 from motes.models.model import Model, build
-from motes.training.presets import STRUCTURED_PRESETS
+from motes.training.presets import PRESETS
 
 HEIGHT, WIDTH, MAX_OBJECTS = 6, 8, 3
 
@@ -47,7 +47,7 @@ def tiny_model(seed: int = 0) -> Model:
 
 
 def tiny_structured_model() -> Model:
-    config = STRUCTURED_PRESETS["smoke"]
+    config = PRESETS["sprites-smoke"]
     return build(replace(config, data=tiny_config().data))
 
 

@@ -29,7 +29,7 @@ from experiments.worlds.world_scores import COUNTED, TEST_SEED, believed_counts,
 from motes.core.axes import Float, Tensor
 from motes.data import Clips, cannonballs, save_clips
 from motes.models.checkpoint import write_json
-from motes.training.presets import preset
+from motes.training.presets import PRESETS
 from motes.training.run_folder import environment
 from motes.training.train import train
 
@@ -53,7 +53,7 @@ def fade(clips: Clips, seed: int) -> Clips:
 def learn_faint(folder: Path, num_clips: int) -> None:
     """Train a model of faint clips; it is told how many objects each holds, and nothing else."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = preset("structured", "robust")
+    config = PRESETS["sprites"]
     save_clips(folder / "clips.npz", fade(cannonballs(num_clips, (1, 2, 3), seed=1), seed=1))
     data = dataclasses.replace(config.data, path=str(folder / "clips.npz"))
     train(dataclasses.replace(config, data=data), folder / "model")

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from motes.models.latent_map import LatentMap
 
 from experiments.paper_figures import diagrams, paper
 from experiments.paper_figures.stored import Stored
-from motes.models.latent_map import LatentMap
 from motes.output import evaluation_plots as own
 from motes.output.plots import FORECAST, INFERRED, INTERPOLATED, axes_grid, shared_legend
 

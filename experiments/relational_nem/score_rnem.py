@@ -29,7 +29,7 @@ from motes.core.axes import Bool, Float, UInt8
 from motes.data import Clips
 from motes.models.checkpoint import load_with_config
 from motes.training.dataset import fit_sprite_size
-from motes.training.presets import preset
+from motes.training.presets import PRESETS
 from motes.training.train import train
 from motes.video.foreground import blob_masses, typical_count
 
@@ -144,7 +144,7 @@ def learn_covered(videos: dict[str, Video], out: Path, seed: int, cover: Cover) 
     """Learns from the covered clips that balls fly straight and that something hides them."""
     (out / "clips").mkdir(parents=True)
     write_clips(videos, out / "clips", cover)
-    usual = preset("structured", "covered")
+    usual = PRESETS["sprites-occluded"]
     data = dataclasses.replace(usual.data, path=str(out / "clips" / "covered.npz"))
     config = fit_sprite_size(dataclasses.replace(usual, data=data, seed=seed))
     print(

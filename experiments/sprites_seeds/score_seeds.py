@@ -34,7 +34,7 @@ from motes.models import model as models
 from motes.models.checkpoint import load_with_config, write_json
 from motes.models.model import Model
 from motes.models.sprites.renderer import SpriteRenderer
-from motes.training.presets import preset
+from motes.training.presets import PRESETS
 from motes.training.run_folder import environment
 from motes.training.train import resume, train
 
@@ -107,7 +107,7 @@ def nudged(nudge: Callable[[Model], None]) -> Iterator[None]:
 
 def configuration(size: int, frames: int, seed: int, start: Start) -> RunConfig:
     """Return the preset for these clips, drawn from a seed of their own, with another start."""
-    config = preset("structured", "robust")
+    config = PRESETS["sprites"]
     data = dataclasses.replace(
         config.data, height=size, width=size, num_frames=frames, seed=seed + 1
     )

@@ -16,8 +16,9 @@ from motes.core.axes import Bool, Float, Int, Tensor
 from motes.data import OpticalTrap, World
 from motes.evaluation.baselines.true_physics import ROUNDING, TruePhysics, true_physics
 from motes.evaluation.predictor import Prediction
-from motes.kalman.mixture import select_component
-from motes.models.sprites.track_swaps import best_exchanges, joined_by_filter, of_pairs
+from motes.kalman.mixture import SmoothedTracks
+from motes.kalman.swap_evidence import joined_by_filter, pair_gains
+from motes.models.sprites.track_swaps import best_swaps
 
 BEAM = 16
 EXCHANGES = 20  # rounds, at most
@@ -81,7 +82,7 @@ def predict_with_oracle(points: Float[Tensor, "B N T 2"], law: Law) -> Predictio
     tracks = oracle_tracks(points, law)
     seen = ~tracks.isnan().any(-1)
     log_weights, states = _smooth(tracks, seen, law) if law.floor is None else _filter(tracks, law)
-    means, covariances = select_component(states, log_weights.argmax(-1))
+    means, covariances = SmoothedTracks(log_weights, *states).select(log_weights.argmax(-1))
     path, spread = means[..., :2], covariances[..., :2, :2]
     drawn = spread + law.physics.observation_scale.square().diag_embed()
     rounding = ROUNDING * torch.eye(2, dtype=path.dtype)
@@ -155,7 +156,7 @@ def _exchange(tracks: Float[Tensor, "B N T 2"], law: Law) -> Float[Tensor, "B N 
     for _ in range(EXCHANGES):
         seen = ~tracks.isnan().any(-1)
         joined = joined_by_filter(*law.physics[:2], tracks.nan_to_num(), seen)
-        _, source = best_exchanges(of_pairs(joined), present, onwards=True)
+        _, source = best_swaps(pair_gains(joined), present, persistent=True)
         tried = tracks.take_along_dim(source[..., None], 1)
         gained = log_evidence(tried, law)
         better = gained > likely

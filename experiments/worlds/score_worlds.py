@@ -39,7 +39,7 @@ from motes.data import Clips, save_clips, worlds
 from motes.evaluation import metrics
 from motes.evaluation.baselines.trackpy import choose_settings, track_features
 from motes.models.checkpoint import write_json
-from motes.training.presets import preset
+from motes.training.presets import PRESETS, find
 from motes.training.run_folder import environment
 from motes.training.train import train
 
@@ -55,12 +55,12 @@ def learn(
     task: Task, seed: int, folder: Path, num_clips: int | None, *, hiding: bool = False
 ) -> None:
     """Train on fresh clips of a world into a new folder, with a record of how that went."""
-    config = preset("structured", task.preset)
+    config = find(task.preset, "structured")
     if hiding:
-        covered = preset("structured", "covered")
-        taught, frozen = covered.model.hidden_teach, covered.schedule.frozen_visibility
+        covered = PRESETS["sprites-occluded"]
+        taught, frozen = covered.model.hidden_teach, covered.schedule.frozen_occlusion
         model = dataclasses.replace(config.model, hidden_teach=taught)
-        schedule = dataclasses.replace(config.schedule, frozen_visibility=frozen)
+        schedule = dataclasses.replace(config.schedule, frozen_occlusion=frozen)
         config = dataclasses.replace(config, model=model, schedule=schedule)
     num_clips = num_clips or config.data.num_clips
     folder.parent.mkdir(parents=True, exist_ok=True)

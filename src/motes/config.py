@@ -1,7 +1,12 @@
-"""What a run is: frozen, validated dataclasses and their JSON form.
+"""Run configuration: frozen, validated dataclasses and their JSON form.
 
-Configuration stops at the door: `model.build` and `train` read it, the modules below take plain
-arguments. Every schedule is a tuple of knots (step, value), see `motes.training.schedule`.
+A run has settings for its data, its law of motion, its model family and its schedule. The settings
+of a family live in the family's own package, which registers them here by name; `motes.models`
+registers those that come with the package. Modules below `models.model.build` and `training` take
+plain arguments. Every schedule is a tuple of knots (step, value), see `motes.training.schedule`.
+
+The JSON parser is written by hand because the training core must import with torch, numpy, scipy
+and safetensors alone.
 """
 
 import dataclasses
@@ -15,47 +20,56 @@ from motes.core.errors import InputError
 
 Knots = tuple[tuple[int, float], ...]
 
-FORMAT_VERSION = 1
-MOST = 10**9  # of anything that is counted
+FORMAT_VERSION = 2  # version 1 was written by motes 0.1 and is still read
+MAX_COUNT = 10**9
 
 
 def require(condition: bool, message: str) -> None:
-    """Raises `InputError` with the message unless the condition holds."""
+    """Raise `InputError` with the message unless the condition holds."""
     if not condition:
         raise InputError(message)
 
 
 def require_counts(record: object, lowest: int, *names: str) -> None:
-    """Raises `InputError` unless these fields lie between `lowest` and `MOST`."""
+    """Raise `InputError` unless these fields lie between `lowest` and `MAX_COUNT`."""
     for name in names:
         value = getattr(record, name)
-        require(lowest <= value <= MOST, f"{name} is {value!r:.60}; give {lowest} to {MOST}")
+        require(
+            lowest <= value <= MAX_COUNT, f"{name} is {value!r:.60}; give {lowest} to {MAX_COUNT}"
+        )
+
+
+def require_positive(record: object, *names: str) -> None:
+    """Raise `InputError` unless these fields are positive and below 1e6."""
+    for name in names:
+        value = getattr(record, name)
+        require(0 < value < 1e6, f"{name} is {value}; give a positive number")
 
 
 Value = TypeVar("Value")
 
 
-def newer(default: Value) -> Value:
-    """A field that runs of older versions lack: they did what its default says."""
-    added: Value = field(default=default, metadata={"newer": True})
+def optional(default: Value) -> Value:
+    """Declare a field that older files may lack; a missing field has the default."""
+    added: Value = field(default=default, metadata={"optional": True})
     return added
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which clips are learned from: a file of the user's, or the paper's cannonballs."""
+    """The training clips: a file, or generated cannonballs."""
 
-    path: str | None = None  # npz file of clips; None makes cannonballs
+    path: str | None = None  # npz file of clips; None generates cannonballs
     num_clips: int = 60_000
     num_objects: tuple[int, ...] = (1, 2, 3)
     num_frames: int = 30
     height: int = 48
     width: int = 48
     seed: int = 1
-    num_held_out: int = 240  # clips kept from training, for the bound that is reported
-    # Of colour clips: weights of red, green and blue, and an offset, that make the grey level.
-    colour_axis: tuple[float, float, float, float] | None = newer(None)
-    channels: int = newer(1)  # of a pixel; 3: colour as it is, for pictures
+    num_held_out: int = 240  # clips for the held-out bound
+    # Weights of red, green and blue and an offset that map colour clips to grey levels.
+    colour_axis: tuple[float, float, float, float] | None = optional(None)
+    channels: int = optional(1)  # per pixel; 3: colour, for layered sprites
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "num_clips", "num_held_out")
@@ -80,82 +94,40 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """Sizes and starting values of the three parts; the defaults are the paper's."""
+class DynamicsConfig:
+    """The law of motion and its initial values; the defaults are the paper's."""
 
-    family: Literal["paper", "structured"] = "paper"
-    inference_state_size: int = 1024  # S, the paper's dimension of s_t^n
-    renderer_state_size: int = 1024  # X, of x^n; the paper does not say, [Choice 3]
-    num_components: int = 2  # K
-    # Of motion; linear: springs and drag as well.
-    law: Literal["newton", "linear"] = newer("newton")
-    sampling_period: float = 0.1  # delta at the start
-    state_noise: float = 0.001  # Sigma_H = state_noise I
-    position_noise: float = 1.0  # Sigma_A = position_noise I
-    initial_spread: float = 1.0  # standard deviation of mu_k's position, and Sigma_k = spread^2 I
-    scale_floor: float = 0.01  # smallest standard deviation of q, in latent units, [Choice 4]
-    initial_scale: float = 0.5  # standard deviation of q before training, [Choice 4]
-    # Of the structured family alone:
-    glyph_reach: int = 5  # pixels from the glyph's centre to its border
-    glyph_width: float = 3.0  # standard deviation of the glyph before training, pixels
-    pixels_per_unit: float = 3.0  # scale of latent positions
-    window: int = 7  # pixels around its prediction in which an object is looked for
-    # Lit or dark by a chance, one glyph for all; or grey or colour with noise, several kinds.
-    pixels: Literal["binary", "pictures"] = newer("binary")
-    num_kinds: int = newer(6)  # of object, of pictures alone
-    # What objects teach that were not seen: all; or what hides them alone, and there they are
-    # taken to be. [Choice 38]
-    hidden_teach: Literal["all", "hiding"] = newer("all")
+    law: str = "newton"  # a name registered in `motes.models.registry.LAWS`
+    num_components: int = 2  # K, initial-state components
+    sampling_period: float = 0.1  # initial delta
+    state_noise: float = 0.001  # initial Sigma_H = state_noise I
+    position_noise: float = 1.0  # initial Sigma_A = position_noise I
+    initial_spread: float = 1.0  # standard deviation of mu_k's position; Sigma_k = spread^2 I
 
     def __post_init__(self) -> None:
-        require(
-            1 <= self.inference_state_size <= 8192 and 1 <= self.renderer_state_size <= 8192,
-            "state sizes are "
-            f"{self.inference_state_size!r:.40} and {self.renderer_state_size!r:.40}; give 1..8192",
-        )
-        require(1 <= self.num_kinds <= 64, f"num_kinds is {self.num_kinds!r:.40}; give 1 to 64")
-        require(
-            self.pixels == "binary" or self.family == "structured",
-            "pixels is pictures, which the paper's networks cannot draw: use --family structured",
-        )
         require(1 <= self.num_components <= 64, f"K is {self.num_components!r:.40}; give 1..64")
-        for name in (
-            "sampling_period", "state_noise", "position_noise", "initial_spread",
-            "glyph_width", "pixels_per_unit",
-        ):  # fmt: skip
-            value = getattr(self, name)
-            require(0 < value < 1e6, f"{name} is {value}; give a positive number")
-        require(
-            1 <= self.glyph_reach <= 64 and 1 <= self.window <= 64,
-            f"glyph_reach is {self.glyph_reach!r:.40}, window {self.window!r:.40}; give 1 to 64",
-        )
-        require(
-            0 < self.scale_floor < self.initial_scale < 1e6,
-            f"scale_floor is {self.scale_floor} and initial_scale {self.initial_scale}; "
-            "give 0 < scale_floor < initial_scale",
-        )
+        require_positive(self, "sampling_period", "state_noise", "position_noise", "initial_spread")
 
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """How training changes over the steps; knots are (step, value), see `motes.training.schedule`."""
+    """Settings that change over the training steps, as knots (step, value)."""
 
     iterations: int = 200_000
     frozen_dynamics: int = 10_000  # the dynamics keep their initial values until this step
     learning_rate: Knots = ((0, 1e-3),)
     kl_weight: Knots = ((0, 1.0),)
     blur: Knots = ((0, 0.0),)  # standard deviation in pixels
-    dynamics_rate: float = 1.0  # learning rate of the dynamics, as a multiple of that of the rest
-    taught: int = (
-        0  # steps on a teacher's lessons before the bound, see `motes.training.distillation`
-    )
-    steps_per_look: int = 1  # structured family: steps between two looks at the frames
-    frozen_visibility: int = newer(0)  # structured family: nothing hides objects until this step
-    seed_mixture: tuple[int, ...] = ()  # structured family: steps at which starts are clustered
+    dynamics_rate: float = 1.0  # learning rate of the dynamics relative to that of the networks
+    distillation_steps: int = 0  # first steps, on a teacher's pseudo-labels
+    # Families that infer by search:
+    steps_per_search: int = 1  # gradient steps between two searches of new frames
+    frozen_occlusion: int = optional(0)  # no occluder is learned until this step
+    mixture_em_steps: tuple[int, ...] = ()  # steps at which initial-state components are refitted
 
     def __post_init__(self) -> None:
-        require_counts(self, 1, "iterations", "steps_per_look")
-        require_counts(self, 0, "frozen_dynamics", "frozen_visibility", "taught")
+        require_counts(self, 1, "iterations", "steps_per_search")
+        require_counts(self, 0, "frozen_dynamics", "frozen_occlusion", "distillation_steps")
         require(
             0 <= self.dynamics_rate < 1e6, f"dynamics_rate is {self.dynamics_rate}; give 0 to 1e6"
         )
@@ -184,28 +156,28 @@ class ScheduleConfig:
             learning_rate=stretch(self.learning_rate),
             kl_weight=stretch(self.kl_weight),
             blur=stretch(self.blur),
-            taught=round(self.taught * factor),
-            frozen_visibility=round(self.frozen_visibility * factor),
+            distillation_steps=round(self.distillation_steps * factor),
+            frozen_occlusion=round(self.frozen_occlusion * factor),
         )
 
     def slower(self, factor: float) -> "ScheduleConfig":
-        """The same schedule with other learning rates."""
+        """Return the schedule with all learning rates multiplied by a factor."""
         rates = tuple((step, factor * rate) for step, rate in self.learning_rate)
         return dataclasses.replace(self, learning_rate=rates)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """A whole training run."""
 
+    model: Any  # settings of a registered family, such as `motes.models.paper.PaperSettings`
     data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
+    dynamics: DynamicsConfig = field(default_factory=DynamicsConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     batch_size: int = 20
     seed: int = 0  # of initial weights, batches and noise
-    teacher: str | None = None  # a structured model: its name or run folder
-    # A model whose weights training begins with, as far as they fit.
-    begins_with: str | None = newer(None)
+    teacher: str | None = None  # a sprite model that gives pseudo-labels: a name or run folder
+    initial_model: str | None = optional(None)  # a model whose weights training starts from
     log_every: int = 100
     checkpoint_every: int = 2_000
 
@@ -213,27 +185,41 @@ class RunConfig:
         require_counts(self, 1, "batch_size", "log_every", "checkpoint_every")
         require(0 <= self.seed < 2**63, f"seed is {self.seed!r:.60}; give 0 to 2**63 - 1")
         require(
-            self.checkpoint_every % self.schedule.steps_per_look == 0,
+            self.checkpoint_every % self.schedule.steps_per_search == 0,
             f"checkpoint_every is {self.checkpoint_every!r:.40}; give a multiple of "
-            f"steps_per_look, {self.schedule.steps_per_look}",
+            f"steps_per_search, {self.schedule.steps_per_search}",
         )
         require(
-            self.teacher is None or self.schedule.taught > 0,
-            f"teacher is {self.teacher!r:.200}, but no step is a lesson (schedule.taught is 0): "
-            "use --preset taught",
+            self.teacher is None or self.schedule.distillation_steps > 0,
+            f"teacher is {self.teacher!r:.200}, but schedule.distillation_steps is 0: "
+            "use --preset paper-distilled",
         )
+
+    @property
+    def family(self) -> str:
+        """The name under which the settings of the model were registered."""
+        for name, settings in FAMILY_SETTINGS.items():
+            if type(self.model) is settings:
+                return name
+        raise TypeError(f"{type(self.model).__name__} belongs to no registered family")
+
+
+# The settings class of each family by name; `motes.models.registry.register_family` adds to it.
+FAMILY_SETTINGS: dict[str, type[Any]] = {}
 
 
 def to_json(config: RunConfig) -> str:
-    """The configuration as JSON text, with the version of the format."""
-    return json.dumps({"version": FORMAT_VERSION, **dataclasses.asdict(config)}, indent=2) + "\n"
+    """Return the configuration as JSON text with the version of the format."""
+    content = {"version": FORMAT_VERSION, "family": config.family, **dataclasses.asdict(config)}
+    return json.dumps(content, indent=2) + "\n"
 
 
 def from_json(text: str, origin: str | Path) -> RunConfig:
-    """The configuration that `to_json` wrote, perhaps of an older version; errors name `origin`.
+    """Return the configuration that `to_json` wrote, of this or an older version.
 
     Raises:
-        InputError: not JSON, a newer version, unknown or missing fields, wrong types or values.
+        InputError: not JSON, a newer version, an unknown family, unknown or missing fields, wrong
+            types or values; the message names `origin`.
     """
     try:
         raw = json.loads(text)
@@ -242,31 +228,98 @@ def from_json(text: str, origin: str | Path) -> RunConfig:
     require(isinstance(raw, dict), f"{origin} holds no JSON object; expected a motes config")
     version = raw.pop("version", None)
     require(
-        version == FORMAT_VERSION,
-        f"{origin} has format version {version!r:.60}; this motes reads version {FORMAT_VERSION}: "
-        "use the motes that wrote it, or a newer one",
+        version in (1, FORMAT_VERSION),
+        f"{origin} has format version {version!r:.60}; this motes reads versions 1 to "
+        f"{FORMAT_VERSION}: use the motes that wrote it, or a newer one",
     )
-    return _read(RunConfig, raw, str(origin))
+    raw = upgraded(raw, str(origin)) if version == 1 else raw
+    family = raw.pop("family", None)
+    require(
+        isinstance(family, str) and family in FAMILY_SETTINGS,
+        f"{origin} is of family {family!r:.60}; expected one of {', '.join(FAMILY_SETTINGS)}",
+    )
+    model = _read(FAMILY_SETTINGS[family], raw.pop("model", None), f"{origin}: model")
+    return _read(RunConfig, raw, str(origin), model=model)
+
+
+# Names of version 1 and where their values are in version 2. Families share the law of motion and
+# the schedule; a setting of another family was written too, and is dropped.
+_DYNAMICS_1 = (
+    *("law", "num_components", "sampling_period", "state_noise", "position_noise"),
+    "initial_spread",
+)
+_PAPER_1 = {
+    name: name
+    for name in ("inference_state_size", "renderer_state_size", "scale_floor", "initial_scale")
+}
+_SPRITES_1 = {
+    "glyph_reach": "sprite_radius",
+    "glyph_width": "sprite_width",
+    "pixels_per_unit": "pixels_per_unit",
+    "window": "window",
+}
+_LAYERS_1 = {**_SPRITES_1, "num_kinds": "num_sprite_classes"}
+_MODEL_1 = {*_DYNAMICS_1, *_PAPER_1, *_LAYERS_1, "family", "pixels", "hidden_teach"}
+_SCHEDULE_1 = {
+    "taught": "distillation_steps",
+    "steps_per_look": "steps_per_search",
+    "frozen_visibility": "frozen_occlusion",
+    "seed_mixture": "mixture_em_steps",
+}
+
+
+def upgraded(raw: dict[str, Any], origin: str) -> dict[str, Any]:
+    """Return the content of a version 1 file under the names of version 2."""
+    model, schedule = raw.pop("model", None), raw.pop("schedule", None)
+    for name, part in (("model", model), ("schedule", schedule)):
+        require(isinstance(part, dict), f"{origin}: {name} is {part!r:.60}; expected an object")
+    unknown = sorted(set(model) - _MODEL_1)
+    require(not unknown, f"{origin}: model has unknown fields {unknown!r:.120}")
+    missing = sorted(_MODEL_1 - set(model) - {"law", "pixels", "num_kinds", "hidden_teach"})
+    require(not missing, f"{origin}: model lacks the fields {missing}")
+    kinds = {
+        ("paper", "binary"): ("paper", _PAPER_1),
+        ("structured", "binary"): ("sprites", _SPRITES_1),
+        ("structured", "pictures"): ("layers", _LAYERS_1),
+    }
+    kind = (model["family"], model.get("pixels", "binary"))
+    require(
+        all(isinstance(part, str) for part in kind) and kind in kinds,
+        f"{origin}: family and pixels are {kind!r:.80}; expected one of {list(kinds)}",
+    )
+    hiding = model.get("hidden_teach", "all")
+    require(hiding in ("all", "hiding"), f"{origin}: hidden_teach is {hiding!r:.60}")
+    family, names = kinds[kind]
+    settings = {new: model[old] for old, new in names.items() if old in model}
+    if family == "sprites":
+        settings["models_occlusion"] = hiding == "hiding"
+    renamed = {_SCHEDULE_1.get(name, name): value for name, value in schedule.items()}
+    require(len(renamed) == len(schedule), f"{origin}: schedule has fields of two versions")
+    if "begins_with" in raw:
+        raw["initial_model"] = raw.pop("begins_with")
+    dynamics = {"law": "newton"} | {n: model[n] for n in _DYNAMICS_1 if n in model}
+    return raw | {"family": family, "model": settings, "dynamics": dynamics, "schedule": renamed}
 
 
 Record = TypeVar("Record")
 
 
-def _read(kind: type[Record], raw: Any, place: str) -> Record:
-    """Builds a dataclass from parsed JSON, strictly."""
+def _read(kind: type[Record], raw: Any, place: str, **known: Any) -> Record:
+    """Return a dataclass built from parsed JSON, strictly; `known` fields are already parsed."""
     require(isinstance(raw, dict), f"{place} is {raw!r:.60}; expected an object")
-    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fields = {f.name: f for f in dataclasses.fields(kind) if f.name not in known}  # type: ignore[arg-type]
     unknown = sorted(set(raw) - set(fields))
     missing = sorted(
-        name for name in set(fields) - set(raw) if "newer" not in fields[name].metadata
+        name for name in set(fields) - set(raw) if "optional" not in fields[name].metadata
     )
     require(not unknown, f"{place} has unknown fields {unknown!r:.120}; expected {sorted(fields)}")
     require(not missing, f"{place} lacks the fields {missing}")
-    return kind(**{name: _value(fields[name].type, raw[name], f"{place}: {name}") for name in raw})
+    read = {name: _value(fields[name].type, raw[name], f"{place}: {name}") for name in raw}
+    return kind(**known, **read)
 
 
 def _value(expected: Any, raw: Any, place: str) -> Any:
-    """Checks one JSON value against an annotation and converts lists to tuples."""
+    """Return one JSON value checked against an annotation, lists as tuples."""
     if dataclasses.is_dataclass(expected):
         return _read(expected, raw, place)  # type: ignore[arg-type]
     origin, arguments = get_origin(expected), get_args(expected)
@@ -281,7 +334,7 @@ def _value(expected: Any, raw: Any, place: str) -> Any:
             return tuple(_value(arguments[0], item, place) for item in raw)
         require(len(raw) == len(arguments), f"{place} is {raw!r:.60}; expected {len(arguments)}")
         return tuple(_value(a, item, place) for a, item in zip(arguments, raw, strict=True))
-    if expected is float and type(raw) is int and abs(raw) <= MOST:
+    if expected is float and type(raw) is int and abs(raw) <= MAX_COUNT:
         return float(raw)
     require(type(raw) is expected, f"{place} is {raw!r:.60}; expected {expected.__name__}")
     return raw

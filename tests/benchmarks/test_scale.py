@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from motes.models.paper.gap_filling import bytes_of_a_clip
 
 from benchmarks import scale
 from benchmarks.__main__ import main
@@ -20,7 +21,6 @@ from benchmarks.scale import (
     num_points,
     peak_memory,
 )
-from motes.models.paper.gap_filling import bytes_of_a_clip
 from motes.queries import TO_SMOOTH
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from motes import cli
 from motes.models.checkpoint import save_model
 from motes.models.model import build
 from motes.server.timeouts import HEAD_SECONDS
-from motes.training.presets import STRUCTURED_PRESETS
+from motes.training.presets import PRESETS
 from serving import Server, serving
 
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
@@ -28,7 +28,7 @@ SECONDS = 20.0  # for an answer on a busy machine
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A playground of a small, untrained model: what is tested here does not depend on it."""
-    folder, config = tmp_path_factory.mktemp("model"), STRUCTURED_PRESETS["smoke"]
+    folder, config = tmp_path_factory.mktemp("model"), PRESETS["sprites-smoke"]
     save_model(folder, build(config), config)
     with serving(folder) as started:
         yield started

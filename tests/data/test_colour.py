@@ -19,7 +19,7 @@ from motes.models.model import build
 from motes.server import schemas, uploads
 from motes.server.playground import Playground
 from motes.training.dataset import fit_to_data, make_dataset
-from motes.training.presets import preset
+from motes.training.presets import PRESETS
 
 
 def hues(generator):
@@ -49,7 +49,7 @@ def test_objects_of_another_hue_become_bright(generator):
 def test_a_model_of_colour_clips_is_asked_with_colour(tmp_path):
     clips = worlds.make("colour", 12, (1, 2), num_frames=12, size=16)
     save_clips(tmp_path / "clips.npz", clips)
-    config = preset("structured", "smoke")
+    config = PRESETS["sprites-smoke"]
     config = fit_to_data(
         dataclasses.replace(config, data=DataConfig(path=str(tmp_path / "clips.npz")))
     )
@@ -78,7 +78,7 @@ def coloured(tmp_path):
     (tmp_path / "pictures").mkdir()
     for t, levels in enumerate((255 * clip.frames[0]).round().byte().numpy()):
         Image.fromarray(levels).save(tmp_path / "pictures" / f"{t}.png")
-    config = preset("structured", "smoke")
+    config = PRESETS["sprites-smoke"]
     data = dataclasses.replace(config.data, colour_axis=find_axis(clip.frames))
     config = dataclasses.replace(config, data=data)
     (tmp_path / "run").mkdir()
@@ -121,7 +121,7 @@ def test_the_playground_shows_colour_as_the_model_sees_it(coloured):
 
 def test_hidden_colour_frames_cannot_matter(tmp_path):
     frames = worlds.make("colour", 2, 1, num_frames=12, size=16).frames
-    config = preset("structured", "smoke")
+    config = PRESETS["sprites-smoke"]
     data = dataclasses.replace(config.data, colour_axis=(0.3, 0.3, 0.3, 0.0))
     model = build(dataclasses.replace(config, data=data))
     observed = torch.arange(12) < 6

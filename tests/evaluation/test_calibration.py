@@ -10,9 +10,9 @@ from motes.data.clips import pack
 from motes.evaluation.calibration import calibrate, calibrate_run
 from motes.models.checkpoint import load, save_model
 from motes.models.model import Model, build
-from motes.models.paper.inference import GaussianPosterior
+from motes.models.posterior import GaussianPosterior
 from motes.queries import sightings
-from motes.training.presets import preset
+from motes.training.presets import PRESETS
 from tiny import tiny_frames, tiny_model
 
 
@@ -38,13 +38,13 @@ def test_a_q_that_is_too_narrow_is_widened_by_as_much(monkeypatch: pytest.Monkey
     # sqrt(0.09 / M) / f: 0.85 % of q for the 24000 draws of one object. Batches draw the same
     # noise, of 50 clips: 3000 draws, 2.4 %; five of these.
     torch.testing.assert_close(found, torch.tensor([4.0, 1.0, 1 / 0.64]), rtol=0.12, atol=0)
-    assert found is model.temper
+    assert found is model.calibration_scale
 
 
 def test_an_answer_is_as_wide_as_the_temper_of_its_count_says():
     model, frames, counts = tiny_model(), tiny_frames(3, 7), torch.tensor([1, 2, 3])
     before = motes.infer(model, frames, counts)
-    model.temper.copy_(torch.tensor([4.0, 1.0, 0.25]))
+    model.calibration_scale.copy_(torch.tensor([4.0, 1.0, 0.25]))
     after = motes.infer(model, frames, counts)
     assert torch.equal(after.positions.nan_to_num(), before.positions.nan_to_num())
     for clip, factor in enumerate((4.0, 1.0, 0.25)):
@@ -57,7 +57,7 @@ def test_an_answer_is_as_wide_as_the_temper_of_its_count_says():
 
 def test_more_objects_than_were_trained_with_have_the_last_temper():
     model, ones = tiny_model(), torch.ones(1, 4, 5, 2)
-    model.temper[-1] = 9.0
+    model.calibration_scale[-1] = 9.0
     seen = torch.ones(1, 5, dtype=torch.bool)
     told = sightings(model, GaussianPosterior(ones, ones), seen, torch.tensor([4]), 5)
     assert torch.equal(told.covariances, 9 * torch.eye(2).expand(1, 4, 5, 2, 2))
@@ -68,7 +68,7 @@ def run(tmp_path):
     """The folder of an untrained model of the paper's family."""
     folder = tmp_path / "run"
     folder.mkdir()
-    config = preset("paper", "smoke")
+    config = PRESETS["paper-smoke"]
     save_model(folder, build(config), config)
     return folder
 
@@ -78,7 +78,7 @@ def reference(tmp_path):
     """The folder of an untrained sprite model of the same frames."""
     folder = tmp_path / "sprites"
     folder.mkdir()
-    config = preset("structured", "smoke")
+    config = PRESETS["sprites-smoke"]
     save_model(folder, build(config), config)
     return folder
 

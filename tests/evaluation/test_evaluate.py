@@ -23,7 +23,7 @@ from motes.evaluation.iwae import bound_and_weighted
 from motes.evaluation.physics import learned_force, true_initial_states
 from motes.evaluation.predictor import Prediction
 from motes.models.model import Model, build
-from motes.training.presets import preset
+from motes.training.presets import PRESETS
 from tiny import tiny_config
 
 T, SIZE = 12, 16
@@ -133,7 +133,7 @@ def test_pictures_in_colour_are_scored_too() -> None:
 
 def test_a_model_that_sees_colour_as_grey_is_scored_without_pictures() -> None:
     clips = worlds.make("colour", 2, 1, T, SIZE, seed=3)
-    base = preset("structured", "smoke")
+    base = PRESETS["sprites-smoke"]
     sizes = replace(base.data, num_objects=(1,), num_frames=T, height=SIZE, width=SIZE)
     model = build(replace(base, data=replace(sizes, colour_axis=find_axis(clips.frames))))
     scores = evaluate(ModelPredictor(model), clips)["by_count"]["1"]

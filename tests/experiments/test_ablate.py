@@ -10,7 +10,7 @@ from experiments.sprites_seeds import ablate as ablate_structured
 from experiments.sprites_seeds import score_seeds
 from experiments.sprites_seeds import tables as seed_tables
 from experiments.sprites_seeds.ablate import PARTS, without
-from motes.training.presets import preset
+from motes.training.presets import PRESETS
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -27,7 +27,7 @@ def test_a_part_is_there_is_taken_away_and_comes_back(part):
 @pytest.fixture
 def small(monkeypatch):
     """Runs of few steps on small clips."""
-    monkeypatch.setattr(score_seeds, "preset", lambda family, name: preset(family, "smoke"))
+    monkeypatch.setitem(score_seeds.PRESETS, "sprites", PRESETS["sprites-smoke"])
     monkeypatch.setattr(ablate_structured, "SIZE", 16)
     monkeypatch.setattr(ablate_structured, "FRAMES", 11)
     monkeypatch.setattr("motes.training.initialization.STEPS", 4)

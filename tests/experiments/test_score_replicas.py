@@ -56,4 +56,4 @@ def test_a_size_and_a_teacher_replace_those_of_the_preset(
     assert (changed.data.height, changed.data.width, changed.data.num_frames) == (32, 32, 50)
     assert (changed.teacher, plain.teacher) == (str(teacher), teacher.name)
     assert changed.schedule == plain.schedule
-    assert plain == score_replicas.PRESETS["taught"]
+    assert plain == score_replicas.PRESETS["paper-distilled"]

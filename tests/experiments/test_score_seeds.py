@@ -15,13 +15,13 @@ from experiments.sprites_seeds.tables import (
 from motes.data import cannonballs
 from motes.evaluation.physics import learned_force, true_force
 from motes.training.dataset import make_dataset
-from motes.training.presets import preset
+from motes.training.presets import PRESETS
 from motes.training.step import Trainer
 
 
 def first_model(start):
     config = configuration(32, 30, 0, STARTS[start])
-    small = make_dataset(preset("structured", "smoke"), torch.device("cpu")).training
+    small = make_dataset(PRESETS["sprites-smoke"], torch.device("cpu")).training
     with nudged(STARTS[start].nudge):
         return Trainer(config, small, torch.device("cpu")).model
 

@@ -20,7 +20,7 @@ from motes.training.step import Trainer
 from motes.training.train import resume, train
 
 ROOT = Path(__file__).parents[2]
-SMOKE = PRESETS["smoke"]
+SMOKE = PRESETS["paper-smoke"]
 
 
 @pytest.mark.slow

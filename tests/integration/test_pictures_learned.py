@@ -17,7 +17,7 @@ from motes.server import playground
 from motes.training import initialization as beginnings
 from motes.training.dataset import fit_to_data, make_dataset
 from motes.training.initialization import first_weights, with_initial_model
-from motes.training.presets import preset
+from motes.training.presets import PRESETS
 from motes.training.train import train
 
 SIZE = 24
@@ -28,9 +28,9 @@ def run(request, tmp_path_factory):
     """The folder of a run of a few steps, and the world of its clips."""
     folder = tmp_path_factory.mktemp(request.param)
     save_clips(folder / "clips.npz", worlds.make(request.param, 20, (1, 2), 12, SIZE, seed=1))
-    config = preset("structured", "pictures")
+    config = PRESETS["layers"]
     schedule = dataclasses.replace(
-        config.schedule.stretched(8), steps_per_look=4, seed_mixture=(4,)
+        config.schedule.stretched(8), steps_per_search=4, seed_mixture=(4,)
     )
     config = dataclasses.replace(
         config,
@@ -164,7 +164,7 @@ def test_a_run_that_begins_with_another_sees_its_own_background_and_the_same_kin
     folder, world = run
     clips = worlds.make(world, 20, 1, 12, SIZE + 4, seed=3)
     save_clips(tmp_path / "clips.npz", clips)
-    config = preset("structured", "pictures")
+    config = PRESETS["layers"]
     config = dataclasses.replace(config, data=DataConfig(path=str(tmp_path / "clips.npz")))
     config = fit_to_data(with_initial_model(config, str(folder)))
     data = make_dataset(config, torch.device("cpu")).training

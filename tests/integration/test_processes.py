@@ -15,7 +15,7 @@ from motes import cli
 from motes.core.errors import InputError
 from motes.training import distributed
 from motes.training.dataset import make_dataset
-from motes.training.presets import PRESETS, STRUCTURED_PRESETS
+from motes.training.presets import PRESETS
 from motes.training.run_folder import begin
 from motes.training.step import Trainer
 from motes.training.train import resume, train
@@ -54,7 +54,7 @@ def break_one(rank: int) -> str:
 
 def seed_both() -> dict[str, torch.Tensor]:
     """Trains a structured model past the step at which its mixture is set from tracks."""
-    config = STRUCTURED_PRESETS["smoke"]
+    config = PRESETS["sprites-smoke"]
     trainer = Trainer(config, make_dataset(config, CPU).training, CPU)
     for _ in range(config.schedule.seed_mixture[0] + 2):
         trainer.advance()
@@ -100,7 +100,7 @@ def test_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:
 def test_more_processes_than_clips_of_a_batch_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin(tmp_path, PRESETS["smoke"], replicas=1)
+    begin(tmp_path, PRESETS["paper-smoke"], replicas=1)
     monkeypatch.setattr(distributed, "world_size", lambda: 9)
     monkeypatch.setattr(distributed, "barrier", lambda: None)
     with pytest.raises(InputError, match=r"^9 processes share batches of 8 clips; start no more"):

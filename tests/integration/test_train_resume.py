@@ -28,7 +28,9 @@ from motes.training.train import resume, train
 
 ITERATIONS = 150
 PATIENCE = 120  # seconds that a busy machine may take to start a process
-SMOKE = replace(PRESETS["smoke"], schedule=PRESETS["smoke"].schedule.stretched(ITERATIONS))
+SMOKE = replace(
+    PRESETS["paper-smoke"], schedule=PRESETS["paper-smoke"].schedule.stretched(ITERATIONS)
+)
 
 
 @contextmanager
@@ -191,7 +193,7 @@ def test_a_folder_that_is_in_use_or_not_empty_is_refused(tmp_path: Path) -> None
 
 
 def test_replicas_are_their_own_single_runs_and_the_best_is_chosen(tmp_path: Path) -> None:
-    config = replace(PRESETS["smoke"], seed=3)
+    config = replace(PRESETS["paper-smoke"], seed=3)
     together = train(config, tmp_path / "together", replicas=3)
     assert together.folder == tmp_path / "together"
     assert together.finished
@@ -216,7 +218,7 @@ def test_replicas_are_their_own_single_runs_and_the_best_is_chosen(tmp_path: Pat
 
 def test_replicas_may_have_settings_of_their_own(tmp_path: Path) -> None:
     """As docs/scaling.md has it: what is in their folders before a run begins is kept."""
-    smoke, out = PRESETS["smoke"], tmp_path / "sweep"
+    smoke, out = PRESETS["paper-smoke"], tmp_path / "sweep"
     other = replace(smoke, batch_size=4)
     (out / "seed-1").mkdir(parents=True)
     (out / "config.json").write_text(to_json(smoke))
@@ -233,7 +235,7 @@ def test_replicas_that_were_stopped_are_resumed_together(
 ) -> None:
     """One replica had finished, the other had not: nothing is chosen before both have."""
     out = tmp_path / "out"
-    straight = train(PRESETS["smoke"], tmp_path / "straight", replicas=2)
+    straight = train(PRESETS["paper-smoke"], tmp_path / "straight", replicas=2)
     out.mkdir()
     for name in ("config.json", "replicas.json"):
         (out / name).write_bytes((tmp_path / "straight" / name).read_bytes())

@@ -28,7 +28,7 @@ MAX_LINES = 60
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty place to run in, but for an untrained model in the folder `model`."""
     (tmp_path / "model").mkdir()
-    save_model(tmp_path / "model", build(PRESETS["smoke"]), PRESETS["smoke"])
+    save_model(tmp_path / "model", build(PRESETS["paper-smoke"]), PRESETS["paper-smoke"])
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -16,7 +16,7 @@ from motes.output import demo, learning
 from motes.output.demo_report import CAPTIONS, SHOWN
 from motes.output.learning import learn
 from motes.training.initialization import STEPS
-from motes.training.presets import PRESETS, preset
+from motes.training.presets import PRESETS
 
 NUM_CLIPS = 6
 
@@ -26,7 +26,7 @@ def model(tmp_path_factory):
     """A model as it is before training: the demo must not depend on its being good."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     folder.mkdir()
-    config = PRESETS["smoke"]
+    config = PRESETS["paper-smoke"]
     save_model(folder, build(config), config)
     return folder
 
@@ -50,7 +50,7 @@ def lesson():
     """A run of a few steps, and what was shown of it."""
     shown = []
     before = torch.get_rng_state()
-    taken = learn(preset("structured", "smoke"), shown.append)
+    taken = learn(PRESETS["sprites-smoke"], shown.append)
     assert torch.equal(before, torch.get_rng_state())
     return taken, shown
 
@@ -133,12 +133,12 @@ def test_a_lesson_that_is_stopped_is_an_interruption(monkeypatch):
     stopped = SimpleNamespace(finished=False)
     monkeypatch.setattr(learning, "train", lambda config, out, report: stopped)
     with pytest.raises(KeyboardInterrupt):
-        learn(preset("structured", "smoke"))
+        learn(PRESETS["sprites-smoke"])
 
 
 def test_the_command_without_a_model_learns_one_and_tells_it_in_lines(learned, monkeypatch, capsys):
     out = learned[1]  # where there is a model already
-    monkeypatch.setattr(learning, "short_run", lambda: preset("structured", "smoke"))
+    monkeypatch.setattr(learning, "short_run", lambda: PRESETS["sprites-smoke"])
     assert main(["demo", "--out", str(out), "--num-clips", "3"]) == 0
     told = capsys.readouterr()
     assert "training took" in told.out
@@ -149,7 +149,7 @@ def test_the_command_without_a_model_learns_one_and_tells_it_in_lines(learned, m
 
 
 def test_the_short_run_is_the_preset_with_less_of_it():
-    full, short = preset("structured", "robust"), learning.short_run()
+    full, short = PRESETS["sprites"], learning.short_run()
     assert short.model == full.model
     assert short.schedule.iterations < full.schedule.iterations
     assert max(short.schedule.seed_mixture) < short.schedule.iterations
@@ -182,7 +182,7 @@ def test_the_command_prints_one_json_line(model, tmp_path, capsys):
     ("changes", "named"),
     [
         ({"--model": "no-such-model"}, "no-such-model"),
-        ({"--seed": str(PRESETS["smoke"].data.seed)}, "training clips"),
+        ({"--seed": str(PRESETS["paper-smoke"].data.seed)}, "training clips"),
         ({"--num-clips": "0"}, "num_clips"),
     ],
     ids=["model", "seed", "clips"],

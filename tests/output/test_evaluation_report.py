@@ -14,9 +14,9 @@ from motes.models.checkpoint import save_model
 from motes.models.model import build
 from motes.output.evaluation_report import _comparable, _describe_error
 from motes.output.plots import TRUTH, View
-from motes.training.presets import PRESETS, STRUCTURED_PRESETS
+from motes.training.presets import PRESETS
 
-SMOKE = PRESETS["smoke"]
+SMOKE = PRESETS["paper-smoke"]
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_a_baseline_learns_from_clips_as_large_and_as_full_as_those_it_is_scored
 def test_a_model_of_colour_has_a_scorecard_and_needs_clips(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    base = STRUCTURED_PRESETS["smoke"]
+    base = PRESETS["sprites-smoke"]
     config = replace(
         base,
         data=replace(base.data, path="clips.npz", channels=3, num_objects=(1,)),

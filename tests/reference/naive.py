@@ -12,8 +12,9 @@ from torch.nn.functional import softplus
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman.model import LGSSM
-from motes.models.paper.inference import GaussianPosterior, InferenceNetwork
-from motes.models.paper.renderer import Renderer
+from motes.models.paper.inference import InferenceNetwork
+from motes.models.paper.renderer import PaperRenderer
+from motes.models.posterior import GaussianPosterior
 
 
 class InferenceWeights(NamedTuple):
@@ -52,7 +53,7 @@ def inference_weights(network: InferenceNetwork) -> InferenceWeights:
     return InferenceWeights(W_beta, b_beta, W_s, b_s, W_mu, b_mu, W_sigma, b_sigma, network.initial)
 
 
-def renderer_weights(renderer: Renderer) -> RendererWeights:
+def renderer_weights(renderer: PaperRenderer) -> RendererWeights:
     """Rearrange a renderer's parameters, differentiably, into the paper's matrices."""
     W_alpha, W_x = renderer.from_position.chunk(2, dim=-1)
     b_alpha, b_x = renderer.state_bias.chunk(2, dim=-1)

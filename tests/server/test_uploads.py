@@ -20,11 +20,11 @@ from motes.models.model import build
 from motes.server import schemas, uploads
 from motes.server.playground import Playground
 from motes.server.uploads import MAX_CLIPS, read_upload, run_limited
-from motes.training.presets import STRUCTURED_PRESETS
+from motes.training.presets import PRESETS
 from motes.video.ffmpeg import write_mp4
 
 SIZE = (12, 10)
-CONFIG = STRUCTURED_PRESETS["smoke"]
+CONFIG = PRESETS["sprites-smoke"]
 CONFIG = replace(CONFIG, data=replace(CONFIG.data, height=SIZE[0], width=SIZE[1]))
 PLAYGROUND = Playground(build(CONFIG), CONFIG, "small")
 

@@ -128,7 +128,7 @@ def compare_replicas(config: RunConfig, steps: int) -> dict[str, Any]:
     for _ in range(steps):
         many.advance()
         one.advance()
-    many.wait()
+    many.synchronize()
     ours, theirs = (objective.BoundTerms(*t.mean_terms()) for t in (together[-1], alone))
     return {
         "steps": steps,
@@ -165,7 +165,7 @@ def main() -> int:
         print("no GPU here; this compares the two devices of one machine", file=sys.stderr)
         return 2
     config, steps = PRESETS["smoke" if arguments.smoke else "paper"], 100
-    small = dataclasses.replace(PRESETS["small"], data=PRESETS["smoke"].data)
+    small = dataclasses.replace(PRESETS["paper-small"], data=PRESETS["paper-smoke"].data)
     queries: dict[str, float] = {}
     for name in arguments.models:
         queries |= compare_queries(name, 8)

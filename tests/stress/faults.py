@@ -29,7 +29,7 @@ from motes import cli
 from motes.core.files import leftovers
 from motes.models import checkpoint
 from motes.models.checkpoint import load, read_tensors
-from motes.training.initialization import STARTS, STEPS
+from motes.training.initialization import RESTARTS, STEPS
 from motes.training.run_folder import environment, exclusive
 from motes.training.step import Trainer
 from tests.stress.forked import Ended, run_forked
@@ -320,7 +320,7 @@ def spoil(at_call: int, times: int) -> None:
 
 def not_finite(family: str, straight: Path, place: Path) -> dict[str, str]:
     """Spoils the numbers of a run: it stops, or rolls back where that was asked for; it says so."""
-    rough = len(STARTS) * STEPS if family == "structured" else 0  # steps before the run's own
+    rough = len(RESTARTS) * STEPS if family == "structured" else 0  # steps before the run's own
     folder, at = place / "spoiled", rough + FAMILIES[family] // 2 - 2
     stopped = run_forked(motes(command(family, folder), lambda: spoil(at, 1)))
     expect(stopped.code == 1 and "not finite" in one_line(stopped), "not told", stopped)

@@ -30,20 +30,20 @@ from motes.data import cannonballs, load_clips, save_clips
 from motes.data.colour import ColourAxis
 from motes.models.checkpoint import load, save_model
 from motes.models.model import Model, build
-from motes.training.presets import PRESETS, STRUCTURED_PRESETS
+from motes.training.presets import PRESETS
 from motes.video import read_frames
 
 
 def _small(*, channels: int = 1, axis: ColourAxis | None = None, **of_model: Any) -> RunConfig:
     """The structured family's smallest run, of other pixels or another law."""
-    config = STRUCTURED_PRESETS["smoke"]
+    config = PRESETS["sprites-smoke"]
     data = replace(config.data, channels=channels, colour_axis=axis)
     return replace(config, data=data, model=replace(config.model, **of_model))
 
 
 CONFIGS: dict[str, RunConfig] = {
-    "paper": PRESETS["smoke"],
-    "structured": STRUCTURED_PRESETS["smoke"],
+    "paper": PRESETS["paper-smoke"],
+    "structured": PRESETS["sprites-smoke"],
     "springs in colour": _small(axis=(0.3, 0.6, 0.1, 0.0), law="linear"),
     "pictures": _small(pixels="pictures", num_kinds=2),
     "colour pictures": _small(channels=3, pixels="pictures", num_kinds=2),

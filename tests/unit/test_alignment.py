@@ -7,7 +7,7 @@ from torch import nn
 
 from motes.kalman.mixture import draw_prior
 from motes.models.model import Model, build
-from motes.models.pixel_map import NUM_PATHS, align, drawn_centroids, find_pixel_map
+from motes.models.pixel_map import NUM_PATHS, align, find_pixel_map, rendered_centroids
 from tiny import tiny_config
 
 SIZE = (64, 80)
@@ -89,7 +89,7 @@ def test_a_folded_corner_cannot_tilt_the_map_of_the_rest() -> None:
 
 def test_centroids_and_masses_are_those_of_one_object_alone(generator: torch.Generator) -> None:
     positions = 2 * torch.randn(20, 2, generator=generator)
-    centroids, mass = drawn_centroids(drawing(Blobs(affine)), positions)
+    centroids, mass = rendered_centroids(drawing(Blobs(affine)), positions)
     torch.testing.assert_close(centroids, affine(positions), rtol=0, atol=1e-3)
     expected = torch.full((20,), 0.9 * 2 * math.pi * 1.5**2)
     torch.testing.assert_close(mass, expected, rtol=1e-3, atol=0)

@@ -18,7 +18,7 @@ from motes.training.initialization import (
     first_weights,
     with_initial_model,
 )
-from motes.training.presets import preset
+from motes.training.presets import PRESETS
 from motes.training.step import Trainer
 from motes.training.train import train
 
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 def with_scales(width, noise):
     """A small run of one ball whose first scales are these multiples of the preset's."""
-    config = preset("structured", "robust")
+    config = PRESETS["sprites"]
     return dataclasses.replace(
         config,
         data=dataclasses.replace(
@@ -121,7 +121,7 @@ def test_a_run_begins_with_what_fits_of_another_model(other):
 def test_training_goes_on_from_the_other_model(other, tmp_path):
     config = with_initial_model(with_scales(1.0, 1.0), other)
     schedule = ScheduleConfig(
-        iterations=2, frozen_dynamics=0, learning_rate=((0, 1e-9),), steps_per_look=1
+        iterations=2, frozen_dynamics=0, learning_rate=((0, 1e-9),), steps_per_search=1
     )
     config = dataclasses.replace(config, schedule=schedule, batch_size=4, checkpoint_every=2)
     train(config, tmp_path / "run")
@@ -131,14 +131,14 @@ def test_training_goes_on_from_the_other_model(other, tmp_path):
 
 
 def test_a_model_of_another_kind_is_refused_before_a_run_begins(other, tmp_path):
-    paper = preset("paper", "smoke")
+    paper = PRESETS["paper-smoke"]
     with pytest.raises(InputError, match=r"is of the structured family; this run is of the paper"):
         train(with_initial_model(paper, other), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_the_paper_s_networks_go_on_in_frames_of_their_size_only(tmp_path):
-    config = preset("paper", "smoke")
+    config = PRESETS["paper-smoke"]
     save_model(tmp_path, build(config), config)
     larger = in_frames_of(with_initial_model(config, str(tmp_path)), 20, 24)
     with pytest.raises(InputError, match=r"draws 16x16 frames, yours are 20x24: prepare them with"):

@@ -12,12 +12,12 @@ from motes.config import (
     to_json,
 )
 from motes.core.errors import InputError
-from motes.training.presets import PRESETS, STRUCTURED_PRESETS, preset
+from motes.training.presets import PRESETS, find
 
 
 def changed(place: str, value: Any) -> str:
     """The JSON of a preset with one value replaced; `place` is dotted."""
-    raw = json.loads(to_json(PRESETS["smoke"]))
+    raw = json.loads(to_json(PRESETS["paper-smoke"]))
     *path, name = place.split(".")
     record = raw
     for part in path:
@@ -35,16 +35,20 @@ def refusal(text: str) -> str:
     return message
 
 
-@pytest.mark.parametrize("config", [*PRESETS.values(), *STRUCTURED_PRESETS.values()])
+@pytest.mark.parametrize("config", [*PRESETS.values()])
 def test_presets_survive_json(config: RunConfig) -> None:
     assert from_json(to_json(config), "x") == config
 
 
-def test_a_preset_is_found_by_family_and_name() -> None:
-    assert preset("paper", "smoke") == PRESETS["smoke"]
-    assert preset("structured", "smoke") == STRUCTURED_PRESETS["smoke"]
-    with pytest.raises(InputError, match="'paper'; it has robust"):
-        preset("structured", "paper")
+def test_presets_are_found_by_name_and_by_the_names_of_version_1() -> None:
+    assert find("sprites") == PRESETS["sprites"]
+    assert find("smoke", "paper") == PRESETS["paper-smoke"]
+    assert find("smoke", "structured") == PRESETS["sprites-smoke"]
+    assert find("covered") == PRESETS["sprites-occluded"]
+    with pytest.raises(InputError, match="preset is 'nothing'; expected one of paper, paper-cur"):
+        find("nothing")
+    with pytest.raises(InputError, match="preset sprites is of family sprites, not paper"):
+        find("sprites", "paper")
 
 
 def test_every_field_survives_json_when_it_is_not_the_default() -> None:
@@ -71,7 +75,7 @@ FIELDS = every_field(dataclasses.asdict(RunConfig()))
 
 # What runs of the first versions did not write, written down by hand.
 NEWER = [
-    *("begins_with", "data.colour_axis", "data.channels", "schedule.frozen_visibility"),
+    *("begins_with", "data.colour_axis", "data.channels", "schedule.frozen_occlusion"),
     *("model.law", "model.pixels", "model.num_kinds", "model.hidden_teach"),
 ]
 
@@ -90,13 +94,13 @@ def without(config: RunConfig, *places: str) -> str:
 
 @pytest.mark.parametrize("place", sorted(set(FIELDS) - set(NEWER)))
 def test_a_missing_field_is_named(place: str) -> None:
-    assert repr(place.split(".")[-1]) in refusal(without(PRESETS["smoke"], place))
+    assert repr(place.split(".")[-1]) in refusal(without(PRESETS["paper-smoke"], place))
 
 
 def test_a_run_of_an_older_version_did_what_newer_fields_say_by_default() -> None:
     """One by one, for a field that was forgotten here could not be missing."""
-    assert from_json(without(PRESETS["smoke"], *NEWER), "x") == PRESETS["smoke"]
-    config = STRUCTURED_PRESETS["pictures"]
+    assert from_json(without(PRESETS["paper-smoke"], *NEWER), "x") == PRESETS["paper-smoke"]
+    config = PRESETS["layers"]
     for place in NEWER:
         *path, name = place.split(".")
         read: Any = from_json(without(config, place), "x")
@@ -120,7 +124,7 @@ HUGE = [
     *(f"model.{name}" for name in ("position_noise", "initial_spread", "initial_scale")),
     *(f"model.{name}" for name in ("glyph_reach", "glyph_width", "pixels_per_unit", "window")),
     *(f"schedule.{name}" for name in ("iterations", "frozen_dynamics", "taught")),
-    *(f"schedule.{name}" for name in ("steps_per_look", "dynamics_rate")),
+    *(f"schedule.{name}" for name in ("steps_per_search", "dynamics_rate")),
 ]
 
 

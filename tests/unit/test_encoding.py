@@ -1,8 +1,8 @@
 import pytest
 import torch
+from motes.models.paper.gap_filling import encode
 
 from motes.models.model import Model
-from motes.models.paper.gap_filling import encode
 from paper_procedure import paper_encoding
 from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_frames, tiny_model
 

@@ -5,9 +5,8 @@ import itertools
 import pytest
 import torch
 
-from motes.kalman import mixture
 from motes.kalman.dynamics import LinearDynamics
-from motes.models.sprites.forward_pass import Sightings
+from motes.models.sprites.forward_pass import Detections
 from motes.models.sprites.likelihood_maps import PixelGaussian
 from motes.models.sprites.track_swaps import (
     APART,
@@ -63,8 +62,8 @@ def test_what_two_tracks_gain_is_the_evidence_of_the_exchanged_ones(
     assert (gains[..., 0] == 0).all()  # names alone: rounding must not make it look worth while
     for b, one, other, t in itertools.product(range(B), range(N), range(N), range(T)):
         path = exchanged(positions[b], one, other, t)
-        after = mixture.log_prior(dynamics, path, exchanged(seen[b], one, other, t)).sum()
-        before = mixture.log_prior(dynamics, positions[b], seen[b]).sum()
+        after = dynamics.track_log_density(path, exchanged(seen[b], one, other, t)).sum()
+        before = dynamics.track_log_density(positions[b], seen[b]).sum()
         # Sums of a hundred terms of up to a thousand nats.
         torch.testing.assert_close(gains[b, one, other, t], after - before, rtol=1e-9, atol=1e-7)
 
@@ -82,10 +81,10 @@ def straight_paths() -> tuple[LinearDynamics, torch.Tensor]:
     return dynamics, starts[:, None] + torch.arange(9.0)[:, None] * speeds[:, None]
 
 
-def sighted(places: torch.Tensor, seen: torch.Tensor) -> Sightings:
+def sighted(places: torch.Tensor, seen: torch.Tensor) -> Detections:
     """The same in two clips."""
     spread = 0.1 * torch.eye(2).expand(2, *places.shape, 2)
-    return Sightings(PixelGaussian(torch.stack([places] * 2), spread), torch.stack([seen] * 2))
+    return Detections(PixelGaussian(torch.stack([places] * 2), spread), torch.stack([seen] * 2))
 
 
 PRESENT = torch.tensor([[True, True, True], [True, True, False]])

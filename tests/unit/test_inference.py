@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motes.core.errors import InputError
-from motes.models.paper import paper_init
-from motes.models.paper.inference import GaussianPosterior, InferenceNetwork
+from motes.models.paper.inference import InferenceNetwork
+from motes.models.paper.initialization import paper_init
 from motes.models.paper.recurrence import recur
+from motes.models.posterior import GaussianPosterior
 from tests.reference import naive
 
 # In float64 a state is reached through at most T + N < 16 cells, each a sum of fewer than 100

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from motes.training.sprite_init import Cuttings, aligned, seed_kinds
 from torch.nn.functional import avg_pool2d, interpolate
 
 from layer_scenes import hollow_pictures
 from motes.core.errors import InputError
 from motes.models.layers.renderer import Appearance, LayeredRenderer
 from motes.models.sprites.renderer import CELLS_PER_PIXEL
-from motes.training.sprite_init import Cuttings, aligned, seed_kinds
 
 
 def scene(generator: torch.Generator):

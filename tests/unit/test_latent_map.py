@@ -6,8 +6,15 @@ import torch
 from PIL import Image
 from torch import nn
 
-from motes.models.latent_map import FLAT, NUM_LINES, TURNED, LatentMap, draw, find_latent_map
 from motes.models.model import Model
+from motes.models.pixel_map import (
+    FLAT,
+    FOLDED,
+    NUM_LINES,
+    LatentMap,
+    draw_latent_map,
+    find_latent_map,
+)
 from tiny import tiny_model
 
 SIZE = 24
@@ -60,21 +67,21 @@ def test_a_fold_turns_the_meshes_behind_it_over():
         return torch.stack([torch.where(x > 15.5, 31 - x, x), y], -1)
 
     found = find_latent_map(model_that_draws(fold))
-    turned, whole = found.turned()
+    turned, whole = found.flipped()
     # Columns from 15.5 px on, of 16 over 23 px; the one that holds the crease may go either way.
     assert 3.5 / 16 < found.folded < 6.5 / 16
     assert turned[:, :10].sum() == 0
     assert (turned == whole)[:, 12:].all()
 
 
-@pytest.mark.parametrize("colour", [FLAT, TURNED])
+@pytest.mark.parametrize("colour", [FLAT, FOLDED])
 def test_the_picture_shows_both_kinds_of_meshes(colour):
     def fold(a):
         x, y = (2 * a + 4).unbind(-1)
         return torch.stack([torch.where(x > 15.5, 31 - x, x), y], -1)
 
     found = find_latent_map(model_that_draws(fold))
-    pixels = np.asarray(Image.open(io.BytesIO(draw(found, (SIZE, SIZE)))))
+    pixels = np.asarray(Image.open(io.BytesIO(draw_latent_map(found, (SIZE, SIZE)))))
     assert pixels.shape == (SIZE * 6 + 12, SIZE * 6 + 12, 3)
     assert (pixels == colour).all(-1).sum() > 100
 
@@ -82,7 +89,7 @@ def test_the_picture_shows_both_kinds_of_meshes(colour):
 def test_an_untrained_model_has_a_map_too():
     found = find_latent_map(tiny_model())
     assert 0 <= found.folded <= 1
-    assert draw(found, (6, 8))[:4] == b"\x89PNG"
+    assert draw_latent_map(found, (6, 8))[:4] == b"\x89PNG"
 
 
 def grid(side=5):
@@ -91,7 +98,7 @@ def grid(side=5):
 
 
 def folded_cells(centroids):
-    return LatentMap(centroids, ~centroids.isnan().any(-1)).turned()[0]
+    return LatentMap(centroids, ~centroids.isnan().any(-1)).flipped()[0]
 
 
 def test_only_overturned_cells_are_folded():

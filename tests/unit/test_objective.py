@@ -9,12 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motes.kalman import mixture
 from motes.kalman.dynamics import LinearDynamics
 from motes.models import elbo as objective
 from motes.models.elbo import BoundTerms
 from motes.models.model import Model
-from motes.models.paper.inference import GaussianPosterior
+from motes.models.posterior import GaussianPosterior
 from oracles import joint, one_model
 from tiny import (
     HEIGHT,
@@ -243,7 +242,7 @@ def test_an_object_that_was_not_seen_adds_neither_entropy_nor_prior(
         for n in range(count):
             mask = seen[b, n]
             entropy += float(nats[b, n, mask].sum())
-            prior += float(mixture.log_prior(model.dynamics, positions[b, n], mask))
+            prior += float(model.dynamics.track_log_density(positions[b, n], mask))
         assert float(terms.entropy[b]) == pytest.approx(entropy, rel=1e-5)
         assert float(terms.log_prior[b]) == pytest.approx(prior, rel=1e-5)
 

@@ -3,12 +3,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from motes.models.paper.gap_filling import encode
 
 import motes
 from motes.models.elbo import terms_of
 from motes.models.model import Model, Posterior
-from motes.models.paper.gap_filling import encode
-from motes.models.paper.inference import GaussianPosterior
+from motes.models.posterior import GaussianPosterior
 from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.renderer import SpriteRenderer
 from motes.queries import NUM_DRAWS

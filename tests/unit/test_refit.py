@@ -1,6 +1,7 @@
 """Kinds fitted once more: where the place of an object is, and a table that was wrong about it."""
 
 import torch
+from motes.training.sprite_refit import Batch, Sums, drift, gather, refit, refit_kinds
 
 from layer_scenes import hollow_pictures, naive_opacity, odd_pictures
 from motes.kalman.dynamics import LinearDynamics
@@ -9,7 +10,6 @@ from motes.models.layers.tracker import search_layers
 from motes.models.sprites.forward_pass import scene_of
 from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.renderer import CELLS_PER_PIXEL
-from motes.training.sprite_refit import Batch, Sums, drift, gather, refit, refit_kinds
 
 B, N, T = 30, 2, 10
 PRESENT = torch.ones(B, N, dtype=torch.bool)

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motes.models.paper.renderer import Renderer
+from motes.models.paper.renderer import PaperRenderer
 from tests.reference import naive
 
 # Float64, sums of fewer than 100 products of order one through fewer than 10 dependent steps:
@@ -14,7 +14,7 @@ TOLERANCE = {"rtol": 1e-10, "atol": 1e-11}
 def renderer_of(image_size, state_size, seed):
     """A renderer in float64 whose every parameter is off its special starting value."""
     generator = torch.Generator().manual_seed(seed)
-    renderer = Renderer(image_size, state_size, generator).double()
+    renderer = PaperRenderer(image_size, state_size, generator).double()
     with torch.no_grad():
         for parameter in renderer.parameters():
             parameter += 0.3 * torch.randn(

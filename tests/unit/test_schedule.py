@@ -3,10 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motes.config import ScheduleConfig
-from motes.training.presets import PRESETS, STRUCTURED_PRESETS
+from motes.training.presets import PRESETS
 from motes.training.schedule import Phase, at_step, between
 
-ALL_PRESETS = PRESETS | {f"structured {name}": c for name, c in STRUCTURED_PRESETS.items()}
+ALL_PRESETS = PRESETS
 LR = 1e-3
 # (preset, step) -> learning rate, that of the dynamics, KL weight, blur; at and around each border.
 TABLE = {
@@ -121,7 +121,7 @@ def test_the_dynamics_are_released_at_their_step() -> None:
 
 
 def test_a_stretched_schedule_says_the_same_at_stretched_steps() -> None:
-    schedule = PRESETS["robust"].schedule
+    schedule = PRESETS["paper-curriculum"].schedule
     long = schedule.stretched(2 * schedule.iterations)
     for step in range(0, schedule.iterations, 500):
         phase: Phase = at_step(long, 2 * step)

@@ -5,18 +5,18 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from motes.models.sprites.leave_one_out import expect
 
 from motes import kalman
 from motes.kalman.dynamics import LinearDynamics
 from motes.models.sprites.forward_pass import (
+    Detections,
     Scene,
-    Sightings,
     forward_pass,
     predict_place,
     revisit,
     scene_of,
 )
-from motes.models.sprites.leave_one_out import expect
 from motes.models.sprites.likelihood_maps import (
     CropView,
     PixelGaussian,
@@ -68,7 +68,7 @@ def test_expecting_is_smoothing_without_the_frame(
     pixels = 24 + 6 * torch.randn(B, N, T, 2, generator=generator)
     seen = torch.rand(B, N, T, generator=generator) < share_seen
     covariances = torch.full((B, N, T, 2, 2), torch.nan)  # of sightings: not used
-    expected = expect(scene, Sightings(PixelGaussian(pixels, covariances), seen))
+    expected = expect(scene, Detections(PixelGaussian(pixels, covariances), seen))
     positions = scene.renderer.from_pixels(pixels).double().numpy()
     parts = [one_model(dynamics.components(), (K,), (k,)) for k in range(K)]
     kinds = []

@@ -2,9 +2,6 @@ import itertools
 import math
 
 import torch
-
-from motes.kalman.dynamics import LinearDynamics
-from motes.kalman.mixture import draw_prior, log_prior
 from motes.training.mixture_em import (
     Mixture,
     Prediction,
@@ -13,6 +10,9 @@ from motes.training.mixture_em import (
     seed_mixture,
     told_of_first_states,
 )
+
+from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.mixture import draw_prior, log_prior
 
 
 def test_fit_mixture_recovers_clusters(generator: torch.Generator) -> None:

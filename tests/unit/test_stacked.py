@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from motes.models.paper.inference import InferenceNetwork
 from motes.models.paper.recurrence import recur
-from motes.models.paper.renderer import Renderer
+from motes.models.paper.renderer import PaperRenderer
 from motes.training.gpu import networks as stacked
 from motes.training.gpu import reference_ops as cells
 
@@ -46,7 +46,7 @@ def test_stacked_recurrence_is_the_single_one(R, N, T, B, S, generator):
 def networks_of(num_replicas, generator):
     size, N = (3, 4), 3
     pairs = [
-        (Renderer(size, 5, generator), InferenceNetwork(size, N, 4, 0.01, 0.3, generator))
+        (PaperRenderer(size, 5, generator), InferenceNetwork(size, N, 4, 0.01, 0.3, generator))
         for _ in range(num_replicas)
     ]
     for network in (part for pair in pairs for part in pair):

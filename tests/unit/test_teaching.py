@@ -14,7 +14,7 @@ from motes.core.errors import InputError
 from motes.data import cannonballs, save_clips
 from motes.models.checkpoint import load, read_config, read_tensors, save_model
 from motes.models.model import build
-from motes.models.paper.inference import GaussianPosterior
+from motes.models.posterior import GaussianPosterior
 from motes.training import distillation as teaching
 from motes.training import train as training
 from motes.training.dataset import Dataset, make_dataset

@@ -6,15 +6,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from motes.models.sprites.leave_one_out import expect
 
 from benchmarks.scale import peak_memory
 from motes.data import World, draw_clips
 from motes.kalman import mixture
 from motes.kalman.dynamics import LinearDynamics
 from motes.models.model import Model
-from motes.models.sprites.forward_pass import Sightings, forward_pass, revisit, scene_of
+from motes.models.sprites.forward_pass import Detections, forward_pass, revisit, scene_of
 from motes.models.sprites.grid_posterior import GridPosterior
-from motes.models.sprites.leave_one_out import expect
 from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate
 from motes.models.sprites.renderer import SpriteRenderer
 from motes.models.sprites.tracker import REVISITS, Tracker
@@ -233,7 +233,7 @@ def test_tracks_that_took_the_later_parts_of_one_another_give_them_back() -> Non
     scene = scene_of(frames, torch.tensor([2]), straight(), renderer).repeated(2)
     wrong = torch.cat([truth[:, :9], truth.flip(0)[:, 9:]], 1)
     place = PixelGaussian(torch.stack([wrong, truth]), torch.eye(2).expand(2, 2, 18, 2, 2))
-    found = Sightings(place, torch.ones(2, 2, 18, dtype=torch.bool))
+    found = Detections(place, torch.ones(2, 2, 18, dtype=torch.bool))
     expected = expect(scene, found)
     coarse, unknown = SpriteTemplate.coarse(renderer, WINDOW), torch.full((2,), torch.nan)
     after, there, _ = Tracker(WINDOW)._exchange(scene, coarse, found, expected, unknown)

@@ -15,7 +15,7 @@ from motes.models.elbo import BoundTerms
 from motes.training import distributed
 from motes.training.dataset import Dataset, make_dataset
 from motes.training.inputs import TrainingData, blur, step_inputs
-from motes.training.presets import STRUCTURED_PRESETS
+from motes.training.presets import PRESETS
 from motes.training.run import Run, held_out_bound
 from motes.training.schedule import at_step
 from motes.training.step import EXPLORE, SETTLED, VISIBILITY_PACE, Trainer
@@ -59,7 +59,7 @@ def test_what_is_random_in_a_step_is_a_function_of_seed_and_step() -> None:
 
 
 def test_a_batch_stays_while_it_is_looked_at_and_its_noise_changes() -> None:
-    config = tiny_config(schedule=ScheduleConfig(iterations=8, steps_per_look=4))
+    config = tiny_config(schedule=ScheduleConfig(iterations=8, steps_per_search=4))
     steps = [step_inputs(config, 1000, step) for step in range(8)]
     for step, inputs in enumerate(steps):
         assert torch.equal(inputs.indices, steps[step - step % 4].indices)
@@ -130,9 +130,9 @@ def test_frozen_dynamics_do_not_move_and_released_ones_do() -> None:
 
 
 def test_nothing_hides_objects_until_the_glyph_is_known() -> None:
-    trainer = trainer_of(replace(STRUCTURED_PRESETS["smoke"], data=tiny_config().data))
+    trainer = trainer_of(replace(PRESETS["sprites-smoke"], data=tiny_config().data))
     schedule = trainer.config.schedule
-    assert 0 < schedule.frozen_visibility < schedule.iterations
+    assert 0 < schedule.frozen_occlusion < schedule.iterations
     started = copy_of(trainer.model.renderer)
     for step in range(schedule.iterations):
         trainer.advance()
@@ -140,12 +140,12 @@ def test_nothing_hides_objects_until_the_glyph_is_known() -> None:
             name: not torch.equal(value, started[name])
             for name, value in trainer.model.renderer.state_dict().items()
         }
-        assert moved.pop("visibility_logit") == (step >= schedule.frozen_visibility)
+        assert moved.pop("visibility_logit") == (step >= schedule.frozen_occlusion)
         assert all(moved.values())
 
 
 def test_q_explores_until_glyphs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, told = trainer_of(STRUCTURED_PRESETS["smoke"]), []  # 8 steps, a look each 4
+    trainer, told = trainer_of(PRESETS["sprites-smoke"]), []  # 8 steps, a look each 4
     track = trainer.model.track
 
     def noted(*arguments: object, **named: float) -> object:
@@ -162,7 +162,7 @@ def test_q_explores_until_glyphs_are_known(monkeypatch: pytest.MonkeyPatch) -> N
 def test_in_the_end_the_kinds_of_start_are_fitted_to_clips_from_all_over_the_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = STRUCTURED_PRESETS["smoke"]
+    config = PRESETS["sprites-smoke"]
     data = make_dataset(config, CPU).training
     assert len(data.num_objects) <= SETTLED * config.batch_size
     fits = []
@@ -206,7 +206,7 @@ def test_mean_terms_average_the_steps_since_the_last_call() -> None:
         assert float(value) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("config", [tiny_config(), STRUCTURED_PRESETS["smoke"]])
+@pytest.mark.parametrize("config", [tiny_config(), PRESETS["sprites-smoke"]])
 def test_a_restored_state_goes_on_as_if_it_had_never_stopped(config: RunConfig) -> None:
     straight, first, second = (trainer_of(config) for _ in range(3))
     for _ in range(6):
@@ -343,8 +343,8 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
 
 def test_what_hides_objects_is_learned_at_a_pace_of_its_own() -> None:
     """Adam's first step is its learning rate for every number that has a gradient."""
-    config = STRUCTURED_PRESETS["smoke"]
-    schedule = replace(config.schedule, frozen_visibility=0)
+    config = PRESETS["sprites-smoke"]
+    schedule = replace(config.schedule, frozen_occlusion=0)
     trainer = trainer_of(replace(config, schedule=schedule))
     renderer = trainer.model.renderer
     before = {name: part.detach().clone() for name, part in renderer.named_parameters()}

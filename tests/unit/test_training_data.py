@@ -8,7 +8,7 @@ import motes
 from motes.core.errors import InputError
 from motes.data import Clips, pack, worlds
 from motes.training.dataset import fit_sprite_size, fit_to_data, make_dataset
-from motes.training.presets import preset
+from motes.training.presets import PRESETS
 from motes.training.run import held_out_bound
 from motes.training.step import Trainer
 from tiny import tiny_config
@@ -97,7 +97,7 @@ def test_the_glyph_has_the_size_of_objects_in_colour_and_between_lost_frames(
 
 def test_what_lost_frames_hold_cannot_matter_to_training(tmp_path: Path) -> None:
     clips = worlds.make("drops", 40, (1, 2), num_frames=12, size=16, seed=3)
-    config = preset("structured", "smoke")
+    config = PRESETS["sprites-smoke"]
     weights = []
     for filling in (0, 1):
         frames = torch.where(clips.observed[:, :, None, None], clips.frames, filling)

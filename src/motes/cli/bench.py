@@ -17,7 +17,7 @@ from motes.core.files import check_places
 from motes.data import cannonballs
 from motes.models.checkpoint import load_with_config, shipped_names, write_json
 from motes.training import train as training
-from motes.training.presets import preset
+from motes.training.presets import PRESETS
 from motes.training.run_folder import environment
 
 REPEATS = 5  # the median counts
@@ -50,7 +50,7 @@ def bench(
 
 def _time_training(device: str, smoke: bool) -> float:
     """Return the seconds of a training step."""
-    config, steps = preset("paper", "smoke" if smoke else "small"), 2 if smoke else 20
+    config, steps = PRESETS["paper-smoke" if smoke else "paper-small"], 2 if smoke else 20
     data = dataclasses.replace(config.data, num_clips=100, num_held_out=8)
     schedule = config.schedule.stretched(REPEATS * steps)
     config = dataclasses.replace(config, data=data, schedule=schedule, log_every=steps)

@@ -9,7 +9,7 @@ import numpy as np
 
 from motes.core.axes import Float
 from motes.output.learning import Snapshot
-from motes.training.initialization import STARTS
+from motes.training.initialization import RESTARTS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -57,7 +57,7 @@ def plain_line(snapshot: Snapshot) -> str:
 def progress_line(snapshot: Snapshot) -> str:
     """Return the restart or step, and for steps also the speed and the time left."""
     if snapshot.restart:
-        return f"restart {snapshot.restart}/{len(STARTS)}, step {snapshot.step}/{snapshot.of}"
+        return f"restart {snapshot.restart}/{len(RESTARTS)}, step {snapshot.step}/{snapshot.of}"
     left = (snapshot.of - snapshot.step) / snapshot.rate
     return f"step {snapshot.step}/{snapshot.of}, {snapshot.rate:.1f} steps/s, {left:.0f} s left"
 

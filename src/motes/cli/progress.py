@@ -57,13 +57,19 @@ def training_bar(events: Path | None) -> Iterator[Callable[[dict[str, Any]], Non
         tasks: dict[str, Any] = {}
 
         def report(line: dict[str, Any]) -> None:
-            title = f"pseudo-labels for {line['folder']}" if "lessons" in line else line["folder"]
+            title = (
+                f"pseudo-labels for {line['folder']}" if "pseudo_labels" in line else line["folder"]
+            )
             if title not in tasks:
                 tasks[title] = progress.add_task(
                     "", total=line["of"], folder=title, rate="", terms=""
                 )
-            task, text, done = tasks[title], describe(line), line.get("lessons", line.get("step"))
-            if "lessons" in line:
+            task, text, done = (
+                tasks[title],
+                describe(line),
+                line.get("pseudo_labels", line.get("step")),
+            )
+            if "pseudo_labels" in line:
                 progress.update(task, completed=done, rate=text, refresh=True)
             if "bound" in line:
                 rate = f"{line['iterations_per_second']:.1f} it/s"
@@ -73,7 +79,7 @@ def training_bar(events: Path | None) -> Iterator[Callable[[dict[str, Any]], Non
                 return
             if not sys.stderr.isatty():
                 console.print(f"{title} {done}/{line['of']} {text}", soft_wrap=True)
-            if write is not None and "lessons" not in line:
+            if write is not None and "pseudo_labels" not in line:
                 write(line)
 
         yield report
@@ -83,7 +89,7 @@ def describe(line: dict[str, Any]) -> str:
     """Return a report of training as text."""
     if "rolled_back" in line:
         return f"{line['why']}: returned to step {line['step']} with half the learning rates"
-    if "lessons" in line:
+    if "pseudo_labels" in line:
         return f"{line['clips_per_second']:.1f} clips/s"
     if "start" in line:
         return f"restart {line['start']}: bound {line['start_bound']:.1f}"

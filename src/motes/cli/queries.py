@@ -97,7 +97,7 @@ def sample(
     """
     loaded = load(model)
     answer = queries.sample(loaded, num_clips, num_objects, num_frames, seed=seed)
-    video = pack(answer.frames > 0.5) if loaded.painter is None else answer.frames
+    video = pack(answer.frames > 0.5) if not loaded.renderer.grey_levels else answer.frames
     with all_or_none():
         save_clips(out, Clips(video, answer.num_objects, answer.pixels, answer.path_pixels))
         if gif is not None:

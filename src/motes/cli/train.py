@@ -20,16 +20,14 @@ from motes.training import train as training
 from motes.training.dataset import fit_sprite_size
 from motes.training.distillation import with_teacher
 from motes.training.initialization import with_initial_model
-from motes.training.presets import PRESETS, STRUCTURED_PRESETS
-from motes.training.presets import preset as find_preset
+from motes.training.presets import OLD_NAMES, PRESETS, find_name
 from motes.training.run import Outcome
 from motes.video import load_video_map
 from motes.video.prepare import PREPARATION, preparation_to_json
 
 
 def train(
-    preset: Literal["small", "robust", "paper", "taught", "video", "covered", "pictures", "smoke"]
-    | None = None,
+    preset: str | None = None,
     family: Literal["paper", "structured"] | None = None,
     data: Data[Path | None] = None,
     out: Out[Path | None] = None,
@@ -80,14 +78,13 @@ def train(
         as_json: print one JSON line instead of text.
     """
     check_device(device)
-    if begin_with is not None:
-        family = family or read_config(find_model(begin_with)).model.family
-    family = family or _usual_family(preset, own_clips=data is not None)
-    preset = preset or ("video" if data is not None and family == "structured" else "small")
-    config = dataclasses.replace(find_preset(family, preset), seed=seed)
+    name = _preset_name(preset, family, own_clips=data is not None, initial_model=begin_with)
+    config = dataclasses.replace(PRESETS[name], seed=seed)
     if data is not None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(data)))
-        config = fit_sprite_size(config) if preset in ("video", "covered") else config
+        config = (
+            fit_sprite_size(config) if name in ("sprites-video", "sprites-occluded") else config
+        )
     if begin_with is not None:
         config = with_initial_model(config, begin_with)
     config = with_teacher(config, teacher) if teacher is not None else config
@@ -122,11 +119,23 @@ def train(
         _print_outcome(outcome, as_json)
 
 
-def _usual_family(preset: str | None, own_clips: bool) -> Literal["paper", "structured"]:
-    """The family of a run if nobody says: the preset's, where one alone has it."""
-    if preset is not None and (preset in PRESETS) != (preset in STRUCTURED_PRESETS):
-        return "paper" if preset in PRESETS else "structured"
-    return "structured" if own_clips else "paper"
+def _preset_name(
+    preset: str | None, family: str | None, *, own_clips: bool, initial_model: str | None
+) -> str:
+    """Return the name of the preset, chosen by what is trained on or from if none is given."""
+    if initial_model is not None and family is None:
+        own = read_config(find_model(initial_model)).family
+        family = "paper" if own == "paper" else "structured"
+        if preset is None and own == "layers":
+            return "layers"
+    if preset is None:
+        sprites = family != "paper" if own_clips else family == "structured"
+        return ("sprites-video" if own_clips else "sprites-small") if sprites else "paper-small"
+    if family is None and own_clips and ("structured", preset) in OLD_NAMES:
+        family = "structured"
+    elif family is not None and preset in PRESETS and initial_model is not None:
+        family = None  # taken from the initial model, not given
+    return find_name(preset, family)
 
 
 def _store_preparation(folder: Path) -> None:

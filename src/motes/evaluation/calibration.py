@@ -17,7 +17,7 @@ from motes.evaluation.evaluate import BATCH, by_count
 from motes.evaluation.metrics import best_order, reorder, squared_distance, squared_radius
 from motes.models.checkpoint import load_with_config, save_model
 from motes.models.model import Model
-from motes.models.paper.gap_filling import encode
+from motes.queries import SEARCH
 
 LEVEL = 0.9  # probability of the regions that are calibrated
 REFERENCE = "cannonballs-structured"
@@ -44,8 +44,10 @@ def calibrate(model: Model, clips: Clips, reference: Model) -> Float[Tensor, " N
                 for part in own.split(BATCH)
             ]
         )
-        model.temper[count - 1] = squares.flatten().quantile(LEVEL) / squared_radius(LEVEL)
-    return model.temper
+        model.calibration_scale[count - 1] = squares.flatten().quantile(LEVEL) / squared_radius(
+            LEVEL
+        )
+    return model.calibration_scale
 
 
 def calibrate_run(
@@ -115,7 +117,7 @@ def _squared_distances(
     """Return squared Mahalanobis distances, under the model's q, of draws of the reference."""
     everything = torch.ones(frames.shape[:2], dtype=torch.bool, device=frames.device)
     counts = torch.full((len(frames),), count, device=frames.device)
-    q, other = (encode(m, frames, everything, counts) for m in (model, reference))
+    q, other = (m.infer(frames, counts, everything, SEARCH) for m in (model, reference))
     noise = torch.randn(other.means.shape, generator=torch.Generator().manual_seed(0))
     drawn = reference.to_pixels(other.draw(noise.to(frames)))[:, :count]
     pixels, to_pixels = model.to_pixels(q.means)[:, :count], model.pixel_matrix

@@ -7,7 +7,7 @@ import torch
 from motes.core.axes import Float, Tensor
 from motes.models.elbo import BoundTerms, terms_of
 from motes.models.model import Model
-from motes.models.paper.gap_filling import encode
+from motes.queries import SEARCH
 
 NUM_DRAWS = 32
 
@@ -27,7 +27,7 @@ def bound_and_weighted(
     """
     everything = torch.ones(frames.shape[:2], dtype=torch.bool, device=model.device)
     counts = torch.full((len(frames),), num_objects, device=model.device)
-    encoding = encode(model, frames, everything, counts)
+    encoding = model.infer(frames, counts, everything, SEARCH)
     generator = torch.Generator().manual_seed(0)
     bounds, log_ratios = [], []
     for _ in range(NUM_DRAWS):

@@ -7,9 +7,8 @@ import torch
 
 from motes.core.axes import Bool, Float, Tensor
 from motes.data import Clips
-from motes.models.latent_map import LatentMap
 from motes.models.model import Model
-from motes.models.pixel_map import drawn_centroids, shows
+from motes.models.pixel_map import LatentMap, is_visible, rendered_centroids
 
 NODES = 9  # on each side of the grid
 BORDER = 2.0  # pixels left free around the grid: the radius of a ball
@@ -34,8 +33,8 @@ def latent_grid(model: Model, clips: Clips) -> LatentGrid:
     x, y = (torch.linspace(BORDER, side - 1 - BORDER, NODES) for side in (width, height))
     expected = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1).reshape(-1, 2)
     latent = torch.linalg.solve(model.pixel_matrix, (expected - model.pixel_offset).T).T
-    centroids, mass = drawn_centroids(model, latent)
-    visible = shows(mass)
+    centroids, mass = rendered_centroids(model, latent)
+    visible = is_visible(mass)
     centroids[~visible] = torch.nan
     shape = (NODES, NODES)
     found = LatentMap(centroids.unflatten(0, shape), visible.unflatten(0, shape))
@@ -49,7 +48,7 @@ def latent_grid(model: Model, clips: Clips) -> LatentGrid:
         tiles=_nodes(tiles),
         centroids=_nodes(centroids),
         expected=_nodes(expected),
-        folded=found.turned()[0].cpu().numpy(),
+        folded=found.flipped()[0].cpu().numpy(),
         visited=visited[::every].numpy(),
     )
 

@@ -74,7 +74,8 @@ def learned_force(model: Model) -> Float[Tensor, " 2"]:
     """
     dynamics = model.dynamics
     latent = dynamics.log_delta.exp().detach() * dynamics.force.detach()[POSITION_DIM:]
-    return model.pixel_matrix.double() @ latent
+    force: Tensor = model.pixel_matrix.double() @ latent
+    return force
 
 
 def true_force(clips: Clips) -> Float[Tensor, " 2"]:

@@ -1,37 +1,55 @@
-"""The learnable dynamics: a mixture of linear Gaussian models that differ in the initial state."""
+"""The paper's law of motion: a mixture of linear-Gaussian models that differ in initial state."""
+
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from motes.core.axes import Float, Int, Tensor
+from motes import kalman
+from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
+from motes.kalman.initial_mixture import InitialMixture, fit_mixture, initial_state_information
+from motes.kalman.leave_one_out import leave_one_out
 from motes.kalman.linalg import identity
-from motes.kalman.model import LGSSM, POSITION_DIM, STATE_DIM
+from motes.kalman.mixture import Gaussian, GaussianMixture, SampledTracks, SmoothedTracks
+from motes.kalman.model import LGSSM, POSITION_DIM, STATE_DIM, draw_path, select
+from motes.kalman.swap_evidence import swap_gains
+
+
+class LinearBelief(NamedTuple):
+    """The states of all objects given the frames so far: one estimate for each component."""
+
+    model: LGSSM  # evaluated once for all frames
+    states: kalman.StateEstimate  # [B N K D]; [K D] before the first observation
+    log_weights: Float[Tensor, "B N K"]
 
 
 class LinearDynamics(nn.Module):
-    """The learnable dynamics: Newton's law with a constant force and K kinds of start.
+    """Newton's law with a constant force and K initial-state components.
 
     Paper: [Eq. mixture]
         h_1 ~ sum_k pi_k N(mu_k, Sigma_k),  A = [I, delta I; 0, I],  B = [I, 0]
 
-    A and B keep that form, unless the law is linear: then what A adds to the velocity, a force that
-    grows with the position and the velocity (springs, drag), is learned too [Choice 23]. delta > 0,
-    u, Sigma_H, Sigma_A, pi, mu_k and Sigma_k are learned. Covariances are full and valid for any
-    parameter value: each is L L' with the free entries below the diagonal of L and the
-    exponential of those on it. The starting values are those
-    of the paper's section on initialisation; the parameters are float64.
+    delta > 0, u, Sigma_H, Sigma_A, pi, mu_k and Sigma_k are learned. With `linear` the rows of A
+    that change the velocity are learned too: forces linear in position and velocity, such as
+    springs and drag [Choice 23]. Covariances are L L' with free entries below the diagonal of L and
+    exponentials on it, so they are valid for any parameter value. Initial values are those of the
+    paper's section on initialisation. Parameters are float64.
+
+    Implements `motes.models.protocols.Dynamics`.
 
     Args:
         num_components: K.
-        sampling_period: delta at the start.
-        state_noise: Sigma_H = state_noise * I at the start; a variance.
-        position_noise: Sigma_A = position_noise * I at the start; a variance.
-        initial_spread: Sigma_k = initial_spread^2 * I at the start; the position part of mu_k is
-            drawn with the same spread, the velocity part is 0.
-        linear: whether the law is linear.
+        sampling_period: initial delta.
+        state_noise: initial Sigma_H = state_noise * I; a variance.
+        position_noise: initial Sigma_A = position_noise * I; a variance.
+        initial_spread: initial Sigma_k = initial_spread^2 * I; the position part of mu_k is drawn
+            with the same spread, the velocity part is 0.
+        linear: whether forces may depend on position and velocity.
         generator: Draws the positions of mu_k.
     """
+
+    independent_objects = True
 
     def __init__(
         self,
@@ -72,7 +90,7 @@ class LinearDynamics(nn.Module):
         self.initial_factor = nn.Parameter(spread.repeat(num_components, 1, 1))
 
     def components(self) -> LGSSM:
-        """The K models: mu and Sigma have a leading axis K, what they share has none."""
+        """Return the K models; mu and Sigma have a leading axis K, shared parts have none."""
         eye = identity(POSITION_DIM, self.logits)
         zero = torch.zeros_like(eye)
         top = torch.cat([eye, self.log_delta.exp() * eye], -1)
@@ -92,23 +110,195 @@ class LinearDynamics(nn.Module):
         )
 
     def log_weights(self) -> Float[Tensor, " K"]:
-        """The logarithms of pi_k."""
+        """Return log pi_k."""
         return self.logits.log_softmax(-1)
 
+    @property
+    def num_components(self) -> int:
+        """The number of initial-state components, K."""
+        return len(self.logits)
+
+    def initial(self, batch: tuple[int, int]) -> LinearBelief:
+        """Return the belief about the first frame of `batch` (clips, objects)."""
+        model = self.components()
+        states = kalman.StateEstimate(model.initial_mean, model.initial_covariance)
+        return LinearBelief(model, states, self.log_weights().expand(*batch, -1))
+
+    def predict(self, belief: LinearBelief) -> LinearBelief:
+        """Return the belief about the next frame."""
+        return belief._replace(states=kalman.predict(belief.model, *belief.states))
+
+    def update(
+        self,
+        belief: LinearBelief,
+        positions: Float[Tensor, "B N 2"],
+        observed: Bool[Tensor, "B _"],
+    ) -> LinearBelief:
+        """Return the belief after observing positions; where unobserved it does not change."""
+        states, log_density = kalman.update(
+            belief.model, *belief.states, positions[:, :, None], observed[..., None]
+        )
+        return LinearBelief(belief.model, states, belief.log_weights + log_density)
+
+    def observe(self, belief: LinearBelief) -> GaussianMixture:
+        """Return the predictive distribution of the positions a_t of a belief."""
+        position = slice(POSITION_DIM)  # B = [I, 0]
+        means = belief.states.mean[..., position]
+        covariances = belief.states.covariance[..., position, position]
+        return GaussianMixture(belief.log_weights, means, covariances + belief.model.position_noise)
+
+    def emit(self, states: Gaussian) -> Gaussian:
+        """Return the distribution of a_t = B h_t + noise, given that of the states h_t."""
+        noise = self.components().position_noise
+        position = slice(POSITION_DIM)
+        return Gaussian(
+            states.mean[..., position], states.covariance[..., position, position] + noise
+        )
+
+    def path(self, states: Gaussian) -> Gaussian:
+        """Return the noise-free positions B h_t."""
+        position = slice(POSITION_DIM)
+        return Gaussian(states.mean[..., position], states.covariance[..., position, position])
+
+    def velocities(self, states: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch 2"]:
+        """Return the velocities of states, in latent units per frame."""
+        return self.log_delta.exp() * states[..., POSITION_DIM:]
+
+    def log_density(
+        self,
+        positions: Float[Tensor, "B N T 2"],
+        present: Bool[Tensor, "B N"],
+        observed: Bool[Tensor, "B _ T"] | None = None,
+    ) -> Float[Tensor, " B"]:
+        """Return log p(a) of the observed positions of the present objects of each clip."""
+        evidence = self.track_log_density(positions, observed)
+        return torch.where(present, evidence, 0.0).sum(1)
+
+    def track_log_density(
+        self,
+        positions: Float[Tensor, "... T P"],
+        observed: Bool[Tensor, "... T"] | None = None,
+    ) -> Float[Tensor, "..."]:
+        """Return the log density of each track, its component marginalised, in float64.
+
+        Paper: [Eq. kalman-filter]
+            log sum_k pi_k p(a_{1:T} | z = k)
+
+        Law: equals the log of the weighted sum of dense Gaussian densities
+            (test_track_log_density_is_the_mixture_of_dense_gaussians).
+        """
+        return self._log_joint(positions, observed).logsumexp(-1)
+
+    def component_log_posterior(
+        self,
+        positions: Float[Tensor, "... T P"],
+        observed: Bool[Tensor, "... T"] | None = None,
+    ) -> Float[Tensor, "... K"]:
+        """Return log p(z = k | observed positions) of each track.
+
+        Law: with nothing observed it is log pi (test_component_posterior_of_nothing_is_the_prior).
+        """
+        return self._log_joint(positions, observed).log_softmax(-1)
+
+    def _log_joint(
+        self, positions: Float[Tensor, "... T P"], observed: Bool[Tensor, "... T"] | None
+    ) -> Float[Tensor, "... K"]:
+        """Return log pi_k p(a_{1:T} | z = k)."""
+        mask = None if observed is None else observed.unsqueeze(-2)
+        evidence = kalman.log_likelihood(self.components(), positions.unsqueeze(-3), mask)
+        return self.log_weights() + evidence
+
+    def smooth(
+        self,
+        positions: Float[Tensor, "B N T 2"],
+        observed: Bool[Tensor, "B N T"],
+        variances: Float[Tensor, "B N T 2"],
+    ) -> SmoothedTracks:
+        """Return the states under each component, given the observed positions of all frames.
+
+        The observations are means with given variances: the means enter as in the paper, the
+        variances widen the states. [Choice 9]
+        """
+        shared = bool((observed == observed[0, 0]).all())
+        mask = observed[0, 0] if shared else observed  # a shared mask shares its covariances
+        log_weights = self.component_log_posterior(positions, mask)
+        states = kalman.smooth(
+            self.components(),
+            positions[:, :, None],
+            mask if shared else mask[:, :, None],
+            variances[:, :, None],
+        )
+        return SmoothedTracks(log_weights, *states)
+
+    def leave_one_out(
+        self, positions: Float[Tensor, "B N T 2"], observed: Bool[Tensor, "B N T"]
+    ) -> Gaussian:
+        """Return each position's prediction from the observations of all other frames."""
+        return leave_one_out(self.components(), self.log_weights(), positions, observed)
+
+    def swap_gains(
+        self, positions: Float[Tensor, "B N T 2"], observed: Bool[Tensor, "B N T"]
+    ) -> Float[Tensor, "B N N T"]:
+        """Return the gain in log p(a) if two objects swap identities from frame t on."""
+        return swap_gains(self.components(), self.log_weights(), positions, observed)
+
+    def sample(
+        self, batch: tuple[int, ...], num_frames: int, generator: torch.Generator
+    ) -> SampledTracks:
+        """Return draws from the prior.
+
+        Law: moments are those of the mixture (test_sampled_tracks_follow_the_mixture).
+        """
+        uniform = torch.rand(batch, dtype=torch.float64, generator=generator)
+        noise = torch.randn(
+            (*batch, num_frames, STATE_DIM + POSITION_DIM), dtype=torch.float64, generator=generator
+        )
+        component = self.draw_components(uniform.to(self.logits.device))
+        path = draw_path(select(self.components(), component), noise.to(self.logits.device))
+        return SampledTracks(component, path.states, path.positions)
+
     def draw_components(self, noise: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
-        """A component z ~ pi for each number of `noise`, which is uniform on [0, 1)."""
+        """Return a component z ~ pi for each element of `noise`, uniform on [0, 1)."""
         borders = self.log_weights().exp().cumsum(-1)[:-1]
         return (noise.unsqueeze(-1) >= borders).sum(-1)
 
+    @torch.no_grad()
+    def fit_initial_state(
+        self, positions: Float[Tensor, "M T 2"], observed: Bool[Tensor, "M T"]
+    ) -> None:
+        """Replace pi, mu and Sigma by the mixture that makes these tracks most likely, by EM.
+
+        Nothing changes if no position is observed. [Choice 17]
+
+        Law: tracks do not become less likely (test_em_makes_tracks_no_less_likely).
+        """
+        if not bool(observed.any()):
+            return
+        model = self.components()
+        start = InitialMixture(
+            self.log_weights().exp(), model.initial_mean, model.initial_covariance
+        )
+        information = initial_state_information(model, positions, observed)
+        weights, means, covariances = fit_mixture(information, start)
+        factor = torch.linalg.cholesky(covariances)
+        self.logits.copy_(weights.log())
+        self.initial_mean.copy_(means)
+        diagonal = factor.diagonal(dim1=-2, dim2=-1)
+        self.initial_factor.copy_(factor.tril(-1) + diagonal.log().diag_embed())
+
+    def is_bounded(self, limit: float) -> bool:
+        """Return whether all matrices of the law are finite and at most `limit` in magnitude."""
+        return all(bool((part.abs() <= limit).all()) for part in self.components())
+
 
 def _free_factor(variance: float, size: int) -> Float[Tensor, "size size"]:
-    """The free parameter whose covariance is `variance` times the identity."""
+    """Return the free parameter whose covariance is `variance` times the identity."""
     factor = torch.zeros(size, size, dtype=torch.float64)
     factor.diagonal().fill_(0.5 * torch.tensor(variance, dtype=torch.float64).log().item())
     return factor
 
 
 def _covariance(factor: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:
-    """L L', where L is the lower triangle of `factor` with the exponential of its diagonal."""
+    """Return L L', L being the lower triangle of `factor` with exponentials on the diagonal."""
     L = factor.tril(-1) + factor.diagonal(dim1=-2, dim2=-1).exp().diag_embed()
     return L @ L.mT

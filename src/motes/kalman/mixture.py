@@ -1,78 +1,62 @@
-"""The likelihood of positions under the mixture of K linear-Gaussian models."""
+"""Weighted Gaussian components: what laws of motion return about positions and states."""
 
-import torch
+from typing import NamedTuple
 
-from motes import kalman
-from motes.core.axes import Bool, Float, Int, Tensor
-from motes.kalman.dynamics import LinearDynamics
-from motes.kalman.model import POSITION_DIM, STATE_DIM, Path, draw_path, select
+from motes.core.axes import Float, Int, Tensor
 
 
-def log_prior(
-    dynamics: LinearDynamics,
-    positions: Float[Tensor, "... T P"],
-    observed: Bool[Tensor, "... T"] | None = None,
-) -> Float[Tensor, "..."]:
-    """The log density of each path of positions, its component summed out.
+class Gaussian(NamedTuple):
+    """Means and covariances of independent Gaussians."""
 
-    Paper: [Eq. kalman-filter]
-        log sum_k pi_k p(a_{1:T} | z = k)
-
-    Args:
-        dynamics: The K components and their weights.
-        positions: Of any float type; the result is float64.
-        observed: Which positions count; all, if None.
-
-    Law: equals the log of the weighted sum of dense Gaussian densities
-        (test_log_prior_is_the_mixture_of_dense_gaussians).
-    """
-    return _log_joint(dynamics, positions, observed).logsumexp(-1)
+    mean: Float[Tensor, "*batch D"]
+    covariance: Float[Tensor, "*batch D D"]
 
 
-def component_log_posterior(
-    dynamics: LinearDynamics,
-    positions: Float[Tensor, "... T P"],
-    observed: Bool[Tensor, "... T"] | None = None,
-) -> Float[Tensor, "... K"]:
-    """The log posterior of each component given the seen positions, K numbers for each path.
+class GaussianMixture(NamedTuple):
+    """A mixture of K Gaussians for each object; parts shared by objects may lack their axes."""
 
-    Law: with nothing observed it is log pi (test_component_posterior_of_nothing_is_the_prior).
-    """
-    return _log_joint(dynamics, positions, observed).log_softmax(-1)
+    log_weights: Float[Tensor, "*batch K"]
+    means: Float[Tensor, "*#batch K D"]
+    covariances: Float[Tensor, "*#batch K D D"]
 
+    def moments(self) -> Gaussian:
+        """Return the mean and covariance of the mixture.
 
-def select_component(states: kalman.Smoothed, component: Int[Tensor, "B N"]) -> kalman.Smoothed:
-    """The states of each object under one of the components, from [B N K T ...] to [B N T ...].
+        Law: those of the mixture by its definition (test_moments_are_those_of_the_mixture).
+        """
+        weights = self.log_weights.softmax(-1)[..., None]
+        mean = (weights * self.means).sum(-2)
+        offsets = self.means - mean[..., None, :]
+        scatter = self.covariances + offsets[..., :, None] * offsets[..., None, :]
+        return Gaussian(mean, (weights[..., None] * scatter).sum(-3))
 
-    Law: they are those of that component (test_states_under_a_component_are_its_own).
-    """
-    pick = component[..., None, None, None]
-    means = states.means.take_along_dim(pick, 2)[:, :, 0]
-    return kalman.Smoothed(means, states.covariances.take_along_dim(pick[..., None], 2)[:, :, 0])
-
-
-def _log_joint(
-    dynamics: LinearDynamics,
-    positions: Float[Tensor, "... T P"],
-    observed: Bool[Tensor, "... T"] | None,
-) -> Float[Tensor, "... K"]:
-    """The logarithms of pi_k p(a_{1:T} | z = k)."""
-    mask = None if observed is None else observed.unsqueeze(-2)
-    evidence = kalman.log_likelihood(dynamics.components(), positions.unsqueeze(-3), mask)
-    return dynamics.log_weights() + evidence
+    def mode(self) -> Float[Tensor, "*batch D"]:
+        """Return the mean of the component with the largest weight."""
+        likely = self.log_weights.argmax(-1, keepdim=True)
+        means = self.means.expand(*self.log_weights.shape, self.means.shape[-1])
+        return means.take_along_dim(likely[..., None], -2)[..., 0, :]
 
 
-def draw_prior(
-    dynamics: LinearDynamics, shape: tuple[int, ...], num_frames: int, generator: torch.Generator
-) -> tuple[Int[Tensor, "..."], Path]:
-    """Components and paths that the model imagines, `shape` of them; nothing is seen.
+class SmoothedTracks(NamedTuple):
+    """States of every object and frame given all observations, under each of K components."""
 
-    Law: moments are those of the mixture (test_imagined_paths_follow_the_mixture).
-    """
-    uniform = torch.rand(shape, dtype=torch.float64, generator=generator)
-    noise = torch.randn(
-        (*shape, num_frames, STATE_DIM + POSITION_DIM), dtype=torch.float64, generator=generator
-    )
-    device = dynamics.logits.device
-    component = dynamics.draw_components(uniform.to(device))
-    return component, draw_path(select(dynamics.components(), component), noise.to(device))
+    log_weights: Float[Tensor, "B N K"]
+    means: Float[Tensor, "B N K T D"]
+    covariances: Float[Tensor, "#B #N K T D D"]
+
+    def select(self, component: Int[Tensor, "B N"]) -> Gaussian:
+        """Return the states of each object under one component, [B N T ...].
+
+        Law: they are those of that component (test_states_under_a_component_are_its_own).
+        """
+        pick = component[..., None, None, None]
+        mean = self.means.take_along_dim(pick, 2)[:, :, 0]
+        return Gaussian(mean, self.covariances.take_along_dim(pick[..., None], 2)[:, :, 0])
+
+
+class SampledTracks(NamedTuple):
+    """Draws from the prior of a law of motion."""
+
+    component: Int[Tensor, "*batch"]
+    states: Float[Tensor, "*batch T D"]
+    positions: Float[Tensor, "*batch T 2"]

@@ -1,6 +1,6 @@
 """Models and training states on disk: safetensors and JSON, nothing that can run code.
 
-A run folder describes itself:
+A run folder is self-describing:
 
     config.json              the whole configuration, versioned
     environment.json         versions, device, commit
@@ -8,11 +8,11 @@ A run folder describes itself:
     model.safetensors        weights and pixel map, for use
     checkpoint.safetensors   weights and optimizer state, for resuming
     latent_map.png           the latent plane at the last checkpoint
-    preparation.json         how clips were made of a video, if they were
+    preparation.json         how clips were prepared from a video, if they were
     replicas.json            several seeds: which, each in a folder of its own
-    selection.json           several seeds: their bounds, and which one was taken
+    selection.json           several seeds: their bounds, and the one selected
 
-A model to use is `config.json` and `model.safetensors` alone. Every file is replaced atomically.
+A model for queries needs only `config.json` and `model.safetensors`. Every file is replaced atomically.
 """
 
 import contextlib
@@ -32,11 +32,13 @@ from motes.core.files import atomic_path
 from motes.models.model import Model, build
 
 SHIPPED = Path(__file__).parent / "shipped"
-LARGEST = 10**6  # of a weight that anybody learned
+MAX_WEIGHT = 10**6  # larger values are treated as damage
+ALIASES = {"cannonballs-sprites": "cannonballs-structured"}
+RENAMED = {"temper": "calibration_scale"}  # tensors of version 0.1
 
 
 def save_model(folder: Path, model: Model, config: RunConfig, *, half: bool = False) -> None:
-    """Writes `config.json` and `model.safetensors`; `half` stores network weights as float16."""
+    """Write `config.json` and `model.safetensors`; `half` stores network weights as float16."""
     tensors = {name: value.detach().cpu() for name, value in model.state_dict().items()}
     if half:
         shrinks = ("renderer.", "inference.")
@@ -46,7 +48,7 @@ def save_model(folder: Path, model: Model, config: RunConfig, *, half: bool = Fa
 
 
 def load(name_or_folder: str | Path, *, device: str | torch.device = "cpu") -> Model:
-    """A model shipped under a name, or the one in a run folder, ready for queries.
+    """Return a shipped model by name, or the model of a run folder, ready for queries.
 
     Raises:
         InputError: there is no such model, or its files are damaged or of a newer version.
@@ -57,7 +59,7 @@ def load(name_or_folder: str | Path, *, device: str | torch.device = "cpu") -> M
 def load_with_config(
     name_or_folder: str | Path, *, device: str | torch.device = "cpu"
 ) -> tuple[Model, RunConfig]:
-    """The model and the configuration of the run that made it."""
+    """Return the model and the configuration of the run that made it."""
     folder = find_model(name_or_folder)
     config = read_config(folder)
     model = build(config)
@@ -67,9 +69,9 @@ def load_with_config(
 
 
 def find_model(name_or_folder: str | Path) -> Path:
-    """The folder of a model given by its shipped name or its path."""
+    """Return the folder of a model given by its shipped name or its path."""
     if str(name_or_folder) in shipped_names():
-        return SHIPPED / name_or_folder
+        return SHIPPED / ALIASES.get(str(name_or_folder), str(name_or_folder))
     folder = Path(name_or_folder)
     if not (folder / "config.json").is_file():
         raise InputError(
@@ -85,12 +87,13 @@ def find_model(name_or_folder: str | Path) -> Path:
 
 
 def shipped_names() -> list[str]:
-    """Names of the models inside the package."""
-    return sorted(path.parent.name for path in SHIPPED.glob("*/model.safetensors"))
+    """Return the names of the models inside the package, aliases included."""
+    names = [path.parent.name for path in SHIPPED.glob("*/model.safetensors")]
+    return sorted([*names, *(alias for alias, name in ALIASES.items() if name in names)])
 
 
 def read_config(folder: Path) -> RunConfig:
-    """The configuration in a run folder."""
+    """Return the configuration in a run folder."""
     path = folder / "config.json"
     try:
         text = path.read_text(encoding="utf-8")
@@ -102,45 +105,58 @@ def read_config(folder: Path) -> RunConfig:
 
 
 def restore(model: Model, tensors: dict[str, Tensor], origin: Path) -> None:
-    """Copies tensors into the model, after checking names, shapes and values."""
-    expected = model.state_dict()
-    tensors = {"temper": expected["temper"], **tensors}  # a model that was never tempered has none
+    """Copy tensors into the model after checking names, shapes and values."""
+    expected, tensors = model.state_dict(), renamed(tensors)
+    tensors = {"calibration_scale": expected["calibration_scale"], **tensors}  # may be missing
     if set(tensors) != set(expected):
         missing, extra = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
-        told = f"missing {missing[:3]!s:.200}, unknown {extra[:3]!s:.200}"
-        raise InputError(f"{origin} does not fit its config.json: {told}")
+        difference = f"missing {missing[:3]!s:.200}, unknown {extra[:3]!s:.200}"
+        raise InputError(f"{origin} does not fit its config.json: {difference}")
     for name, value in tensors.items():
         if value.shape != expected[name].shape:
             raise InputError(
                 f"{origin}: {name:.60} has shape {tuple(value.shape)!s:.60}, "
-                f"its config.json asks for {tuple(expected[name].shape)}"
+                f"its config.json expects {tuple(expected[name].shape)}"
             )
         known = value.dtype in (torch.float16, torch.float32, torch.float64)
-        if not known or not bool((value.to(expected[name].dtype).abs() <= LARGEST).all()):
-            raise InputError(f"{origin}: {name} holds values that are not numbers up to {LARGEST}")
+        if not known or not bool((value.to(expected[name].dtype).abs() <= MAX_WEIGHT).all()):
+            raise InputError(
+                f"{origin}: {name} holds values that are not numbers up to {MAX_WEIGHT}"
+            )
     model.load_state_dict(tensors)
     if not is_usable(model):
-        raise InputError(f"{origin}: its numbers are beyond all bounds; train it again")
+        raise InputError(f"{origin}: its values overflow on an empty clip; train it again")
+
+
+def renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of any version under the names of this one; prefixes such as `model/` stay."""
+
+    def new(name: str) -> str:
+        prefix, slash, last = name.rpartition("/")
+        return prefix + slash + RENAMED.get(last, last)
+
+    return {new(name): value for name, value in tensors.items()}
 
 
 @torch.no_grad()
 def is_usable(model: Model) -> bool:
-    """Whether a model's numbers let it move, draw and look: all stay finite for an empty clip."""
+    """Return whether dynamics, renderer and inference stay finite on an empty clip."""
     one = torch.ones(1, dtype=torch.int64)
     frames = torch.zeros(1, 2, *model.frame_shape)
     try:
-        law = model.dynamics.components()
-        picture = model.renderer(torch.zeros(1, model.max_objects, 1, 2), model.present(one))
-        places = model.encode(frames, one).means
-    except (IndexError, ValueError, RuntimeError):  # what a number that is not finite may end in
+        values = [
+            model.renderer(torch.zeros(1, model.max_objects, 1, 2), model.present(one)),
+            model.infer(frames, one).means,
+        ]
+        moderate = model.dynamics.is_bounded(MAX_WEIGHT**2)
+    except (IndexError, ValueError, RuntimeError):  # raised by values that are not finite
         return False
-    moderate = all(bool((part.abs() <= LARGEST**2).all()) for part in law)
-    moderate &= bool((model.temper > 0).all())
-    return moderate and all(bool(part.isfinite().all()) for part in (picture, places))
+    moderate &= bool((model.calibration_scale > 0).all())
+    return moderate and all(bool(part.isfinite().all()) for part in values)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Writes a safetensors file atomically.
+    """Write a safetensors file atomically.
 
     Raises:
         OSError: the disk is full or fails; the file is as it was.
@@ -152,12 +168,12 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
                 temporary,
                 metadata={"format": "motes", **metadata},
             )
-        except SafetensorError as error:  # in which the system's own error is a part of the text
+        except SafetensorError as error:  # it wraps the operating system's error as text
             raise OSError(f"{path} could not be written ({error})") from None
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file that motes wrote.
+    """Return the tensors and metadata of a safetensors file that motes wrote.
 
     Raises:
         InputError: missing, truncated, foreign or hostile file.
@@ -168,7 +184,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata alone, see `read_tensors`."""
+    """Return the metadata only, see `read_tensors`."""
     with _opened(path) as file:
         metadata: dict[str, str] = file.metadata() or {}
     if metadata.get("format") != "motes":
@@ -178,7 +194,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """A safetensors file; what is wrong with it is told in a line."""
+    """Open a safetensors file; raise `InputError` in one line if it is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -191,11 +207,11 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file atomically."""
+    """Write a text file atomically."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, content: object) -> None:
-    """Writes a JSON file atomically."""
+    """Write a JSON file atomically."""
     write_text(path, json.dumps(content, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""The bound F on log p(v), one function for each of its terms.
+"""The evidence lower bound F on log p(v), one function for each of its terms.
 
     F = E_q log p(v|a)  +  H[q(a|v)]  +  E_q log p(a)
         reconstruction     entropy       log_prior
@@ -6,17 +6,13 @@
 The expectations are estimated with one draw of q, a function of q and of given noise.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.kalman import mixture
-from motes.kalman.dynamics import LinearDynamics
-from motes.models.layers.renderer import Appearance
-from motes.models.model import Model, Posterior
-from motes.models.paper.inference import GaussianPosterior
-from motes.models.sprites.grid_posterior import GridPosterior
+from motes.models.model import Model
+from motes.models.protocols import Posterior
 
 
 class BoundTerms(NamedTuple):
@@ -27,37 +23,31 @@ class BoundTerms(NamedTuple):
     log_prior: Float[Tensor, "..."]
 
     def weighted(self, kl_weight: float | Float[Tensor, ""]) -> Float[Tensor, "..."]:
-        """The bound with its KL term multiplied by a weight; 1 is the bound itself."""
+        """Return the bound with its KL term multiplied by a weight; 1 is the bound itself."""
         return self.reconstruction + kl_weight * (self.entropy + self.log_prior)
 
 
 def reconstruction(
     nats: Float[Tensor, "B T"], observed: Bool[Tensor, "B T"] | None = None
 ) -> Float[Tensor, " B"]:
-    """The log of p(v | a) from that of each frame, summed over the seen frames (all, if None)."""
+    """Return log p(v | a), summed over the observed frames (all, if None)."""
     return nats.sum(1) if observed is None else torch.where(observed, nats, 0.0).sum(1)
 
 
-def entropy(
-    nats: Float[Tensor, "B N T"],
-    present: Bool[Tensor, "B N"],
-    seen: Bool[Tensor, "B _ T"] | None = None,
-) -> Float[Tensor, " B"]:
-    """H[q] from that of each position, summed over the present objects where they were seen."""
-    if seen is not None:
-        nats = torch.where(seen, nats, 0.0)
+def entropy(nats: Float[Tensor, "B N T"], present: Bool[Tensor, "B N"]) -> Float[Tensor, " B"]:
+    """Return H[q], summed over the present objects."""
     return torch.where(present, nats.sum(2), 0.0).sum(1)
 
 
 def log_prior(
-    dynamics: LinearDynamics,
+    dynamics: Any,
     positions: Float[Tensor, "B N T 2"],
     present: Bool[Tensor, "B N"],
-    seen: Bool[Tensor, "B _ T"] | None = None,
+    detected: Bool[Tensor, "B _ T"] | None = None,
 ) -> Float[Tensor, " B"]:
-    """The log of p(a) of a draw, exact: a sum over present objects of their mixture evidence."""
-    evidence = mixture.log_prior(dynamics, positions, seen)
-    return torch.where(present, evidence, 0.0).sum(1).to(positions.dtype)
+    """Return log p(a) of a draw, exact under the law of motion."""
+    nats: Tensor = dynamics.log_density(positions, present, detected)
+    return nats.to(positions.dtype)
 
 
 def bound_terms(
@@ -65,22 +55,18 @@ def bound_terms(
     frames: Float[Tensor, "B T height width *channels"],
     num_objects: Int[Tensor, " B"],
     noise: Float[Tensor, "B N T 2"],
-    found: GridPosterior | None = None,
     observed: Bool[Tensor, "B T"] | None = None,
 ) -> BoundTerms:
-    """The terms of the bound for each clip, from one draw of q.
+    """Return the terms of the bound for each clip, from one draw of q.
 
     Args:
-        model: of either family.
+        model: of any family.
         frames: values in [0, 1].
         num_objects: objects in each clip.
         noise: of the draw.
-        found: what `Model.track` found in the frames, if that is known already.
-        observed: which frames were seen (all, if None); the paper's family needs them all.
+        observed: which frames count; all, if None.
     """
-    if found is None and observed is not None:
-        found = model.track(frames, num_objects, observed)
-    q = model.encode(frames, num_objects, found)
+    q = model.infer(frames, num_objects, observed)
     return terms_of(model, q, frames, num_objects, noise, observed)
 
 
@@ -92,43 +78,20 @@ def terms_of(
     noise: Float[Tensor, "B N T 2"],
     observed: Bool[Tensor, "B T"] | None = None,
 ) -> BoundTerms:
-    """The terms of the bound of a given q on the seen frames, from one draw. Paper: [Eq. elbo].
+    """Return the terms of the bound of a given q on the observed frames, from one draw.
+
+    Paper: [Eq. elbo].
 
     Law: equals the exact log evidence for a linear-Gaussian stand-in with the exact posterior as
-    q, and lies below it for any other q; tests/unit/test_objective.py.
+    q, and lies below it for any other q; tests/models/test_elbo.py.
     """
-    present, seen = model.present(num_objects), detected_mask(q, observed)
-    positions = q.draw(noise)
-    appearance = appearance_of(q)
-    prior = log_prior(model.dynamics, positions, present, seen)
+    present, positions, detected = model.present(num_objects), q.draw(noise), q.detected
+    # Where an object was not detected q is its prior given the rest, and the two cancel.
+    everywhere = detected is None or bool(detected.all())
+    nats = model.log_likelihood(positions, present, frames, q.appearance, detected)
+    prior = log_prior(model.dynamics, positions, present, None if everywhere else detected)
     return BoundTerms(
-        reconstruction=reconstruction(
-            model.explain(positions, present, frames, appearance, detections_of(q)), observed
-        ),
-        # A search leaves out itself what it has not seen.
-        entropy=entropy(q.entropy(), present, seen if isinstance(q, GaussianPosterior) else None),
-        log_prior=prior + model.log_prior_of(appearance, present),
+        reconstruction=reconstruction(nats, observed),
+        entropy=entropy(q.entropy(), present),
+        log_prior=prior + model.renderer.appearance_log_prior(q.appearance, present),
     )
-
-
-def detections_of(q: Posterior) -> Bool[Tensor, "B N T"] | None:
-    """Where a search has seen objects; None of the paper's networks."""
-    return None if isinstance(q, GaussianPosterior) else q.seen
-
-
-def appearance_of(q: Posterior) -> Appearance | None:
-    """The looks of the objects, where a model of pictures has found them."""
-    return None if isinstance(q, GaussianPosterior) else q.appearance
-
-
-def detected_mask(
-    q: Posterior, observed: Bool[Tensor, "B T"] | None
-) -> Bool[Tensor, "B _ T"] | None:
-    """Where the positions of q are sightings; None where all of them are.
-
-    The paper's networks see all objects in a seen frame; a search may find that one is hidden.
-    Where an object was not seen q is its prior given the rest, and the two cancel in the bound.
-    """
-    if isinstance(q, GaussianPosterior):
-        return None if observed is None else observed[:, None]
-    return None if bool(q.seen.all()) else q.seen

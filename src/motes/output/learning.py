@@ -16,7 +16,7 @@ from motes.models.checkpoint import load_with_config
 from motes.models.model import Model
 from motes.models.sprites.renderer import SpriteRenderer
 from motes.training.initialization import STEPS
-from motes.training.presets import preset
+from motes.training.presets import PRESETS
 from motes.training.train import train
 
 
@@ -43,7 +43,7 @@ class TrainedRun(NamedTuple):
 
 def short_run() -> RunConfig:
     """Return the sprite model's preset with fewer steps and clips: about a minute of training."""
-    full = preset("structured", "robust")
+    full = PRESETS["sprites"]
     return dataclasses.replace(
         full,
         data=dataclasses.replace(full.data, num_clips=1_000, num_held_out=48),

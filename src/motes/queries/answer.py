@@ -1,4 +1,4 @@
-"""What a query answers."""
+"""The result of a query."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,49 +20,54 @@ COLUMNS = (
 
 @dataclass(frozen=True, repr=False)
 class Answer:
-    """Where every object is in every frame, seen or not, and how sure that is.
+    """The posterior of every object's position in every frame, observed or not.
 
     Objects keep their index n in every field; fields of absent objects are NaN (component: -1).
-    `positions` and `pixels` tell of a_t, the position that is drawn: q's posterior where the frame
-    was seen, the predictive distribution (Sigma_A included) where it was not. `path_pixels` tells
-    of B h_t, the noise-free path given everything seen: what a person means by "the track".
+    `positions` and `pixels` describe a_t, the position that is rendered: q's posterior where the
+    frame was observed, the predictive distribution (Sigma_A included) where it was not.
+    `path_pixels` describes B h_t, the noise-free path given all observations: the track.
     """
 
     positions: Float[Tensor, "B N T 2"]
     covariances: Float[Tensor, "B N T 2 2"]
-    velocities: Float[Tensor, "B N T 2"]  # of the path, latent units a frame, [Choice 12]
+    velocities: Float[Tensor, "B N T 2"]  # of the path, latent units per frame, [Choice 12]
     pixels: Float[Tensor, "B N T 2"]
     pixel_covariances: Float[Tensor, "B N T 2 2"]
-    pixel_velocities: Float[Tensor, "B N T 2"]  # of the path, pixels a frame
+    pixel_velocities: Float[Tensor, "B N T 2"]  # of the path, pixels per frame
     path_pixels: Float[Tensor, "B N T 2"]
     path_pixel_covariances: Float[Tensor, "B N T 2 2"]
-    component: Int[Tensor, "B N"]  # the most likely kind of start
+    component: Int[Tensor, "B N"]  # the most likely initial-state component
     component_probabilities: Float[Tensor, "B N K"]
     observed: Bool[Tensor, "B T"]
-    found: Bool[Tensor, "B N T"]  # whether the object itself was seen; it may hide in a seen frame
+    found: Bool[Tensor, "B N T"]  # detected; an object may be occluded in an observed frame
     num_objects: Int[Tensor, " B"]
     count_probabilities: Float[Tensor, "B Nmax"] | None  # column n is n + 1 objects
     draw_frames: Callable[[], Float[Tensor, "B T height width *channels"]]
     draw_mean_frames: Callable[[], Float[Tensor, "B T height width *channels"]]
 
     def __repr__(self) -> str:
-        """What was asked, in a line: arrays of thousands of numbers tell nobody anything."""
+        """Return the shape of the query in a line."""
         clips, objects, frames, _ = self.pixels.shape
-        seen = f"{int(self.observed.sum())} of {self.observed.numel()}"
-        return f"Answer(clips={clips}, objects={objects}, frames={frames}, seen={seen})"
+        observed = f"{int(self.observed.sum())} of {self.observed.numel()}"
+        return f"Answer(clips={clips}, objects={objects}, frames={frames}, observed={observed})"
+
+    @property
+    def detected(self) -> Bool[Tensor, "B N T"]:
+        """Whether each object was detected in each frame; the same as `found`."""
+        return self.found
 
     @cached_property
     def frames(self) -> Float[Tensor, "B T height width *channels"]:
-        """Probability of white, or mean of a picture, over what is unknown; drawn when asked."""
+        """Mean of each pixel with positions marginalised; rendered on first use."""
         return self.draw_frames()
 
     @cached_property
     def mean_frames(self) -> Float[Tensor, "B T height width *channels"]:
-        """The picture of the mean positions, which is what the paper shows; drawn when asked."""
+        """Frames rendered at the mean positions, as in the paper; rendered on first use."""
         return self.draw_mean_frames()
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """One row a clip, frame and present object, in the order of `COLUMNS`, in pixels."""
+        """Yield one row per clip, frame and present object, in the order of `COLUMNS`, in pixels."""
         pixels, velocities = self.pixels.tolist(), self.pixel_velocities.tolist()
         covariances, observed = self.pixel_covariances.tolist(), self.observed.tolist()
         for clip, count in enumerate(self.num_objects.tolist()):
@@ -76,7 +81,7 @@ class Answer:
                     )  # fmt: skip
 
     def to_dataframe(self) -> "pandas.DataFrame":
-        """The rows as a pandas DataFrame in trackpy's column names."""
+        """Return the rows as a pandas DataFrame with trackpy's column names."""
         try:
             import pandas
         except ImportError:
@@ -85,6 +90,6 @@ class Answer:
 
 
 def blank(values: Tensor, present: Bool[Tensor, "B N"]) -> Tensor:
-    """The values [B, N, ...] with NaN for absent objects."""
+    """Return the values [B, N, ...] with NaN for absent objects."""
     shape = present.shape + (1,) * (values.ndim - 2)
     return torch.where(present.reshape(shape), values, torch.nan)

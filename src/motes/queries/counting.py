@@ -1,4 +1,4 @@
-"""How many objects a clip holds: a bound on the evidence of every number of them."""
+"""The number of objects in a clip: a bound on the evidence of every count."""
 
 import math
 
@@ -6,29 +6,30 @@ import torch
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.memory import chunk_size
-from motes.kalman.mixture import draw_prior
 from motes.models.elbo import terms_of
 from motes.models.model import Model
-from motes.models.paper.gap_filling import encode
-from motes.models.paper.inference import GaussianPosterior, InferenceNetwork
-from motes.models.sprites.renderer import SpriteRenderer
+from motes.models.protocols import Search
 
 NUM_DRAWS = 8
-# Paths of one more object, over the cube of the number of frames: few stay behind others for long.
+# Draws of one more object's track, divided by the cube of the number of frames: few tracks stay
+# behind other objects for long.
 UNSEEN_DRAWS = 4096
-AT_ONCE = 2**22  # pixels that are held side by side: bounds memory
+CHUNK_PIXELS = 2**22  # pixels held together, which bounds memory
 
 
 def count_log_evidence(
-    model: Model, frames: Float[Tensor, "B T height width *channels"], observed: Bool[Tensor, "B T"]
+    model: Model,
+    frames: Float[Tensor, "B T height width *channels"],
+    observed: Bool[Tensor, "B T"],
+    search: Search,
 ) -> Float[Tensor, "B Nmax"]:
-    """A bound on log p(seen frames | n objects) for n = 1..Nmax, one column each, in nats.
+    """Return a bound on log p(observed frames | n objects) for n = 1..Nmax, in nats.
 
-    With every count equally likely beforehand, its softmax is the probability of each count.
+    With a uniform prior over counts, its softmax is the probability of each count.
 
-    What a search finds has n! orders that are equally likely, of which q is one. And one more may
-    be there than shows, behind another one: the bound for n objects is that for one fewer and
-    another one anywhere, where that is higher; of n! orders half are then the same. [Choice 36]
+    If objects are exchangeable, q is one of n! equally likely labelings. One more object may be
+    present than was detected, occluded by another: the bound for n objects is that for n - 1 and
+    another one anywhere, where that is higher; half of the n! labelings are then equal. [Choice 36]
 
     Law: for the paper's networks, the bound averaged over draws; for a search, near the evidence
     by drawing all objects from the prior (test_an_object_that_may_be_behind_another_leaves_doubt).
@@ -36,17 +37,17 @@ def count_log_evidence(
     generator = torch.Generator().manual_seed(0)
     shape = (NUM_DRAWS, len(frames), model.max_objects, frames.shape[1], 2)
     draws = torch.randn(shape, generator=generator).to(model.device)
-    numbers = torch.arange(1, model.max_objects + 1, device=model.device)
-    room = chunk_size(AT_ONCE, frames.numel(), frames)
-    parts = [_bounds(model, frames, observed, some, draws) for some in numbers.split(room)]
+    counts = torch.arange(1, model.max_objects + 1, device=model.device)
+    chunk = chunk_size(CHUNK_PIXELS, frames.numel(), frames)
+    parts = [_bounds(model, frames, observed, some, draws, search) for some in counts.split(chunk)]
     bounds, gains = (torch.cat(part) for part in zip(*parts, strict=True))
-    if isinstance(model.inference, InferenceNetwork):
+    if not model.inference.exchangeable:
         return bounds.T
     columns, unseen = [bounds[0]], gains[0]
     for count, bound, gain in zip(range(2, len(bounds) + 1), bounds[1:], gains[1:], strict=True):
         found, fewer = bound + math.lgamma(count + 1), columns[-1] + math.log(count / 2) + unseen
-        # What another one gains is known beside objects that were found. Beside one fewer and one
-        # anywhere it is less than beside those alone, and less than where one is missed that shows.
+        # The gain of one more is known beside the detected objects. Beside n - 1 detected ones and
+        # one anywhere it is at most the gain beside those n - 1 alone.
         unseen = torch.where(found > fewer, gain, gain.minimum(unseen))
         columns.append(found.maximum(fewer))
     return torch.stack(columns, 1)
@@ -56,27 +57,29 @@ def _bounds(
     model: Model,
     frames: Float[Tensor, "B T height width *channels"],
     observed: Bool[Tensor, "B T"],
-    numbers: Int[Tensor, " some"],
+    counts: Int[Tensor, " some"],
     draws: Float[Tensor, "draws B N T 2"],
+    search: Search,
 ) -> tuple[Float[Tensor, "some B"], Float[Tensor, "some B"]]:
-    """The bound for some numbers of objects, all at once, and what one more might gain."""
-    some, B = len(numbers), len(frames)
+    """Return the bound for some counts, evaluated together, and the gain of one more object."""
+    some, B = len(counts), len(frames)
 
-    def again(values: Tensor) -> Tensor:
-        """For every number; of a single one no copy is made."""
+    def repeated(values: Tensor) -> Tensor:
+        """Return the values once for every count; a single count makes no copy."""
         return values[None].expand(some, *values.shape).flatten(0, 1)
 
-    clips, seen, counts = again(frames), again(observed), numbers.repeat_interleave(B)
-    q = encode(model, clips, seen, counts)
-    terms = [terms_of(model, q, clips, counts, again(noise), seen) for noise in draws]
+    clips, flags, numbers = repeated(frames), repeated(observed), counts.repeat_interleave(B)
+    q = model.infer(clips, numbers, flags, search)
+    terms = [terms_of(model, q, clips, numbers, repeated(noise), flags) for noise in draws]
     bounds = torch.stack([each.weighted(1.0) for each in terms]).mean(0).unflatten(0, (some, B))
-    if isinstance(q, GaussianPosterior):
+    if not model.inference.exchangeable:
         return bounds, torch.full_like(bounds, -math.inf)
-    # At the means: of a draw that missed its object, one more would take the place.
-    there = q.seen.any(2) & model.present(counts)
+    # At the means: a draw that missed its object would leave room for one more.
+    assert q.detected is not None
+    there = q.detected.any(2) & model.present(numbers)
     gains = [
         log_unseen(model, q.means[rows, :count], there[rows, :count], frames, observed)
-        for count, rows in zip(numbers.tolist(), torch.arange(some * B).split(B), strict=True)
+        for count, rows in zip(counts.tolist(), torch.arange(some * B).split(B), strict=True)
     ]
     return bounds, torch.stack(gains)
 
@@ -88,21 +91,21 @@ def log_unseen(
     frames: Float[Tensor, "B T height width *channels"],
     observed: Bool[Tensor, "B T"],
 ) -> Float[Tensor, " B"]:
-    """The log of how much likelier frames are, on average, with one more object of the prior.
+    """Return log E p(frames | objects and one more) / p(frames | objects) over the prior of one.
 
-    Of the others those count that are somewhere, which are those that were seen. Minus infinity
-    where no path is drawn: of long clips, and of pictures.
+    Only detected objects count. Minus infinity where no track is drawn: for long clips, and for
+    frames of grey levels.
     """
     B, n, T, _ = positions.shape
     renderer, number = model.renderer, UNSEEN_DRAWS // int(observed.sum(1).max()) ** 3
-    if not isinstance(renderer, SpriteRenderer) or number == 0:
+    if renderer.grey_levels or number == 0:
         return torch.full((B,), -math.inf, device=positions.device)
 
     generator = torch.Generator().manual_seed(1)
-    paths = draw_prior(model.dynamics, (number,), T, generator)[1].positions.to(positions)
-    step = chunk_size(AT_ONCE, frames.numel(), frames)
+    tracks = model.dynamics.sample((number,), T, generator).positions.to(positions)
+    chunk = chunk_size(CHUNK_PIXELS, frames.numel(), frames)
     before, gains = renderer.log_likelihood(positions, there, frames), []
-    for some in paths.split(step):
+    for some in tracks.split(chunk):
         s = len(some)
         others = positions[:, None].expand(B, s, n, T, 2)
         one = some[None, :, None].expand(B, s, 1, T, 2)

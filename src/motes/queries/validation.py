@@ -1,4 +1,4 @@
-"""What a query may be asked with: every input is checked here, once, with one clear line."""
+"""Validation of query inputs: everything is checked here, once, with a one-line message."""
 
 import math
 from typing import Any
@@ -8,12 +8,11 @@ import torch
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
 from motes.data.colour import to_grey
-from motes.models.model import AT_ONCE, Model
-from motes.models.paper.inference import InferenceNetwork
+from motes.models.model import CHUNK_FRAMES, Model
 
 
 def as_numbers(name: str, given: Any) -> Tensor:
-    """The input as a tensor, whatever its type and shape."""
+    """Return the input as a tensor of any type and shape."""
     try:
         return torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -26,10 +25,9 @@ def as_numbers(name: str, given: Any) -> Tensor:
 def check_frames(
     model: Model, frames: Any, observed: Bool[Tensor, "B T"] | None = None
 ) -> Float[Tensor, "B T height width *channels"]:
-    """Frames as float32 on the model's device; what hidden ones hold is not asked.
+    """Return frames as float32 on the model's device; unobserved ones may hold anything.
 
-    For networks hidden frames become zero. A search does not look at them, and long videos are not
-    copied for it.
+    Unobserved frames become zero if the inference requires it; otherwise long videos are not copied.
     """
     given = as_numbers("frames", frames)
     height, width = model.image_size
@@ -37,7 +35,7 @@ def check_frames(
     in_colour = model.in_colour
     if given.ndim == 5 and given.shape[-1] == 3 and not in_colour:
         raise InputError(
-            f"frames have shape {tuple(given.shape)}, in colour; this model has learned from grey "
+            f"frames have shape {tuple(given.shape)}, in colour; this model was trained on grey "
             "frames: give those"
         )
     if given.ndim != 4 + in_colour or (in_colour and given.shape[-1] != 3):
@@ -48,7 +46,7 @@ def check_frames(
         )
     if tuple(given.shape[2:4]) != model.image_size:
         raise InputError(
-            f"frames are {given.shape[2]}x{given.shape[3]} pixels; this model sees "
+            f"frames are {given.shape[2]}x{given.shape[3]} pixels; this model takes "
             f"{height}x{width}: resize them or train a model of that size"
         )
     if given.shape[0] < 1 or given.shape[1] < 2:
@@ -59,7 +57,7 @@ def check_frames(
     if given.is_complex():
         raise InputError("frames are complex numbers; expected real values in [0, 1]")
     given = given.to(model.device, torch.float32)
-    if observed is not None and isinstance(model.inference, InferenceNetwork):
+    if observed is not None and model.inference.requires_zeroed_frames:
         shown = observed.reshape(*observed.shape, *[1] * (given.ndim - 2))
         given = torch.where(shown, given, 0.0)
     low, high = _extremes(given, observed)
@@ -76,22 +74,22 @@ def check_frames(
 def _extremes(
     frames: Float[Tensor, "B T height width *channels"], observed: Bool[Tensor, "B T"] | None
 ) -> tuple[float, float]:
-    """The least and the largest value of seen frames; NaN, if there is one."""
+    """Return the smallest and largest value of observed frames; NaN, if there is one."""
     if observed is None:
         return float(frames.min()), float(frames.max())
-    # What is picked out is a copy: not of all frames at once.
-    parts = (part.split(AT_ONCE, 1) for part in (frames, observed))
+    # In chunks: indexing with a mask copies.
+    parts = (part.split(CHUNK_FRAMES, 1) for part in (frames, observed))
     picked = (some[flags].aminmax() for some, flags in zip(*parts, strict=True) if flags.any())
     lows, highs = zip(*picked, strict=True)
     return float(torch.stack(lows).min()), float(torch.stack(highs).max())
 
 
 def check_observed(model: Model, observed: Any, frames: Any) -> Bool[Tensor, "B T"]:
-    """Which frames were seen, [T] for all clips or [B, T], as [B, T]."""
+    """Return which frames were observed, [T] for all clips or [B, T], as [B, T]."""
     shape = tuple(as_numbers("frames", frames).shape[:2])
     flags = as_numbers("observed", observed)
     if flags.dtype != torch.bool:
-        raise InputError(f"observed has type {flags.dtype}; expected booleans, True where seen")
+        raise InputError(f"observed has type {flags.dtype}; expected booleans, True where observed")
     if len(shape) < 2 or flags.ndim not in (1, 2) or tuple(flags.shape) not in (shape, shape[1:]):
         raise InputError(
             f"observed has shape {tuple(flags.shape)} for frames of shape {shape}; expected one "
@@ -100,12 +98,12 @@ def check_observed(model: Model, observed: Any, frames: Any) -> Bool[Tensor, "B 
     flags = flags.to(model.device).expand(shape)
     if not bool(flags.any(1).all()):
         clip = int((~flags.any(1)).nonzero()[0])
-        raise InputError(f"clip {clip} has no observed frame; to imagine clips use motes.sample")
+        raise InputError(f"clip {clip} has no observed frame; to sample clips use motes.sample")
     return flags
 
 
 def check_counts(model: Model, num_objects: Any, num_clips: int) -> Int[Tensor, " B"]:
-    """The number of objects in each clip, from an integer or from one for each clip."""
+    """Return the number of objects in each clip, from one integer or one for each clip."""
     counts = as_numbers("num_objects", num_objects)
     if counts.dtype == torch.bool or counts.is_floating_point() or counts.is_complex():
         raise InputError(f"num_objects has type {counts.dtype}; expected whole numbers")
@@ -117,14 +115,14 @@ def check_counts(model: Model, num_objects: Any, num_clips: int) -> Int[Tensor, 
     low, high = int(counts.min()), int(counts.max())
     if low < 1 or high > model.max_searchable_objects:
         raise InputError(
-            f"num_objects is {low if low < 1 else high}; this model knows 1 to "
+            f"num_objects is {low if low < 1 else high}; this model takes 1 to "
             f"{model.max_searchable_objects} objects"
         )
     return counts.to(model.device, torch.int64).expand(num_clips).clone()
 
 
 def check_whole(name: str, value: Any, low: int, high: int) -> int:
-    """A whole number within limits."""
+    """Return a whole number within limits."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InputError(f"{name} is {value!r}; give a whole number from {low} to {high}")
     return value

@@ -50,7 +50,7 @@ class Playground:
     def of(cls, name_or_folder: str, preparation: Preparation | None = None) -> "Playground":
         """Return the playground of a shipped model or a run folder."""
         model, config = load_with_config(name_or_folder)
-        if model.painter is not None:
+        if model.renderer.grey_levels:
             raise InputError(
                 f"{name_or_folder} was trained on grey or colour frames; the playground needs "
                 "binary ones: use motes infer"

@@ -1,4 +1,4 @@
-"""The clips of a run: made or loaded, split, and put on the training device."""
+"""The clips of a run: generated or loaded, split, and moved to the training device."""
 
 import dataclasses
 import math
@@ -12,32 +12,33 @@ from motes.core.axes import Int, Tensor
 from motes.core.errors import InputError
 from motes.data import Clips, PackedFrames, cannonballs, colour, load_clips
 from motes.data.background import median_background
+from motes.models.registry import FAMILIES
 from motes.training.inputs import TrainingData
 
 
 class Dataset(NamedTuple):
-    """Clips to learn from, and clips kept aside for the bound that is reported."""
+    """Training clips, and held-out clips for the reported bound."""
 
     training: TrainingData
     held_out: TrainingData
 
 
 def fit_to_data(config: RunConfig) -> RunConfig:
-    """The configuration with the sizes of the user's clips, where a file was given."""
+    """Return the configuration with the sizes of the clips in its file, if it has one."""
     if config.data.path is None:
         return config
     clips = load_clips(config.data.path)
     counts = known_counts(clips, config.data.path)
-    if clips.observed is not None and config.model.family == "paper":
+    family = FAMILIES[config.family]
+    if clips.observed is not None and family.networks:
         raise InputError(
-            f"{config.data.path} has lost frames; the paper's networks learn from whole clips: "
-            "use --family structured"
+            f"{config.data.path} has unobserved frames; the paper's networks need complete clips: "
+            "use a preset of the sprite family, such as sprites-video"
         )
     num_clips, num_frames, height, width = clips.video.shape[:4]
     held_out = min(config.data.num_held_out, max(num_clips // 10, 1))
     if num_clips <= held_out:
         raise InputError(f"{config.data.path} holds {num_clips} clip; training needs at least 2")
-    pictures = config.model.pixels == "pictures"
     data = dataclasses.replace(
         config.data,
         path=str(Path(config.data.path).resolve()),
@@ -47,32 +48,34 @@ def fit_to_data(config: RunConfig) -> RunConfig:
         num_frames=num_frames,
         height=height,
         width=width,
-        channels=3 if clips.in_colour and pictures else 1,
-        colour_axis=colour.find_axis(clips.frames) if clips.in_colour and not pictures else None,
+        channels=3 if clips.in_colour and family.keeps_colour else 1,
+        colour_axis=colour.find_axis(clips.frames)
+        if clips.in_colour and not family.keeps_colour
+        else None,
     )
     return dataclasses.replace(config, data=data)
 
 
 def fit_sprite_size(config: RunConfig) -> RunConfig:
-    """The configuration with a glyph of the size of the objects in the user's clips."""
+    """Return the configuration with a sprite of the size of the objects in its clips."""
     assert config.data.path is not None
     clips = load_clips(config.data.path)
     if clips.in_colour:
         grey = colour.to_grey(clips.frames, colour.find_axis(clips.frames))
         empty = median_background(grey[: colour.MAX_CLIPS].flatten(0, 1))
         clips = dataclasses.replace(clips, video=(grey - empty).clamp(min=0))
-    ink = ink_of(clips, known_counts(clips, config.data.path))
-    if ink == 0:
-        raise InputError(f"{config.data.path} shows black frames alone; give clips with objects")
-    radius = math.sqrt(ink / math.pi)
+    mass = mean_mass(clips, known_counts(clips, config.data.path))
+    if mass == 0:
+        raise InputError(f"{config.data.path} has black frames only; give clips with objects")
+    radius = math.sqrt(mass / math.pi)
     model = dataclasses.replace(
-        config.model, glyph_width=0.9 * radius, glyph_reach=min(math.ceil(2 * radius), 64)
+        config.model, sprite_width=0.9 * radius, sprite_radius=min(math.ceil(2 * radius), 64)
     )
     return dataclasses.replace(config, model=model)
 
 
 def make_dataset(config: RunConfig, device: torch.device) -> Dataset:
-    """The clips of a run, the last ones held out, on the training device."""
+    """Return the clips of a run, the last ones held out, on the training device."""
     data = config.data
     if data.path is not None:
         clips = colour.in_grey(load_clips(data.path), data.colour_axis)
@@ -91,15 +94,15 @@ def make_dataset(config: RunConfig, device: torch.device) -> Dataset:
 
 
 def to_device(clips: Clips, device: torch.device) -> TrainingData:
-    """Clips as the trainer reads them."""
+    """Return clips as the trainer reads them."""
     counts = known_counts(clips, "the clips")
-    ink = max(ink_of(clips, counts), 1.0)
+    mass = max(mean_mass(clips, counts), 1.0)
     observed = None if clips.observed is None else clips.observed.to(device)
-    return TrainingData(clips.video.to(device), counts.to(device), ink, None, observed)
+    return TrainingData(clips.video.to(device), counts.to(device), mass, None, observed)
 
 
-def ink_of(clips: Clips, counts: Int[Tensor, " B"]) -> float:
-    """Lit pixels of one object in a seen frame, on average over a few hundred clips."""
+def mean_mass(clips: Clips, counts: Int[Tensor, " B"]) -> float:
+    """Return the lit pixels of one object in an observed frame, averaged over some clips."""
     some, counts = clips[:256], counts[:256]
     pixels = some.video.unpack_all() if isinstance(some.video, PackedFrames) else some.video
     if some.observed is None:
@@ -108,12 +111,12 @@ def ink_of(clips: Clips, counts: Int[Tensor, " B"]) -> float:
 
 
 def known_counts(clips: Clips, origin: str) -> Int[Tensor, " B"]:
-    """The number of objects in each clip, which learning is told; there is one or more."""
+    """Return the number of objects in each clip, one or more, which training requires."""
     if clips.num_objects is None:
         raise InputError(
             f"{origin} does not say how many objects each clip holds; "
             "add an integer array num_objects with one entry a clip"
         )
     if int(clips.num_objects.min()) < 1:
-        raise InputError(f"{origin} holds clips without objects; leave them out")
+        raise InputError(f"{origin} has clips without objects; remove them")
     return clips.num_objects

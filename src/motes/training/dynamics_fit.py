@@ -1,35 +1,37 @@
-"""The dynamics fitted to many tracks at once, when a run's small steps are over."""
+"""A final fit of the dynamics to many tracks at once."""
+
+from typing import Any
 
 import torch
 
 from motes.core.axes import Bool, Float, Tensor
-from motes.kalman import mixture
-from motes.kalman.dynamics import LinearDynamics
 
 ITERATIONS = 50
 
 
 def fit_dynamics(
-    dynamics: LinearDynamics, positions: Float[Tensor, "M T 2"], seen: Bool[Tensor, "M T"]
+    dynamics: Any, positions: Float[Tensor, "M T 2"], observed: Bool[Tensor, "M T"]
 ) -> None:
-    """Moves all parameters to where they make these tracks likeliest, by L-BFGS.
+    """Maximise the likelihood of tracks over all parameters of the dynamics, by L-BFGS.
 
-    The steps of a run leave them as well as the last few batches tell them. [Choice 39]
+    Stochastic steps leave the parameters as well determined as the last few batches do.
+    [Choice 39]
 
     Args:
-        dynamics: What is changed.
-        positions: Drawn from q, in latent units: their mean log p(a) is all of the bound that
+        dynamics: Changed in place.
+        positions: Drawn from q, in latent units: their mean log p(a) is the part of the bound that
             depends on the dynamics.
-        seen: Which of the positions count.
+        observed: Which of the positions count.
 
-    Law: tracks do not become less likely (test_settling_makes_tracks_no_less_likely).
+    Law: tracks do not become less likely (test_fitting_makes_tracks_no_less_likely).
     """
-    whole = seen.all(1)  # many, and one matrix serves them all
+    whole = observed.all(1)  # these share one matrix
 
     def log_prior() -> Float[Tensor, ""]:
-        total = mixture.log_prior(dynamics, positions[whole]).sum()
+        total: Tensor = dynamics.track_log_density(positions[whole]).sum()
         if not bool(whole.all()):
-            total = total + mixture.log_prior(dynamics, positions[~whole], seen[~whole]).sum()
+            part = dynamics.track_log_density(positions[~whole], observed[~whole])
+            total = total + part.sum()
         return total / len(positions)
 
     def loss() -> Float[Tensor, ""]:
@@ -44,6 +46,6 @@ def fit_dynamics(
     )
     optimizer.step(loss)
     with torch.no_grad():
-        if not bool(log_prior() >= before):  # nor where it is no number
+        if not bool(log_prior() >= before):  # false for NaN too
             for part, value in zip(dynamics.parameters(), start, strict=True):
                 part.copy_(value)

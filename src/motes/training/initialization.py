@@ -1,8 +1,8 @@
-"""What training begins with: another model's weights, or the best of a few rough starts.
+"""Initial weights: another model's, or those of the best of a few short restarts.
 
-How large objects are and how far they stray is not known beforehand, and a start of the structured
-family that is far off on either takes long to mend. So some starts take a few steps each on small
-batches, and the bound chooses one. [Choice 25]
+The size of objects and their process noise are unknown, and a sprite model that starts far from
+either takes long to recover. So restarts with different scales take a few steps each on small
+batches, and the bound selects one. [Choice 25]
 """
 
 import dataclasses
@@ -16,155 +16,144 @@ from motes.core.axes import Int, Tensor
 from motes.core.errors import InputError
 from motes.models.checkpoint import find_model, load, read_config
 from motes.models.model import Model, build
+from motes.models.registry import FAMILIES
 from motes.training.inputs import TrainingData
-from motes.training.sprite_init import seed_background, seed_kinds
 from motes.training.step import Trainer
 
-# Multiples of the glyph's width and of the variance of positions. A glyph that is too wide and
-# positions that are too steady are what learning does not leave by itself.
-STARTS = ((1.0, 1.0), (0.25, 1.0), (1.0, 16.0), (0.25, 16.0))
+# Multiples of the sprite's width and of the variance of positions. Training does not recover by
+# itself from a sprite that is too wide, nor from positions with too little noise.
+RESTARTS = ((1.0, 1.0), (0.25, 1.0), (1.0, 16.0), (0.25, 16.0))
 STEPS = 24
 BATCH = 16
-SEEN = 64  # clips in which background and kinds are looked for, of pictures
-REPORTED = 4  # steps that a bound is averaged over
+INITIAL_CLIPS = 64  # clips that background and sprite classes are initialised from
+REPORT_EVERY = 4  # steps that a reported bound is averaged over
 
 
 class Trial(NamedTuple):
-    """One of the starts, some steps on."""
+    """A restart after some steps."""
 
-    start: int  # counted from 1
+    restart: int  # counted from 1
     step: int  # of STEPS
-    bound: float  # of the last steps, nats a clip
-    model: Model  # as it stands; it goes on changing
+    bound: float  # of the last steps, nats per clip
+    model: Model  # training continues to change it
 
 
-def first_weights(
-    config: RunConfig,
-    data: TrainingData,
-    device: torch.device,
-    report: Callable[[Trial], None] = lambda trial: None,
-) -> dict[str, Tensor]:
-    """The weights, by name, that training begins with in place of those that are drawn."""
-    if config.begins_with is not None:
-        return inherited(config) | _own_background(config, data, device)
-    if config.model.family == "structured":
-        return best_start(config, data, device, report)
-    return {}
+def initialize(trainer: Trainer, report: Callable[[Trial], None] = lambda trial: None) -> None:
+    """Give a new trainer's model the weights that training starts from.
+
+    Those of `config.initial_model`, or of the best restart for families that search; random weights
+    otherwise.
+    """
+    config, data, model = trainer.config, trainer.data, trainer.model
+    if config.initial_model is not None:
+        model.load_state_dict(inherited(config), strict=False)
+        some = _initial_clips(data)  # the background belongs to the camera of these clips
+        model.renderer.initialize_background(data.frames(some), data.observed_in(some))
+    elif not FAMILIES[config.family].networks:
+        weights = best_restart(config, data, trainer.device, report)
+        model.load_state_dict(weights, strict=False)
 
 
-def _own_background(
-    config: RunConfig, data: TrainingData, device: torch.device
-) -> dict[str, Tensor]:
-    """The background of the run's own clips, of pictures: another camera saw another one."""
-    painter = build(config).to(device).painter
-    if painter is None:
-        return {}
-    some = _some_clips(data)
-    seed_background(painter, data.frames(some), data.seen(some))
-    return {"renderer.raw_background": painter.raw_background.detach()}
-
-
-def _some_clips(data: TrainingData) -> Int[Tensor, " b"]:
-    """The clips in which background and kinds of object are looked for, of pictures."""
-    return torch.arange(min(SEEN, len(data.num_objects)), device=data.num_objects.device)
+def _initial_clips(data: TrainingData) -> Int[Tensor, " b"]:
+    """Return the indices of the clips that initial values are taken from."""
+    return torch.arange(min(INITIAL_CLIPS, len(data.num_objects)), device=data.num_objects.device)
 
 
 def with_initial_model(config: RunConfig, name_or_folder: str) -> RunConfig:
-    """The configuration of a run that begins with another model: its sizes, the run's own law."""
-    own, its = config.model, read_config(find_model(name_or_folder)).model
-    model = dataclasses.replace(its, family=own.family, law=own.law, window=own.window)
-    return dataclasses.replace(config, model=model, begins_with=name_or_folder)
+    """Return the configuration of a run that starts from a model: its sizes, the run's own law."""
+    its = read_config(find_model(name_or_folder))
+    model, dynamics = its.model, dataclasses.replace(its.dynamics, law=config.dynamics.law)
+    if its.family == config.family and hasattr(model, "window"):
+        model = dataclasses.replace(model, window=config.model.window)
+    elif its.family != config.family:
+        model = config.model  # refused later, by `check_initial_model`
+    return dataclasses.replace(config, model=model, dynamics=dynamics, initial_model=name_or_folder)
 
 
 def check_initial_model(config: RunConfig) -> None:
-    """Refuses a run that is to begin with a model of another kind.
+    """Refuse a run that starts from an incompatible model.
 
     Raises:
-        InputError: there is no such model, or it is of another family, or draws other frames.
+        InputError: there is no such model, or it is of another family or frame size.
     """
-    if config.begins_with is None:
+    if config.initial_model is None:
         return
-    name_or_folder, its = config.begins_with, read_config(find_model(config.begins_with))
-    if its.model.family != config.model.family:
+    name_or_folder, its = config.initial_model, read_config(find_model(config.initial_model))
+    if its.family != config.family:
         raise InputError(
-            f"{name_or_folder} is of the {its.model.family} family; this run is of the "
-            f"{config.model.family} family: begin with a model of its own family"
+            f"{name_or_folder} is of the {its.family} family; this run is of the "
+            f"{config.family} family: start from a model of its own family"
         )
     size, its_size = ((c.data.height, c.data.width) for c in (config, its))
-    if size != its_size and config.model.family == "paper":
+    if size != its_size and FAMILIES[config.family].networks:
         raise InputError(
-            f"{name_or_folder} draws {its_size[0]}x{its_size[1]} frames, yours are "
+            f"{name_or_folder} takes {its_size[0]}x{its_size[1]} frames, yours are "
             f"{size[0]}x{size[1]}: prepare them with --size {its_size[0]} {its_size[1]}"
         )
 
 
 def inherited(config: RunConfig) -> dict[str, Tensor]:
-    """The weights of another model that fit: those of the same name and shape.
+    """Return the weights of the initial model that fit: those of the same name and shape.
 
-    Of the structured family all fit but the pictures of background and visibility, where frames
-    have another size: what belongs to the place of the camera is learned anew.
+    For sprites of another frame size, all but background and visibility: what belongs to the
+    camera's view is learned again.
     """
-    assert config.begins_with is not None
+    assert config.initial_model is not None
     shapes = {name: weights.shape for name, weights in build(config).state_dict().items()}
-    theirs: dict[str, Tensor] = load(config.begins_with).state_dict()
+    theirs: dict[str, Tensor] = load(config.initial_model).state_dict()
     return {name: part for name, part in theirs.items() if shapes.get(name) == part.shape}
 
 
-def best_start(
+def best_restart(
     config: RunConfig,
     data: TrainingData,
     device: torch.device,
     report: Callable[[Trial], None] = lambda trial: None,
 ) -> dict[str, Tensor]:
-    """The weights of the start whose bound is highest after a few steps.
+    """Return the weights of the restart whose bound is highest after a few steps.
 
     Args:
-        config: Of the run that is to begin; its scales are those that the starts are multiples of.
-        data: What is learned from.
+        config: Of the run that is to start; the restarts multiply its scales.
+        data: The training clips.
         device: Where the steps are taken.
-        report: Told every few steps of every start.
+        report: Called every few steps of every restart.
 
-    Law: of the starts that were tried none had a higher bound
-    (test_the_start_with_the_highest_bound_is_taken).
+    Law: no restart had a higher bound (test_the_restart_with_the_highest_bound_is_taken).
     """
     ends = []
-    for number, (width, variance) in enumerate(STARTS, 1):
-        for trial in _steps(number, _scaled(config, width, variance), data, device):
+    for number, (width, variance) in enumerate(RESTARTS, 1):
+        for trial in _trials(number, _scaled(config, width, variance), data, device):
             report(trial)
         ends.append(trial)
     return max(ends, key=lambda trial: trial.bound).model.state_dict()
 
 
 def _scaled(config: RunConfig, width: float, variance: float) -> RunConfig:
-    """The configuration of a short run from other scales."""
+    """Return the configuration of a short run with other scales."""
+    noise = variance * config.dynamics.position_noise
     return dataclasses.replace(
         config,
-        model=dataclasses.replace(
-            config.model,
-            glyph_width=width * config.model.glyph_width,
-            position_noise=variance * config.model.position_noise,
-        ),
+        model=dataclasses.replace(config.model, sprite_width=width * config.model.sprite_width),
+        dynamics=dataclasses.replace(config.dynamics, position_noise=noise),
         schedule=dataclasses.replace(
-            config.schedule, steps_per_look=STEPS // 2, seed_mixture=(STEPS // 2,)
+            config.schedule, steps_per_search=STEPS // 2, mixture_em_steps=(STEPS // 2,)
         ),
         batch_size=min(BATCH, config.batch_size),
         checkpoint_every=STEPS,
     )
 
 
-def _steps(
+def _trials(
     number: int, config: RunConfig, data: TrainingData, device: torch.device
 ) -> Iterator[Trial]:
-    """Takes the steps of one start; the last bound is that of the last few, not of the journey."""
+    """Take the steps of one restart; each bound is of the last few steps."""
     trainer = Trainer(config, data, device)
-    painter = trainer.model.painter
-    if painter is not None:
-        some = _some_clips(data)
-        generator = torch.Generator().manual_seed(config.seed + number)
-        counts, seen = data.num_objects[some], data.seen(some)
-        seed_kinds(painter, data.frames(some), counts, seen, generator)
+    some, generator = _initial_clips(data), torch.Generator().manual_seed(config.seed + number)
+    trainer.model.renderer.initialize_from(
+        data.frames(some), data.num_objects[some], data.observed_in(some), generator
+    )
     while trainer.step < STEPS:
         trainer.advance()
-        if trainer.step % REPORTED == 0:
+        if trainer.step % REPORT_EVERY == 0:
             bound = float(trainer.mean_terms().weighted(1.0))
             yield Trial(number, trainer.step, bound, trainer.model)

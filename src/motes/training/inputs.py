@@ -1,4 +1,4 @@
-"""What a training step is fed with: clips, noise and settings, and the blur over the clips."""
+"""Inputs of a training step: clips, noise and settings, and the blur of frames."""
 
 import math
 from collections.abc import Sequence
@@ -11,34 +11,32 @@ import torch
 from motes.config import RunConfig
 from motes.core.axes import Bool, Float, Float64, Int, Tensor
 from motes.data.clips import PackedFrames
-from motes.models.paper.inference import GaussianPosterior
+from motes.models.posterior import GaussianPosterior
 from motes.training.schedule import at_step
 
 
 class TrainingData(NamedTuple):
-    """Clips to learn from, on the device where the model learns."""
+    """Training clips on the training device."""
 
     video: PackedFrames | Float[Tensor, "B T height width *channels"]
     num_objects: Int[Tensor, " B"]
-    ink: float  # lit pixels of one object, on average; sets the contrast of blurred frames
-    lessons: GaussianPosterior | None = (
-        None  # a teacher's positions of all clips, see `motes.training.distillation`
-    )
-    observed: Bool[Tensor, "B T"] | None = None  # which frames were seen; all, if None
+    mass: float  # lit pixels of one object on average; sets the contrast of blurred frames
+    pseudo_labels: GaussianPosterior | None = None  # a teacher's positions of all clips
+    observed: Bool[Tensor, "B T"] | None = None  # which frames count; all, if None
 
     def frames(self, indices: Int[Tensor, " b"]) -> Float[Tensor, "b T height width *channels"]:
-        """The clips of these indices, values in [0, 1]."""
+        """Return the clips of these indices, values in [0, 1]."""
         if isinstance(self.video, PackedFrames):
             return self.video.unpack(indices)
         return self.video.index_select(0, indices)
 
-    def seen(self, indices: Int[Tensor, " b"]) -> Bool[Tensor, "b T"] | None:
-        """Which frames of these clips were seen; None where all were."""
+    def observed_in(self, indices: Int[Tensor, " b"]) -> Bool[Tensor, "b T"] | None:
+        """Return which frames of these clips count; None if all do."""
         return None if self.observed is None else self.observed.index_select(0, indices)
 
 
 class StepInputs(NamedTuple):
-    """What changes from step to step; of R replicas, with a leading axis."""
+    """The inputs of a step; of R replicas, with a leading axis."""
 
     indices: Int[Tensor, "*R B"]
     noise: Float[Tensor, "*R B N T 2"]
@@ -46,13 +44,13 @@ class StepInputs(NamedTuple):
 
 
 def step_inputs(config: RunConfig, num_clips: int, step: int) -> StepInputs:
-    """The clips, the noise and the settings of a step; a function of (seed, step) alone.
+    """Return the clips, noise and settings of a step, a function of (seed, step) alone.
 
     Law: the same on every machine and however often training was resumed;
-    tests/unit/test_trainer.py.
+    tests/training/test_step.py.
     """
-    looked = step - step % config.schedule.steps_per_look  # when this batch was first looked at
-    batch = np.random.Generator(np.random.Philox(key=(2 * config.seed, looked)))
+    searched = step - step % config.schedule.steps_per_search  # the step of this batch's search
+    batch = np.random.Generator(np.random.Philox(key=(2 * config.seed, searched)))
     random = np.random.Generator(np.random.Philox(key=(2 * config.seed + 1, step)))
     shape = (config.batch_size, config.data.max_objects, config.data.num_frames, 2)
     return StepInputs(
@@ -63,15 +61,14 @@ def step_inputs(config: RunConfig, num_clips: int, step: int) -> StepInputs:
 
 
 def joined_inputs(configs: Sequence[RunConfig], num_clips: int, step: int) -> StepInputs:
-    """The inputs of a step of several replicas, with a leading axis R."""
+    """Return the inputs of a step of several replicas, with a leading axis R."""
     return _stack([step_inputs(config, num_clips, step) for config in configs])
 
 
 class InputBlocks:
     """The inputs of many steps of R replicas at a time, on the GPU before they are needed.
 
-    A thread makes the next block while the GPU works, so that a step waits for nothing. They are
-    the numbers of `step_inputs`, whatever the size of a block.
+    A thread prepares the next block while the GPU works. The numbers are those of `step_inputs`.
     """
 
     STEPS = 64
@@ -79,25 +76,25 @@ class InputBlocks:
     def __init__(self, configs: Sequence[RunConfig], num_clips: int, device: torch.device) -> None:
         self.configs, self.num_clips, self.device = configs, num_clips, device
         self.thread = ThreadPoolExecutor(max_workers=1)
-        self.coming: dict[int, Future[StepInputs]] = {}
+        self.pending: dict[int, Future[StepInputs]] = {}
         self.block: StepInputs | None = None
         self.start = self.expected = -1
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
 
     def load(self, step: int) -> None:
-        """Makes `take` give the inputs of this step next."""
+        """Make `take` return the inputs of this step next."""
         start = step - step % self.STEPS
         if start != self.start:
-            self._bring(start)
+            self._load_block(start)
         if step != self.expected or step == start:
             self.cursor.fill_(step - start)
         self.expected = step + 1
 
-    def _bring(self, start: int) -> None:
-        """Copies the block of these steps to the device and asks for the one after it."""
-        made = self._ask_for(start).result()
-        del self.coming[start]
-        self._ask_for(start + self.STEPS)
+    def _load_block(self, start: int) -> None:
+        """Copy the block of these steps to the device and request the next one."""
+        made = self._request(start).result()
+        del self.pending[start]
+        self._request(start + self.STEPS)
         if self.block is None:
             self.block = StepInputs(*(torch.empty_like(v, device=self.device) for v in made))
         for buffer, values in zip(self.block, made, strict=True):
@@ -106,16 +103,16 @@ class InputBlocks:
         self.start = start
 
     def take(self) -> StepInputs:
-        """The inputs of the step that is next; captured with it, moves on at every replay."""
+        """Return the inputs of the next step; captured in a graph, it advances at every replay."""
         assert self.block is not None
         inputs = StepInputs(*(part.index_select(0, self.cursor)[0] for part in self.block))
         self.cursor += 1
         return inputs
 
-    def _ask_for(self, start: int) -> "Future[StepInputs]":
-        if start not in self.coming:
-            self.coming[start] = self.thread.submit(self._make, start)
-        return self.coming[start]
+    def _request(self, start: int) -> "Future[StepInputs]":
+        if start not in self.pending:
+            self.pending[start] = self.thread.submit(self._make, start)
+        return self.pending[start]
 
     def _make(self, start: int) -> StepInputs:
         steps = range(start, start + self.STEPS)
@@ -127,19 +124,19 @@ def _stack(parts: Sequence[StepInputs]) -> StepInputs:
 
 
 def blur(
-    frames: Float[Tensor, "B T height width"], width: Float[Tensor, ""], ink: float
+    frames: Float[Tensor, "B T height width"], width: Float[Tensor, ""], mass: float
 ) -> Float[Tensor, "B T height width"]:
-    """Frames seen through a Gaussian lens, their contrast restored ([Choice 7]).
+    """Return frames convolved with a Gaussian, their contrast restored ([Choice 7]).
 
-    A lone disk of `ink` lit pixels keeps a peak of about 1: blurring takes the peak of a disk to
-    1 - exp(-ink / (2 pi width^2)), which is divided out. Width 0 leaves frames as they are.
+    A single disk of `mass` lit pixels keeps a peak of about 1: blurring takes the peak of a disk to
+    1 - exp(-mass / (2 pi width^2)), which is divided out. Width 0 leaves frames unchanged.
     """
     width = width.clamp(min=1e-2)
     for axis in (-2, -1):
         size = frames.shape[axis]
         distance = torch.arange(size, device=frames.device, dtype=frames.dtype)
         weights = (-0.5 * ((distance[:, None] - distance) / width) ** 2).exp()
-        reach = torch.arange(-size, size + 1, device=frames.device, dtype=frames.dtype)
-        lens = weights / (-0.5 * (reach / width) ** 2).exp().sum()
-        frames = lens @ frames if axis == -2 else frames @ lens
-    return (frames / -torch.expm1(-ink / (2 * math.pi * width**2))).clamp(0, 1)
+        offsets = torch.arange(-size, size + 1, device=frames.device, dtype=frames.dtype)
+        kernel = weights / (-0.5 * (offsets / width) ** 2).exp().sum()
+        frames = kernel @ frames if axis == -2 else frames @ kernel
+    return (frames / -torch.expm1(-mass / (2 * math.pi * width**2))).clamp(0, 1)

@@ -1,4 +1,4 @@
-"""One run: a trainer and its folder, with checkpoints, a log, and a way back from faults."""
+"""One run: a trainer and its folder, with checkpoints, a log and roll-backs."""
 
 import contextlib
 import dataclasses
@@ -23,33 +23,32 @@ from motes.models.checkpoint import (
     write_tensors,
 )
 from motes.models.elbo import bound_terms
-from motes.models.latent_map import draw, find_latent_map
 from motes.models.model import Model
-from motes.models.pixel_map import align
+from motes.models.pixel_map import align, draw_latent_map, find_latent_map
 from motes.training import distributed
 from motes.training.dataset import Dataset
-from motes.training.initialization import Trial, first_weights
+from motes.training.initialization import Trial, initialize
 from motes.training.inputs import TrainingData
 from motes.training.run_folder import drop_lines_after, environment
 from motes.training.schedule import at_step
 from motes.training.step import Trainer, require_finite
 
-# Told each line of the log with the folder, the number of steps to come and the model itself; while
-# a teacher looks at the clips, of how many there are lessons.
+# Called with each line of the log, the folder, the number of steps and the model; during distillation
+# with the number of clips that have pseudo-labels.
 Report = Callable[[dict[str, Any]], None]
 CHECKPOINT = "checkpoint.safetensors"
-SLOWER = 0.5  # the learning rates after a roll-back, as a multiple of those before
+ROLL_BACK_RATE = 0.5  # multiple of the learning rates after a roll-back
 
 
 class Outcome(NamedTuple):
-    """How training ended."""
+    """The result of training."""
 
     folder: Path
     step: int
     finished: bool  # False: stopped by a signal, to be resumed
-    held_out_bound: float  # nats a clip, KL weight 1
+    held_out_bound: float  # nats per clip, KL weight 1
     pixel_map_residual: float  # pixels
-    rolled_back: int  # times that training went back, because something was not finite
+    rolled_back: int  # roll-backs after non-finite values
 
 
 class Run:
@@ -62,7 +61,6 @@ class Run:
         dataset: Dataset,
         device: torch.device,
         report: Report,
-        teacher: Model | None = None,
         roll_backs: int = 0,
     ) -> None:
         self.folder, self.config, self.dataset = folder, config, dataset
@@ -70,31 +68,34 @@ class Run:
         self.checkpoint = folder / CHECKPOINT
         self.last_saved: int | None = None
         self.rolled_back = 0
+        self.outcome: Outcome | None = None
+        self.trainer = Trainer(config, dataset.training, device)
+        self.started, self.started_at = time.monotonic(), 0
+
+    def start(self, teacher: Model | None = None) -> None:
+        """Restore the last checkpoint, or initialise the weights of a new run."""
         if self.checkpoint.is_file():
             self.restore()
         else:
-            self.trainer = Trainer(config, dataset.training, device)
-            weights = first_weights(config, dataset.training, device, self._tell_start)
-            self.trainer.model.load_state_dict(weights, strict=False)
+            initialize(self.trainer, self._report_trial)
             if teacher is not None:
                 self.trainer.model.dynamics.load_state_dict(teacher.dynamics.state_dict())
         if distributed.is_main():
-            write_json(folder / "environment.json", environment(device))
-            drop_lines_after(folder / "log.jsonl", self.trainer.step)
-        self.outcome: Outcome | None = None
+            write_json(self.folder / "environment.json", environment(self.device))
+            drop_lines_after(self.folder / "log.jsonl", self.trainer.step)
         self.started, self.started_at = time.monotonic(), self.trainer.step
 
     def restore(self, rolled_back: int | None = None) -> None:
-        """Makes the trainer that of the last checkpoint, slower after so many roll-backs.
+        """Restore the last checkpoint, with learning rates reduced for each roll-back.
 
         Args:
-            rolled_back: how often training went back; None: as often as before the checkpoint.
+            rolled_back: number of roll-backs; None: as many as before the checkpoint.
         """
-        step, before = read_place(self.checkpoint)
+        step, before = read_progress(self.checkpoint)
         tensors, _ = read_tensors(self.checkpoint)
         self.rolled_back = before if rolled_back is None else rolled_back
         self.last_saved = step
-        schedule = self.config.schedule.slower(SLOWER**self.rolled_back)
+        schedule = self.config.schedule.slower(ROLL_BACK_RATE**self.rolled_back)
         slower = dataclasses.replace(self.config, schedule=schedule)
         self.trainer = Trainer(slower, self.dataset.training, self.device)
         self.trainer.restore(tensors, step)
@@ -105,36 +106,27 @@ class Run:
         return self.trainer.step < self.config.schedule.iterations
 
     @property
-    def between_looks(self) -> bool:
-        """Whether the next step looks at new frames, so that nothing but the state is needed."""
-        return self.trainer.step % self.config.schedule.steps_per_look == 0
+    def can_stop(self) -> bool:
+        """Whether the next step searches new frames, so that the state is complete."""
+        return self.trainer.step % self.config.schedule.steps_per_search == 0
 
     @property
     def shape(self) -> tuple[object, ...]:
         """What runs must have in common to be computed together."""
-        config, model, schedule = self.config, self.config.model, self.config.schedule
-        sizes = (model.inference_state_size, model.renderer_state_size, model.num_components)
-        settings = (model.scale_floor, config.batch_size, schedule.iterations, schedule.taught)
-        return self.trainer.step, config.data, *sizes, *settings
+        config, schedule = self.config, self.config.schedule
+        model, dynamics = config.model, config.dynamics
+        sizes = (model.inference_state_size, model.renderer_state_size, model.scale_floor)
+        settings = (config.batch_size, schedule.iterations, schedule.distillation_steps)
+        return self.trainer.step, config.data, *sizes, dynamics.num_components, *settings
 
     @property
     def due(self) -> bool:
-        """Whether something is to be reported or saved after this step."""
+        """Whether a log line or a checkpoint is due after this step."""
         every = (self.config.log_every, self.config.checkpoint_every)
         return not self.unfinished or any(self.trainer.step % steps == 0 for steps in every)
 
-    def advance(self) -> None:
-        """Takes a step; reports and saves when they are due."""
-        with self._faults_handled():
-            self._step()
-            self._tell()
-
     def after_step(self) -> None:
-        """Reports and saves when they are due, after a step that others took too."""
-        with self._faults_handled():
-            self._tell()
-
-    def _tell(self) -> None:
+        """Log and save when they are due."""
         step = self.trainer.step
         if step % self.config.log_every == 0:
             self.log_terms()
@@ -142,27 +134,31 @@ class Run:
             self.save()
 
     @contextlib.contextmanager
-    def _faults_handled(self) -> Iterator[None]:
-        """Goes back where that was asked for; else stops, and says what is kept."""
+    def handling_faults(self) -> Iterator[None]:
+        """Roll back on non-finite values if allowed; else stop with a message on what is kept."""
         try:
-            yield
+            try:
+                yield
+            except (IndexError, ValueError, RuntimeError):
+                require_finite(self.trainer)  # if this raises, it is the cause
+                raise
         except FloatingPointError as error:
             if self.last_saved is None or self.rolled_back >= self.roll_backs:
                 raise FloatingPointError(self._stopped(error)) from None
             self.roll_back(error)
         except OSError as error:
-            advice = "mend that, then go on with --resume"
+            advice = "fix that, then continue with --resume"
             raise OSError(f"{self._stopped(error)}; {advice}") from error
 
     def roll_back(self, error: FloatingPointError) -> None:
-        """Goes back to the last checkpoint with half the learning rates, and says so."""
+        """Restore the last checkpoint with half the learning rates, and log it."""
         self.restore(self.rolled_back + 1)
         if distributed.is_main():
             drop_lines_after(self.folder / "log.jsonl", self.trainer.step)
         self._log({"step": self.trainer.step, "rolled_back": self.rolled_back, "why": str(error)})
 
     def log_terms(self) -> None:
-        """Writes and reports the terms of the bound since the last time."""
+        """Write and report the terms of the bound since the last time."""
         step = self.trainer.step
         terms = self.trainer.mean_terms()
         phase = at_step(self.trainer.config.schedule, step - 1)
@@ -176,14 +172,14 @@ class Run:
         })  # fmt: skip
 
     def save(self) -> Outcome:
-        """Measures the held-out bound, then replaces the model and the checkpoint."""
+        """Compute the held-out bound, then replace the model and the checkpoint."""
         if self.trainer.num_summed:
             self.log_terms()
         step = self.trainer.step
         bound = held_out_bound(self.trainer, self.dataset.held_out)
         if not math.isfinite(bound):
             raise FloatingPointError(f"the held-out bound is not finite after step {step}")
-        require_finite(self.trainer)  # an infinite weight behind a tanh spoils no term
+        require_finite(self.trainer)  # an infinite weight behind a tanh leaves all terms finite
         residual = align(self.trainer.model, self.config.data.num_frames)
         if distributed.is_main() and step != self.last_saved:
             save_model(self.folder, self.trainer.model, self.config)
@@ -202,28 +198,22 @@ class Run:
         return self.outcome
 
     def _draw_map(self) -> float:
-        """Replaces the picture of the latent plane; the share of it that is turned over."""
+        """Replace the picture of the latent plane; return the share that is folded."""
         found = find_latent_map(self.trainer.model)
-        with atomic_path(self.folder / "latent_map.png") as temporary:
-            temporary.write_bytes(draw(found, self.trainer.model.image_size))
+        with contextlib.suppress(ImportError):  # without Pillow there is no picture
+            picture = draw_latent_map(found, self.trainer.model.image_size)
+            with atomic_path(self.folder / "latent_map.png") as temporary:
+                temporary.write_bytes(picture)
         return found.folded
 
     def finish(self) -> Outcome:
-        """The last outcome, saved."""
+        """Return the last outcome, saving if needed."""
         if self.outcome is None or self.outcome.step != self.trainer.step:
             self.outcome = self.save()
         return self.outcome
 
-    def _step(self) -> None:
-        """Takes a step; what breaks it because of weights that are not finite is told as that."""
-        try:
-            self.trainer.advance()
-        except (IndexError, ValueError, RuntimeError):
-            require_finite(self.trainer)
-            raise
-
     def _stopped(self, error: Exception) -> str:
-        """Why training stopped, and what is kept."""
+        """Return why training stopped, and which checkpoint is kept."""
         kept = "no checkpoint had been saved yet"
         if self.last_saved is not None:
             kept = f"the last good checkpoint is {self.checkpoint} of step {self.last_saved}"
@@ -235,35 +225,35 @@ class Run:
                 log.write(json.dumps(line) + "\n")
             self._report(line, self.trainer.model)
 
-    def _tell_start(self, trial: Trial) -> None:
-        """Reports one of the starts that are tried before the first step."""
-        line = {"step": 0, "start": trial.start, "start_step": trial.step}
+    def _report_trial(self, trial: Trial) -> None:
+        """Report a restart before the first step."""
+        line = {"step": 0, "start": trial.restart, "start_step": trial.step}
         self._report({**line, "start_bound": trial.bound}, trial.model)
 
     def _report(self, line: dict[str, Any], model: Model) -> None:
-        """Tells whoever watches, and lets them see the model as it stands; it goes on changing."""
+        """Pass a line to the caller's report, with the model, which training goes on changing."""
         place = {"folder": str(self.folder), "of": self.config.schedule.iterations, "model": model}
         self.report(place | line)
 
 
-def read_place(checkpoint: Path) -> tuple[int, int]:
-    """The step of a checkpoint, and how often training had gone back before."""
+def read_progress(checkpoint: Path) -> tuple[int, int]:
+    """Return the step of a checkpoint and the number of roll-backs before it."""
     metadata = read_metadata(checkpoint)
     step, rolled_back = metadata.get("step", ""), metadata.get("rolled_back", "0")
     if not (step.isdecimal() and rolled_back.isdecimal()):
-        raise InputError(f"{checkpoint} is no training state; delete it to start anew")
+        raise InputError(f"{checkpoint} is not a training state; delete it to start again")
     return int(step), int(rolled_back)
 
 
 def saved_step(folder: Path) -> int:
-    """The step from which the run in a folder goes on; 0 where nothing was saved."""
+    """Return the step that the run in a folder continues from; 0 if nothing was saved."""
     checkpoint = folder / CHECKPOINT
-    return read_place(checkpoint)[0] if checkpoint.is_file() else 0
+    return read_progress(checkpoint)[0] if checkpoint.is_file() else 0
 
 
 @torch.no_grad()
 def held_out_bound(trainer: Trainer, clips: TrainingData, batch_size: int = 60) -> float:
-    """The bound of a held-out clip at KL weight 1 on sharp frames, in nats, averaged."""
+    """Return the mean bound of a held-out clip at KL weight 1 on sharp frames, in nats."""
     data = trainer.config.data
     random = np.random.Generator(np.random.Philox(key=(data.seed, 0)))
     total = 0.0
@@ -277,7 +267,7 @@ def held_out_bound(trainer: Trainer, clips: TrainingData, batch_size: int = 60) 
             clips.frames(indices),
             clips.num_objects[indices],
             noise.to(trainer.device),
-            observed=clips.seen(indices),
+            observed=clips.observed_in(indices),
         )
         total += float(terms.weighted(1.0).sum())
     return total / len(clips.num_objects)

@@ -1,4 +1,4 @@
-"""Training: a new run or the rest of one, several seeds side by side, one folder in the end."""
+"""Training: start or resume a run, with several seeds side by side, into one folder."""
 
 import contextlib
 import shutil
@@ -13,6 +13,7 @@ from motes.core.errors import InputError
 from motes.core.files import atomic_path
 from motes.models.checkpoint import read_config, write_json
 from motes.models.model import Model
+from motes.models.registry import FAMILIES
 from motes.training import distributed
 from motes.training.dataset import Dataset, fit_to_data, make_dataset
 from motes.training.distillation import find_teacher, infer_pseudo_labels
@@ -38,23 +39,23 @@ def train(
     roll_backs: int = 0,
     report: Report = lambda line: None,
 ) -> Outcome:
-    """Trains into a new folder.
+    """Train into a new folder and return the outcome.
 
     With several replicas, seeds `config.seed`, `config.seed + 1`, ... train side by side into
     `out/seed-*`, and the one with the best held-out bound is copied to `out`. No truth is used.
     A term or gradient that is not finite ends training with a `FloatingPointError`; up to
-    `roll_backs` times it goes back to the last checkpoint instead, with half the learning rates.
+    `roll_backs` times the last checkpoint is restored instead, with half the learning rates.
     """
     if out.is_file():
         raise InputError(f"{out} is a file; give a new folder")
     if not is_new(out):
         raise InputError(
-            f"{out} is not empty; give a new folder, or go on with: motes train --resume {out}"
+            f"{out} is not empty; give a new folder, or continue with: motes train --resume {out}"
         )
     if replicas < 1:
         raise InputError(f"replicas is {replicas}; give 1 or more")
     config = fitted(config)
-    distributed.barrier()  # until all have found the folder empty
+    distributed.barrier()  # until all processes have found the folder empty
     if distributed.is_main():
         begin(out, config, replicas)
     distributed.barrier()
@@ -62,10 +63,10 @@ def train(
 
 
 def fitted(config: RunConfig) -> RunConfig:
-    """The configuration with the sizes of its clips, as a run of it begins.
+    """Return the configuration with the sizes of its clips, as a run of it starts.
 
     Raises:
-        InputError: its clips, its teacher or the model that it begins with cannot be used.
+        InputError: its clips, its teacher or its initial model cannot be used.
     """
     config = fit_to_data(config)
     check_initial_model(config)
@@ -76,7 +77,7 @@ def fitted(config: RunConfig) -> RunConfig:
 def resume(
     out: Path, *, device: str = "cpu", roll_backs: int = 0, report: Report = lambda line: None
 ) -> Outcome:
-    """Goes on with the run in a folder, from its last checkpoint or from the start."""
+    """Continue the run in a folder from its last checkpoint, or start it."""
     folders = run_folders(out, writes=distributed.is_main())
     distributed.barrier()
     configs = [read_config(folder) for folder in folders]
@@ -89,16 +90,19 @@ def resume(
     with contextlib.ExitStack() as stack:
         for folder in folders if distributed.is_main() else []:
             stack.enter_context(exclusive(folder))
-        taught = configs[0].schedule.taught
-        learns = taught > 0 and min(map(saved_step, folders)) < taught  # else lessons are over
-        teacher = find_teacher(configs[0], place) if learns else None
+        distilled = configs[0].schedule.distillation_steps
+        teacher = None
+        if distilled > 0 and min(map(saved_step, folders)) < distilled:  # else it is over
+            teacher = find_teacher(configs[0], place)
         dataset = make_dataset(configs[0], place)
         if teacher is not None:
             dataset = with_pseudo_labels(dataset, teacher, out, report)
         runs = [
-            Run(folder, config, dataset, place, report, teacher, roll_backs)
+            Run(folder, config, dataset, place, report, roll_backs)
             for folder, config in zip(folders, configs, strict=True)
         ]
+        for run in runs:
+            run.start(teacher)
         stopping = stack.enter_context(stop_signals())
         stack.enter_context(fast_arithmetic())
         outcomes = run_all(runs, lambda: distributed.any_process(stopping(), place))
@@ -119,66 +123,71 @@ def resume(
 
 
 def with_pseudo_labels(dataset: Dataset, teacher: Model, out: Path, report: Report) -> Dataset:
-    """The clips with a teacher's lessons; each report tells how many have theirs."""
+    """Return the dataset with a teacher's pseudo-labels, reporting progress."""
     total, started = len(dataset.training.num_objects), time.monotonic()
 
-    def tell(done: int) -> None:
+    def progress(done: int) -> None:
         rate = done / max(time.monotonic() - started, 1e-9)
-        report({"folder": str(out), "lessons": done, "of": total, "clips_per_second": rate})
+        report({"folder": str(out), "pseudo_labels": done, "of": total, "clips_per_second": rate})
 
-    return dataset._replace(training=infer_pseudo_labels(teacher, dataset.training, tell))
+    return dataset._replace(training=infer_pseudo_labels(teacher, dataset.training, progress))
 
 
 def run_all(runs: list[Run], stopping: Callable[[], bool]) -> list[Outcome]:
-    """Advances all runs until they end or a stop is asked for."""
+    """Take the steps of all runs until they end or a stop is requested."""
     teams = find_teams(runs)
     while any(run.unfinished for run in runs):
-        if stopping() and all(run.between_looks for run in runs):
+        if stopping() and all(run.can_stop for run in runs):
             break
         for team in teams:
             if team.runs[0].unfinished:
-                team.advance()
+                take_step(team)
         if any(team.broken_up for team in teams):
             teams = find_teams(runs)
     for team in teams:
-        team.wait()
+        team.synchronize()
     return [run.finish() for run in runs]
 
 
-def find_teams(runs: list[Run]) -> list["Team"]:
-    """The runs in teams as large as can be; on a CPU each run is alone."""
-    teams: dict[object, list[Run]] = {}
-    for run in runs:
-        captured = run.device.type == "cuda" and run.config.model.family == "paper"
-        together = captured and distributed.world_size() == 1
-        teams.setdefault(run.shape if together else run.folder, []).append(run)
-    return [Team(team, isinstance(key, tuple)) for key, team in teams.items()]
-
-
 class Team:
-    """Runs that take their steps as one computation: of one shape, at the same step."""
+    """Runs that are computed together: of one shape, at the same step."""
 
     def __init__(self, runs: list[Run], together: bool) -> None:
         self.runs, self.trainers = runs, [run.trainer for run in runs]
         self.groups = Groups(self.trainers) if together else None
 
-    def advance(self) -> None:
-        """Takes a step of every run."""
-        if self.groups is None:
-            self.runs[0].advance()
-            return
-        self.groups.advance()
-        if any(run.due for run in self.runs):
-            self.wait()
-            for run in self.runs:
-                run.after_step()
-
-    def wait(self) -> None:
-        """Lets all steps end before anything is read."""
+    def synchronize(self) -> None:
+        """Wait for all steps before anything is read."""
         if self.groups is not None:
-            self.groups.wait()
+            self.groups.synchronize()
 
     @property
     def broken_up(self) -> bool:
-        """Whether a run went back to its last checkpoint, and is not with the others any more."""
+        """Whether a run was rolled back and is at another step than the others."""
         return any(run.trainer is not t for run, t in zip(self.runs, self.trainers, strict=True))
+
+
+def find_teams(runs: list[Run]) -> list[Team]:
+    """Return the runs in teams, as large as possible on a GPU; on a CPU each run is alone."""
+    teams: dict[object, list[Run]] = {}
+    for run in runs:
+        batched = run.device.type == "cuda" and FAMILIES[run.config.family].networks
+        together = batched and distributed.world_size() == 1
+        teams.setdefault(run.shape if together else run.folder, []).append(run)
+    return [Team(team, isinstance(key, tuple)) for key, team in teams.items()]
+
+
+def take_step(team: Team) -> None:
+    """Take one step of every run of a team; log and save when due."""
+    if team.groups is None:
+        run = team.runs[0]
+        with run.handling_faults():
+            run.trainer.advance()
+            run.after_step()
+        return
+    team.groups.advance()
+    if any(run.due for run in team.runs):
+        team.synchronize()
+        for run in team.runs:
+            with run.handling_faults():
+                run.after_step()

@@ -21,7 +21,7 @@ from motes.models.layers.likelihood_maps import (
 from motes.models.layers.renderer import Appearance, LayeredRenderer
 from motes.models.layers.search import MAX_MAHALANOBIS, refine_positions, revisit, select_likelier
 from motes.models.layers.tracker import search_layers
-from motes.models.sprites.forward_pass import Scene, Sightings, scene_of
+from motes.models.sprites.forward_pass import Detections, Scene, scene_of
 from motes.models.sprites.grid_posterior import GridPosterior, StreamedPosterior
 from motes.models.sprites.likelihood_maps import MIN_LLR, PixelGaussian
 from motes.models.sprites.patches import FrameBatch, Window
@@ -186,7 +186,7 @@ def test_the_likelier_detections_of_each_frame_are_kept(generator):
     moved = truth.clone()
     moved[:, :, 5:] += 1.0
     one, other = (
-        Sightings(PixelGaussian(mean, expected.covariance), seen) for mean in (exchanged, moved)
+        Detections(PixelGaussian(mean, expected.covariance), seen) for mean in (exchanged, moved)
     )
     assert torch.equal(select_likelier(scene, one, other, appearance, expected).place.mean, truth)
     assert torch.equal(select_likelier(scene, other, one, appearance, expected).place.mean, truth)

@@ -11,7 +11,7 @@ import torch
 import motes
 from motes.models.model import Model, build
 from motes.models.pixel_map import align
-from motes.models.sprites.forward_pass import Sightings, revisit, scene_of
+from motes.models.sprites.forward_pass import Detections, revisit, scene_of
 from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate
 from motes.models.sprites.occlusion import (
@@ -22,7 +22,7 @@ from motes.models.sprites.occlusion import (
 )
 from motes.models.sprites.renderer import CELLS_PER_PIXEL, MIN_OCCLUSION, SpriteRenderer
 from motes.models.sprites.tracker import Tracker, _bound, begun_later
-from motes.training.presets import preset
+from motes.training.presets import PRESETS
 from sprite_scenes import (
     HEIGHT,
     RADIUS,
@@ -87,7 +87,7 @@ def test_occluded_posterior_equals_the_naive_loop(generator: torch.Generator) ->
     with torch.no_grad():
         template = SpriteTemplate.coarse(renderer, 0)
         scene = scene_of(frames, torch.full((len(frames),), 2), straight(), renderer)
-        ours = infer_occluded(scene, template, Sightings(expected, seen), expected)
+        ours = infer_occluded(scene, template, Detections(expected, seen), expected)
     assert torch.equal(ours.occluded, ~seen)
     for b, n in ((0, 1), (1, 0)):
         place = (expected.mean[b, n, 0].numpy(), expected.covariance[b, n, 0].numpy())
@@ -136,7 +136,7 @@ def inferred(frames: torch.Tensor, renderer: SpriteRenderer, speed: float) -> Oc
     spread = (1.0 + 0.2 * time)[:, None, None] * torch.eye(2)
     expected = PixelGaussian(mean, spread[None, None].square())
     scene = scene_of(frames, torch.tensor([1]), straight(), renderer)
-    found = Sightings(expected, (time < 7)[None, None])
+    found = Detections(expected, (time < 7)[None, None])
     with torch.no_grad():
         return infer_occluded(scene, SpriteTemplate.coarse(renderer, 0), found, expected)
 
@@ -174,7 +174,7 @@ def test_tracker_infers_occluded_positions_only_if_the_renderer_models_occlusion
 
 def occlusion_model() -> tuple[torch.Tensor, Model]:
     frames, renderer = behind_an_occluder()
-    config = preset("structured", "smoke")
+    config = PRESETS["sprites-smoke"]
     data = dataclasses.replace(config.data, height=SIZE, width=SIZE, num_objects=(1,))
     shape = dataclasses.replace(
         config.model, num_components=1, glyph_reach=3, hidden_teach="hiding"
@@ -239,7 +239,7 @@ def test_an_undetected_object_in_the_open_costs_the_log_of_the_minimal_occlusion
             0.3 * torch.eye(2).expand(1, 1, FRAMES, 2, 2),
         )
         with torch.no_grad():
-            bounds.append(float(_bound(scene, Sightings(place, seen[..., 0]), place)))
+            bounds.append(float(_bound(scene, Detections(place, seen[..., 0]), place)))
     behind, beyond = bounds
     # In five frames; full occlusion costs at most 2e-4, by the disk's faint border.
     assert abs((behind - beyond) + 5 * math.log(MIN_OCCLUSION)) < 0.01
@@ -287,5 +287,5 @@ def test_an_occluded_object_does_not_take_the_detections_of_another() -> None:
     scene = scene_of(frames, torch.tensor([2]), straight(), renderer)
     with torch.no_grad():
         coarse = SpriteTemplate.coarse(renderer, 7)
-        found, _ = Tracker(7)._settle(scene, coarse, Sightings(place, seen), scene.observed)
+        found, _ = Tracker(7)._settle(scene, coarse, Detections(place, seen), scene.observed)
     assert torch.equal(found.seen, seen)

@@ -59,7 +59,9 @@ class BayesLimit:
         """Return posterior means and covariances, and Bayes-optimal frames."""
         tracker = KalmanTracker(self.world.radius, self.physics, BEAM)
         centres = tracker.find(frames, observed, num_objects)
-        initial = self.draw_initial_states(centres, observed, *tracker.smooth(centres, observed))
+        smoothed = tracker.smooth(centres, observed)
+        states = Smoothed(smoothed.means, smoothed.covariances)
+        initial = self.draw_initial_states(centres, observed, smoothed.log_weights, states)
         paths = self.paths(initial.states, len(observed))
         w = initial.weights
         mean = torch.einsum("bns,bnsti->bnti", w, paths)

@@ -12,7 +12,7 @@ from motes.evaluation.baselines.association import Tracks, associate, nearest_ne
 from motes.evaluation.baselines.disks import explain_frames
 from motes.evaluation.baselines.true_physics import ROUNDING, TruePhysics
 from motes.evaluation.predictor import Prediction
-from motes.kalman.mixture import select_component
+from motes.kalman.mixture import SmoothedTracks
 
 Link = Callable[[list[np.ndarray]], Tracks]
 
@@ -116,8 +116,8 @@ class KalmanTracker:
     ) -> Prediction:
         """Return centres, the smoothed path and the covariances of both, without frames."""
         centres = self.find(frames, observed, num_objects)
-        log_weights, states = self.smooth(centres, observed)
-        means, covariances = select_component(states, log_weights.argmax(-1))
+        tracks = self.smooth(centres, observed)
+        means, covariances = tracks.select(tracks.log_weights.argmax(-1))
         path, spread = means[..., :2], covariances[..., :2, :2]
         return make_prediction(centres, observed, path, spread, self.physics)
 
@@ -136,12 +136,12 @@ class KalmanTracker:
 
     def smooth(
         self, centres: Float[Tensor, "B N T 2"], observed: Bool[Tensor, " T"]
-    ) -> tuple[Float[Tensor, "B N 2"], kalman.Smoothed]:
-        """Return the log posterior of each side, and the smoothed states given it."""
+    ) -> SmoothedTracks:
+        """Return the smoothed states given each side, and its log posterior."""
         model, log_weights, _ = self.physics
         evidence = kalman.log_likelihood(model, centres[:, :, None], observed)
         states = kalman.smooth(model, centres[:, :, None], observed)
-        return (log_weights + evidence).log_softmax(-1), states
+        return SmoothedTracks((log_weights + evidence).log_softmax(-1), *states)
 
 
 def make_prediction(

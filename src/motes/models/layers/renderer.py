@@ -1,6 +1,7 @@
 """Positions to pictures: several kinds of opaque objects before a learned background."""
 
 import math
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -8,6 +9,8 @@ from torch import nn
 from torch.nn.functional import interpolate, pad
 
 from motes.core.axes import Bool, Float, Int, Tensor
+from motes.data.background import median_background
+from motes.models.protocols import InferredBatch, Reduce
 from motes.models.sprites.patches import FrameBatch, Window
 from motes.models.sprites.renderer import CELLS_PER_PIXEL, PixelRenderer, phase_kernels
 
@@ -55,6 +58,8 @@ class LayeredRenderer(PixelRenderer):
 
     Law: equals the equations as loops (test_layered_renderer_equals_the_naive_loop).
     """
+
+    grey_levels = True
 
     def __init__(
         self,
@@ -149,6 +154,8 @@ class LayeredRenderer(PixelRenderer):
         present: Bool[Tensor, "B N"],
         frames: Float[Tensor, "B T height width *channels"],
         appearance: Appearance,
+        *,
+        detected: Bool[Tensor, "B N T"] | None = None,
     ) -> Float[Tensor, "B T"]:
         """Return the log of p(v_t | a_t, looks), summed over pixels.
 
@@ -205,7 +212,7 @@ class LayeredRenderer(PixelRenderer):
         gained: Tensor = (gain * once).sum((1, 2, 3)).unflatten(0, (len(positions), -1))
         return gained
 
-    def draw_appearance(self, shape: tuple[int, ...], generator: torch.Generator) -> Appearance:
+    def sample_appearance(self, shape: tuple[int, ...], generator: torch.Generator) -> Appearance:
         """Return kinds and orders of imagined objects, [B, N]."""
         shares = self.kind_logits.softmax(-1).cpu()
         sprite_class = torch.multinomial(shares, math.prod(shape), True, generator=generator).view(
@@ -216,13 +223,42 @@ class LayeredRenderer(PixelRenderer):
             sprite_class.to(self.kind_logits.device), order.to(self.kind_logits.device)
         )
 
-    def log_prior(
+    def appearance_log_prior(
         self, appearance: Appearance, present: Bool[Tensor, "B N"]
     ) -> Float[Tensor, " B"]:
         """Return the log probability of the kinds and of the order of the objects of a clip."""
         share = self.kind_logits.log_softmax(-1)[appearance.sprite_class]
         orders = torch.lgamma(present.sum(1) + 1.0)
         return torch.where(present, share, 0.0).sum(1) - orders
+
+    def initialize_from(
+        self,
+        frames: Float[Tensor, "B T height width *channels"],
+        num_objects: Int[Tensor, " B"],
+        observed: Bool[Tensor, "B T"] | None,
+        generator: torch.Generator,
+    ) -> None:
+        """Set background, sprite classes and noise from clips."""
+        from motes.models.layers.initialization import initialize_classes
+
+        initialize_classes(self, frames, num_objects, observed, generator)
+
+    @torch.no_grad()
+    def initialize_background(
+        self,
+        frames: Float[Tensor, "B T height width *channels"],
+        observed: Bool[Tensor, "B T"] | None,
+    ) -> None:
+        """Set the background to the median over the observed frames."""
+        video = self.with_channels(frames).flatten(0, 1)
+        empty = median_background(video, None if observed is None else observed.flatten())
+        self.raw_background.copy_(empty / BACKGROUND_UNIT)
+
+    def refit(self, batches: Callable[[], Iterator[InferredBatch]], reduce: Reduce) -> None:
+        """Fit the sprite classes in closed form to inferred clips."""
+        from motes.models.layers.refit import refit_classes
+
+        refit_classes(self, batches, reduce)
 
     def coverage(self, positions: Float[Tensor, "M 2"]) -> Float[Tensor, "M height width"]:
         """How much of each pixel one object covers, on average over kinds."""

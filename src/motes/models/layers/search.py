@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 
-from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.models.layers.likelihood_maps import (
     ClassPosteriors,
@@ -18,7 +17,7 @@ from motes.models.layers.likelihood_maps import (
 )
 from motes.models.layers.renderer import Appearance, LayeredRenderer
 from motes.models.layers.subpixel import refine_subpixel
-from motes.models.sprites.forward_pass import PASSES_PER_FRAME, Scene, Sightings, predict_place
+from motes.models.sprites.forward_pass import PASSES_PER_FRAME, Detections, Scene, predict_place
 from motes.models.sprites.likelihood_maps import (
     MIN_LLR,
     PixelGaussian,
@@ -26,22 +25,20 @@ from motes.models.sprites.likelihood_maps import (
     mahalanobis,
 )
 
-MAX_MAHALANOBIS = 16.0  # four standard deviations, squared: a sighting in three thousand
+MAX_MAHALANOBIS = 16.0  # four standard deviations, squared: a detection in three thousand
 CHUNK_FRAMES = 2**9  # frames, for each object, that are looked at side by side: bounds memory
 
 
 def forward_pass(
     scene: Scene[LayeredRenderer], classes: SpriteClasses, trusted: Bool[Tensor, "B T"]
-) -> tuple[Sightings, Int[Tensor, "B N"]]:
+) -> tuple[Detections, Int[Tensor, "B N"]]:
     """Finds the objects in the first trusted frame and follows them forwards; places and kinds.
 
     What every frame tells of an object's kind is added up, and the likeliest so far is believed.
     """
     renderer, present = scene.renderer, scene.present
     (B, N), T = present.shape, scene.observed.shape[1]
-    components = scene.dynamics.components()
-    belief = kalman.StateEstimate(components.initial_mean, components.initial_covariance)
-    log_weights = scene.dynamics.log_weights().expand(B, N, -1)
+    belief = scene.dynamics.initial((B, N))
     first = trusted.int().argmax(1)
     start, sprite_class = detect(classes, scene.frame(first), scene.num_objects, N)
     wide = (classes.radius**2 / 4 * torch.eye(2, device=start.device)).expand(B, N, 2, 2)
@@ -49,7 +46,7 @@ def forward_pass(
     found = []
     for t in range(T):
         shown = scene.frame_batch(slice(t, t + 1))
-        prediction = predict_place(components, belief, log_weights, renderer)
+        prediction = predict_place(scene, belief)
         new = (first == t)[:, None].expand(B, N)
         guess = PixelGaussian.where(new, PixelGaussian(start, wide), prediction)
         prior = PixelGaussian.where(new, PixelGaussian(start, 1e6 * wide), prediction)
@@ -74,12 +71,10 @@ def forward_pass(
         place = PixelGaussian.where(seen, place, guess)
         tally = torch.where(seen[..., None], tally + evidence, tally)
         sprite_class = torch.where(seen, tally.argmax(-1), sprite_class)
-        found.append(Sightings(place, seen))
-        position = renderer.from_pixels(place.mean)[:, :, None]
-        belief, log_density = kalman.update(components, *belief, position, seen[..., None])
-        log_weights = log_weights + log_density
-        belief = kalman.predict(components, *belief)
-    return Sightings.joined([sighting.one_frame() for sighting in found], 2), sprite_class
+        found.append(Detections(place, seen))
+        belief = scene.dynamics.update(belief, renderer.from_pixels(place.mean), seen)
+        belief = scene.dynamics.predict(belief)
+    return Detections.joined([detection.one_frame() for detection in found], 2), sprite_class
 
 
 class TrackState(NamedTuple):
@@ -98,10 +93,10 @@ def evaluate_object(
     time: slice,
     *,
     known: bool,
-) -> tuple[ClassPosteriors, Sightings]:
+) -> tuple[ClassPosteriors, Detections]:
     """Appearance for an object near where it stands, in a stretch of frames: [M K], all frames in a row.
 
-    A sighting that the other frames all but exclude is none: two objects that were mistaken for
+    A detection that the other frames all but exclude is none: two objects that were mistaken for
     one another would stay so, each held where the other should be found.
 
     Args:
@@ -131,7 +126,7 @@ def evaluate_object(
         & (found.windows.log_likelihood_ratio > MIN_LLR)
         & (away < MAX_MAHALANOBIS)
     )
-    return found, Sightings(PixelGaussian.where(seen, place, before), seen)
+    return found, Detections(PixelGaussian.where(seen, place, before), seen)
 
 
 def revisit(
@@ -140,7 +135,7 @@ def revisit(
     guess: PixelGaussian,
     appearance: Appearance,
     expected: PixelGaussian,
-) -> tuple[Sightings, Appearance]:
+) -> tuple[Detections, Appearance]:
     """Appearance at all frames, near a guess, with what is expected there as the prior.
 
     One object after the other, each time as the others stand; its kind is the one that all frames
@@ -154,22 +149,22 @@ def revisit(
         appearance._replace(sprite_class=appearance.sprite_class.clone()),
         expected,
     )
-    sightings = []
+    detections = []
     for n in range(N):
         told, parts = classes.log_class_prior, []
-        for time in scene.stretches(CHUNK_FRAMES // N):
+        for time in scene.blocks(CHUNK_FRAMES // N):
             found, seen = evaluate_object(scene, classes, objects, n, time, known=False)
             evidence = found.evidence.unflatten(0, (B, -1))
             told = told + torch.where(scene.observed[:, time, None], evidence, 0.0).sum(1)
             parts.append(seen.by_clips(B))  # of each kind, not of each object
         sprite_class = told.argmax(-1)
-        its = Sightings.joined(parts, 2).reordered(sprite_class[:, None, None].expand(B, 1, T))
+        its = Detections.joined(parts, 2).reordered(sprite_class[:, None, None].expand(B, 1, T))
         objects.appearance.sprite_class[:, n], objects.mean[:, n] = (
             sprite_class,
             its.place.mean[:, 0],
         )
-        sightings.append(its)
-    return Sightings.joined(sightings, 1), objects.appearance
+        detections.append(its)
+    return Detections.joined(detections, 1), objects.appearance
 
 
 def refine_positions(
@@ -185,14 +180,14 @@ def refine_positions(
     """
     B, N = scene.present.shape
     objects = TrackState(guess.mean.clone(), appearance, expected)
-    for time in scene.stretches(CHUNK_FRAMES // N):
-        found, sightings = [], []
+    for time in scene.blocks(CHUNK_FRAMES // N):
+        found, detections = [], []
         for n in range(N):
-            its, sighting = evaluate_object(scene, classes, objects, n, time, known=True)
-            sightings.append(sighting.by_clips(B))
-            objects.mean[:, n, time] = sightings[-1].place.mean[:, 0]
+            its, detection = evaluate_object(scene, classes, objects, n, time, known=True)
+            detections.append(detection.by_clips(B))
+            objects.mean[:, n, time] = detections[-1].place.mean[:, 0]
             found.append(its.windows)
-        yield time, WindowPosterior.by_clips(found, B), Sightings.joined(sightings, 1).seen
+        yield time, WindowPosterior.by_clips(found, B), Detections.joined(detections, 1).detected
 
 
 def explained_llr(
@@ -206,7 +201,7 @@ def explained_llr(
     See `LayeredRenderer.gain`.
     """
     renderer, parts = scene.renderer, []
-    for time in scene.stretches(CHUNK_FRAMES // means.shape[1]):
+    for time in scene.blocks(CHUNK_FRAMES // means.shape[1]):
         positions = renderer.from_pixels(means[:, :, time])
         parts.append(
             renderer.gain(positions, scene.present, appearance, scene.frame_batch(time), layers)
@@ -233,18 +228,18 @@ def order_depth(
 
 def select_likelier(
     scene: Scene[LayeredRenderer],
-    one: Sightings,
-    other: Sightings,
+    one: Detections,
+    other: Detections,
     appearance: Appearance,
     expected: PixelGaussian,
-) -> Sightings:
-    """Of each frame the sightings that explain it better, what is expected being the prior."""
+) -> Detections:
+    """Of each frame the detections that explain it better, what is expected being the prior."""
 
     def nats(means: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B T"]:
         away = mahalanobis((means - expected.mean)[..., None, :], expected.covariance)[..., 0]
         unlikely = torch.where(scene.present[..., None], away, 0.0).sum(1)
         return explained_llr(scene, means, appearance) - 0.5 * unlikely
 
-    better = (nats(other.place.mean) > nats(one.place.mean))[:, None].expand_as(one.seen)
+    better = (nats(other.place.mean) > nats(one.place.mean))[:, None].expand_as(one.detected)
     place = PixelGaussian.where(better, other.place, one.place)
-    return Sightings(place, torch.where(better, other.seen, one.seen))
+    return Detections(place, torch.where(better, other.detected, one.detected))

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import torch
 
 from motes.core.axes import Bool, Float, Tensor
-from motes.kalman import mixture
 from motes.models.layers.likelihood_maps import SpriteClasses
 from motes.models.layers.renderer import Appearance, LayeredRenderer
 from motes.models.layers.search import (
@@ -16,35 +15,37 @@ from motes.models.layers.search import (
     revisit,
     select_likelier,
 )
-from motes.models.sprites.forward_pass import Scene
+from motes.models.sprites.forward_pass import Scene, predict_from_other_frames
 from motes.models.sprites.grid_posterior import GridPosterior, PosteriorBlocks
-from motes.models.sprites.leave_one_out import expect
 from motes.models.sprites.likelihood_maps import PixelGaussian
-from motes.models.sprites.tracker import FINE_WINDOW, begun_later, best_of
+from motes.models.sprites.tracker import FINE_WINDOW, GridInference, best_hypothesis, delayed_starts
 
 
-@torch.no_grad()
-def search_layers(
-    scene: Scene[LayeredRenderer], hypotheses: int = 1, *, window: int
-) -> PosteriorBlocks:
-    """Return q(a | v), a stretch of frames at a time, as often as it is asked for.
+class LayeredTracker(GridInference):
+    """The search of `Tracker`, for sprite classes and depth order as well."""
 
-    All of q is as it was found: neighbouring cells look different here, so that none has to be
-    tried against what it seems.
+    @torch.no_grad()
+    def search(
+        self, scene: Scene[LayeredRenderer], hypotheses: int = 1, explore: float = 0.0
+    ) -> PosteriorBlocks:
+        """Return q(a | v) as a function that yields it in blocks of frames.
 
-    Args:
-        scene: frames, and the model that says where to look and how objects look.
-        hypotheses: searches to choose from by the bound, as in `Tracker.search`.
-        window: pixels that an object may be away from its prediction, along each axis.
-    """
-    if hypotheses == 1 or scene.present.shape[1] == 1:
-        found = _search(scene, scene.observed, window)
-    else:
-        many = scene.repeated(hypotheses)
-        place, expected, appearance = _search(many, begun_later(scene.observed, hypotheses), window)
-        best = best_of(_bound(many, place, expected, appearance), hypotheses)
-        found = place.select(best), expected.select(best), appearance.select(best)
-    return lambda: _stretches(scene, *found)
+        `explore` has no effect: neighbouring cells differ enough that none is missed.
+
+        Args:
+            scene: frames, dynamics and renderer.
+            hypotheses: searches to choose from by the bound, as in `Tracker.search`.
+            explore: ignored.
+        """
+        if hypotheses == 1 or scene.present.shape[1] == 1:
+            found = _search(scene, scene.observed, self.window)
+        else:
+            many = scene.repeated(hypotheses)
+            starts = delayed_starts(scene.observed, hypotheses)
+            place, expected, appearance = _search(many, starts, self.window)
+            best = best_hypothesis(_bound(many, place, expected, appearance), hypotheses)
+            found = place.select(best), expected.select(best), appearance.select(best)
+        return lambda: _blocks(scene, *found)
 
 
 def _search(
@@ -56,18 +57,18 @@ def _search(
     """
     coarse = SpriteClasses.coarse(scene.renderer, window)
     found, sprite_class = forward_pass(scene, coarse, trusted)
-    expected = expect(scene, found)
-    place = PixelGaussian.where(trusted[:, None].expand_as(found.seen), found.place, expected)
+    expected = predict_from_other_frames(scene, found)
+    place = PixelGaussian.where(trusted[:, None].expand_as(found.detected), found.place, expected)
     anyhow = torch.arange(sprite_class.shape[1], device=sprite_class.device).expand_as(sprite_class)
     appearance = order_depth(scene, place.mean, Appearance(sprite_class, anyhow))
     found, appearance = revisit(scene, coarse, place, appearance, expected)
-    expected = expect(scene, found)
+    expected = predict_from_other_frames(scene, found)
     appearance = order_depth(scene, found.place.mean, appearance)
     # Objects that were mistaken for one another stay so when one is looked for at a time, each
     # being held where the other should be found: so once from where all are expected.
     again, appearance = revisit(scene, coarse, expected, appearance, expected)
     found = select_likelier(scene, found, again, appearance, expected)
-    expected = expect(scene, found)
+    expected = predict_from_other_frames(scene, found)
     appearance = order_depth(scene, found.place.mean, appearance)
     # Finely: until now the others stood where a coarse look left them.
     found, appearance = revisit(
@@ -77,7 +78,7 @@ def _search(
 
 
 @torch.no_grad()
-def _stretches(
+def _blocks(
     scene: Scene[LayeredRenderer],
     place: PixelGaussian,
     expected: PixelGaussian,
@@ -101,10 +102,10 @@ def _bound(
 ) -> Float[Tensor, " B"]:
     """The bound at the means of q, up to what is the same for all searches of a clip."""
     parts = [
-        (q.means, q.seen, q.entropy()) for _, q in _stretches(scene, place, expected, appearance)
+        (q.means, q.detected, q.entropy()) for _, q in _blocks(scene, place, expected, appearance)
     ]
     means, seen, entropy = (torch.cat(part, 2) for part in zip(*parts, strict=True))
-    of_objects = entropy.sum(-1) + mixture.log_prior(scene.dynamics, means, seen).float()
+    of_objects = entropy.sum(-1) + scene.dynamics.track_log_density(means, seen).float()
     nats = explained_llr(scene, scene.renderer.to_pixels(means), appearance).sum(1)
-    nats = nats + scene.renderer.log_prior(appearance, scene.present)
+    nats = nats + scene.renderer.appearance_log_prior(appearance, scene.present)
     return nats + torch.where(scene.present, of_objects, 0.0).sum(1)

@@ -1,52 +1,35 @@
 """Frames to positions: the paper's recurrent inference network."""
 
 import math
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import softplus
 
-from motes.core.axes import Float, Int, Tensor
+from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
-from motes.models.paper import paper_init
+from motes.models.paper.initialization import paper_init
 from motes.models.paper.recurrence import recur
+from motes.models.posterior import GaussianPosterior
+from motes.models.protocols import Search
 
-AT_ONCE = 256  # frames whose states are held side by side, which bounds memory
-
-
-class GaussianPosterior(NamedTuple):
-    """q(a | v): an independent Gaussian for each position, in latent units."""
-
-    means: Float[Tensor, "B N T 2"]
-    scales: Float[Tensor, "B N T 2"]
-
-    def draw(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T 2"]:
-        """A draw by reparametrisation. Paper: [Eq. reparam-monte-carlo] with M = 1."""
-        return self.means + self.scales * noise
-
-    def entropy(self) -> Float[Tensor, "B N T"]:
-        """The entropy of each position in nats, in closed form: log(scale sqrt(2 pi e)) summed."""
-        return (self.scales.log() + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
-
-    def log_density(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T"]:
-        """The log density of the draw that this noise makes."""
-        return -self.entropy() - 0.5 * (noise.square() - 1).sum(-1)
-
-    def covariances(self) -> Float[Tensor, "B N T 2 2"]:
-        """The covariance of each position."""
-        return self.scales.square().diag_embed()
+CHUNK_FRAMES = 256  # frames whose states are held together, which bounds memory
+BYTES_PER_POSITION = 6_000  # peak memory, as measured
 
 
 class InferenceNetwork(nn.Module):
-    """Reads frames in order and says, for each object and frame, where the object is.
+    """A recurrent network over frames and objects that returns a Gaussian for each position.
 
-    A clip with fewer objects than `max_objects` carries the later ones along and ignores them:
-    object n at frame t depends on objects 1..n and frames 1..t only.
+    Object n at frame t depends on objects 1..n and frames 1..t only; slots beyond the objects of a
+    clip are computed and ignored.
 
     Law: that sentence (test_later_frames_and_objects_cannot_matter), and `forward` equals `step`
     taken frame by frame, however long the clip (test_forward_equals_steps).
     """
+
+    requires_zeroed_frames = True
+    exchangeable = False
 
     def __init__(
         self,
@@ -98,7 +81,7 @@ class InferenceNetwork(nn.Module):
             num_objects: objects in each clip, 1 to `max_objects`; it chooses the initial states.
         """
         before, read = self.initial_states(num_objects).transpose(0, 1), []
-        for part in frames.flatten(2).transpose(0, 1).split(AT_ONCE):  # T B pixels
+        for part in frames.flatten(2).transpose(0, 1).split(CHUNK_FRAMES):  # T B pixels
             states = recur(before, self.image_part(part), self.from_past, self.from_below)
             before = states[:, -1]
             read.append(self.read_out(states))  # N T B 2
@@ -106,6 +89,70 @@ class InferenceNetwork(nn.Module):
             torch.cat(parts, 1).permute(2, 0, 1, 3) for parts in zip(*read, strict=True)
         )
         return GaussianPosterior(means, scales)
+
+    def infer(
+        self,
+        frames: Float[Tensor, "B T height width"],
+        num_objects: Int[Tensor, " B"],
+        observed: Bool[Tensor, "B T"] | None,
+        *,
+        dynamics: Any,
+        renderer: Any,
+        slots: int,
+        search: Search,
+    ) -> GaussianPosterior:
+        """Return q(a | v); where a frame is unobserved it has no meaning.
+
+        Law: pixels of unobserved frames cannot matter, and with the mask of the paper's section on
+        past and future observations it is that procedure; tests/models/paper/test_gap_filling.py.
+        """
+        if observed is None:
+            return self(frames, num_objects)  # type: ignore[no-any-return]
+        observed_later = observed.flip(1).cumsum(1).flip(1) > 0
+        if bool((~observed & observed_later).any()):
+            q = self._infer_across_gaps(frames, num_objects, observed, dynamics, renderer)
+        else:
+            q = self(frames, num_objects)
+        return q._replace(observed=observed)
+
+    def _infer_across_gaps(
+        self,
+        frames: Float[Tensor, "B T height width"],
+        num_objects: Int[Tensor, " B"],
+        observed: Bool[Tensor, "B T"],
+        dynamics: Any,
+        renderer: Any,
+    ) -> GaussianPosterior:
+        """Return q(a | v) by the paper's procedure of the warmed-in state.
+
+        Where a frame is unobserved the network reads the frame that the model expects: the
+        rendered mean of the most likely component's prediction, given the positions inferred so
+        far. It reads probabilities, not a binary draw of them. [Choice 8]
+        """
+        states = self.initial_states(num_objects)
+        slots = torch.arange(states.shape[1], device=states.device)
+        present = slots < num_objects[:, None]
+        belief = dynamics.initial((len(frames), states.shape[1]))
+        means, scales = [], []
+        for frame, flag in zip(frames.unbind(1), observed.unbind(1), strict=True):
+            if not bool(flag.all()):
+                expected = dynamics.observe(belief).mode().to(states.dtype)
+                logits: Tensor = renderer(expected[:, :, None], present)
+                frame = torch.where(flag[:, None, None], frame, logits.sigmoid()[:, 0])
+            states = self.step(states, frame)
+            mean, scale = self.read_out(states)
+            means.append(mean)
+            scales.append(scale)
+            belief = dynamics.predict(dynamics.update(belief, mean, flag[:, None]))
+        return GaussianPosterior(torch.stack(means, 2), torch.stack(scales, 2))
+
+    def max_objects(self, trained: int) -> int:
+        """Return the largest count of the training clips: the network has no others."""
+        return trained
+
+    def bytes_per_clip(self, num_objects: int, num_frames: int, num_components: int) -> int:
+        """Return the peak memory of `infer` for each of many clips."""
+        return BYTES_PER_POSITION * num_objects * num_frames
 
     def initial_states(self, num_objects: Int[Tensor, " B"]) -> Float[Tensor, "B N state"]:
         """Return s_0 of each object, learned separately for each number of objects.

@@ -5,10 +5,11 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from motes.core.axes import Bool, Float, Tensor
-from motes.models.paper import paper_init
+from motes.models.paper.initialization import paper_init
+from motes.models.protocols import PlainRenderer
 
 
-class Renderer(nn.Module):
+class PaperRenderer(PlainRenderer):
     """Draws the positions of all objects of a frame into the logits of its pixels.
 
     Paper: [Eq. rendering], [Eq. v].
@@ -44,13 +45,17 @@ class Renderer(nn.Module):
         self.image_bias = nn.Parameter(torch.zeros(height * width))
 
     def forward(
-        self, positions: Float[Tensor, "B N T 2"], present: Bool[Tensor, "B N"]
+        self,
+        positions: Float[Tensor, "B N T 2"],
+        present: Bool[Tensor, "B N"],
+        appearance: None = None,
     ) -> Float[Tensor, "B T height width"]:
         """Return the logit of each pixel being white.
 
         Args:
             positions: latent positions; those of absent objects may hold anything, NaN too.
             present: which objects a clip has.
+            appearance: None: all objects look alike.
         """
         present = present[:, :, None, None]
         # Cleaned before the product: 0 * NaN would reach the gradients of the weights.
@@ -69,7 +74,10 @@ class Renderer(nn.Module):
         positions: Float[Tensor, "B N T 2"],
         present: Bool[Tensor, "B N"],
         frames: Float[Tensor, "B T height width"],
+        *,
+        appearance: None = None,
+        detected: Bool[Tensor, "B N T"] | None = None,
     ) -> Float[Tensor, "B T"]:
-        """Return the log of p(v_t | a_t), summed over the Bernoulli pixels of each frame."""
+        """Return log p(v_t | a_t), summed over the Bernoulli pixels of each frame."""
         logits = self(positions, present)
         return -binary_cross_entropy_with_logits(logits, frames, reduction="none").sum((2, 3))

@@ -3,15 +3,13 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.memory import chunk_size
-from motes.kalman.dynamics import LinearDynamics
-from motes.kalman.model import LGSSM, POSITION_DIM
+from motes.kalman.mixture import Gaussian
 from motes.models.sprites.detection import detect, redetect
 from motes.models.sprites.likelihood_maps import (
     CropView,
@@ -29,7 +27,7 @@ from motes.models.sprites.patches import FrameBatch, Window, nearest_pixel, slid
 from motes.models.sprites.renderer import PixelRenderer, SpriteRenderer
 
 PASSES_PER_FRAME = 2  # at each frame: the second shares lit pixels out by what the first one found
-AT_ONCE = 2**22  # pixels of frames, for each object, that are held side by side: bounds memory
+CHUNK_PIXELS = 2**22  # pixels of frames, for each object, that are held side by side: bounds memory
 
 
 AnyRenderer = TypeVar("AnyRenderer", bound=PixelRenderer)
@@ -48,7 +46,7 @@ class Scene(Generic[AnyRenderer]):
     observed: Bool[Tensor, "B T"]
     num_objects: Int[Tensor, " B"]
     present: Bool[Tensor, "B N"]
-    dynamics: LinearDynamics
+    dynamics: Any
     renderer: AnyRenderer
 
     def repeated(self, times: int) -> "Scene[AnyRenderer]":
@@ -82,16 +80,16 @@ class Scene(Generic[AnyRenderer]):
         """The same without a copy."""
         return FrameBatch.during(self.frames, self.clip, self.observed, time)
 
-    def stretches(self, at_once: int) -> Iterator[slice]:
+    def blocks(self, chunk_frames: int) -> Iterator[slice]:
         """PosteriorBlocks of the clip; all searches together see so many frames of one, or one each."""
-        step = chunk_size(at_once, len(self.clip), self.frames)
+        step = chunk_size(chunk_frames, len(self.clip), self.frames)
         return (slice(t, t + step) for t in range(0, self.observed.shape[1], step))
 
 
 def scene_of(
     frames: Float[Tensor, "B T height width *C"],
     num_objects: Int[Tensor, " B"],
-    dynamics: LinearDynamics,
+    dynamics: Any,
     renderer: AnyRenderer,
     observed: Bool[Tensor, "B T"] | None = None,
 ) -> Scene[AnyRenderer]:
@@ -106,55 +104,55 @@ def scene_of(
     return Scene(frames, clips, observed, num_objects, present, dynamics, renderer)
 
 
-class Sightings(NamedTuple):
+class Detections(NamedTuple):
     """Where each object is, in each frame or in one, in pixels, and whether it was seen there.
 
     Where it was not, the place is what the dynamics say.
     """
 
     place: PixelGaussian  # B N T, or B N
-    seen: Bool[Tensor, "B N *T"]
+    detected: Bool[Tensor, "B N *T"]
 
     @staticmethod
-    def joined(parts: list["Sightings"], axis: int) -> "Sightings":
+    def joined(parts: list["Detections"], axis: int) -> "Detections":
         """Those of some objects after the others (axis 1), or of some frames (axis 2)."""
         means, covariances = zip(*(part.place for part in parts), strict=True)
         place = PixelGaussian(torch.cat(means, axis), torch.cat(covariances, axis))
-        return Sightings(place, torch.cat([part.seen for part in parts], axis))
+        return Detections(place, torch.cat([part.detected for part in parts], axis))
 
-    def one_frame(self) -> "Sightings":
+    def one_frame(self) -> "Detections":
         """Those in a frame as those in a stretch of one."""
-        return Sightings(
-            PixelGaussian(*(part[:, :, None] for part in self.place)), self.seen[..., None]
+        return Detections(
+            PixelGaussian(*(part[:, :, None] for part in self.place)), self.detected[..., None]
         )
 
-    def by_clips(self, num_clips: int) -> "Sightings":
+    def by_clips(self, num_clips: int) -> "Detections":
         """Those in frames, one clip after the other, [M N], as [B N T]."""
         place = PixelGaussian(*(by_clip(part, num_clips) for part in self.place))
-        return Sightings(place, by_clip(self.seen, num_clips))
+        return Detections(place, by_clip(self.detected, num_clips))
 
-    def select(self, clips: Int[Tensor, " b"]) -> "Sightings":
+    def select(self, clips: Int[Tensor, " b"]) -> "Detections":
         """Those of some of the clips."""
-        return Sightings(self.place.select(clips), self.seen[clips])
+        return Detections(self.place.select(clips), self.detected[clips])
 
-    def put(self, clips: Int[Tensor, " b"], others: "Sightings") -> "Sightings":
+    def put(self, clips: Int[Tensor, " b"], others: "Detections") -> "Detections":
         """With those of some clips replaced."""
-        seen = self.seen.index_copy(0, clips, others.seen)
-        return Sightings(self.place.put(clips, others.place), seen)
+        seen = self.detected.index_copy(0, clips, others.detected)
+        return Detections(self.place.put(clips, others.place), seen)
 
-    def reordered(self, source: Int[Tensor, "B N T"]) -> "Sightings":
+    def reordered(self, source: Int[Tensor, "B N T"]) -> "Detections":
         """Every object at the place of another one, frame by frame."""
         mean, covariance = self.place
         place = PixelGaussian(
             mean.take_along_dim(source[..., None], 1),
             covariance.take_along_dim(source[..., None, None], 1),
         )
-        return Sightings(place, self.seen.take_along_dim(source, 1))
+        return Detections(place, self.detected.take_along_dim(source, 1))
 
 
 def forward_pass(
     scene: Scene[SpriteRenderer], template: SpriteTemplate, trusted: Bool[Tensor, "B T"]
-) -> Sightings:
+) -> Detections:
     """Finds the objects in the first trusted frame and follows them forwards from there.
 
     One that does not show in that frame, or is lost later, is looked for in the whole of each
@@ -162,16 +160,14 @@ def forward_pass(
     """
     renderer, present = scene.renderer, scene.present
     (B, N), device = present.shape, present.device
-    components = scene.dynamics.components()
-    belief = kalman.StateEstimate(components.initial_mean, components.initial_covariance)
-    log_weights = scene.dynamics.log_weights().expand(B, N, -1)
+    belief = scene.dynamics.initial((B, N))
     first = trusted.int().argmax(1)
     start, nats = detect(template, scene.frame(first), scene.num_objects, N)
     wide = (2 * template.spread * torch.eye(2, device=device)).expand(B, N, 2, 2)
     searches, found = torch.arange(B, device=device), []
     for t in range(trusted.shape[1]):
         frame = scene.frame(t)
-        prediction = predict_place(components, belief, log_weights, renderer)
+        prediction = predict_place(scene, belief)
         new = (first == t)[:, None] & (nats > template.min_llr)
         place = guess = PixelGaussian.where(new, PixelGaussian(start, wide), prediction)
         # Of a first place nothing is known before.
@@ -188,25 +184,23 @@ def forward_pass(
                 window.moments(),
                 trusted[:, t, None] & (window.log_likelihood_ratio > template.min_llr),
             )
-        sighting = Sightings(PixelGaussian.where(seen, place, guess), seen)
+        detection = Detections(PixelGaussian.where(seen, place, guess), seen)
         lost = trusted[:, t, None] & present & ~seen
         if bool(lost.any()):
-            sighting = recover(template, frame, sighting, lost)
-        place, seen = sighting
-        found.append(sighting)
-        position = renderer.from_pixels(place.mean)[:, :, None]
-        belief, log_density = kalman.update(components, *belief, position, seen[..., None])
-        log_weights = log_weights + log_density
-        belief = kalman.predict(components, *belief)
-    return Sightings.joined([sighting.one_frame() for sighting in found], 2)
+            detection = recover(template, frame, detection, lost)
+        place, seen = detection
+        found.append(detection)
+        belief = scene.dynamics.update(belief, renderer.from_pixels(place.mean), seen)
+        belief = scene.dynamics.predict(belief)
+    return Detections.joined([detection.one_frame() for detection in found], 2)
 
 
 def recover(
     template: SpriteTemplate,
     frame: Float[Tensor, "B height width"],
-    found: Sightings,
+    found: Detections,
     lost: Bool[Tensor, "B N"],
-) -> Sightings:
+) -> Detections:
     """Appearance for lost objects in a whole frame, in the ink that objects in sight leave unexplained.
 
     An object that was hidden may show again farther from its prediction than the window reaches.
@@ -220,7 +214,7 @@ def recover(
         lost: Those that are looked for.
     """
     means, covariances = (part.clone() for part in found.place)
-    seen = found.seen.clone()
+    seen = found.detected.clone()
     around = sliding_crops(frame, template.crop_radius)
     for n in lost.any(0).nonzero()[:, 0].tolist():
         clips = lost[:, n].nonzero()[:, 0]
@@ -240,24 +234,24 @@ def recover(
         back = (llr > template.log_miss)[:, None] & (window.log_likelihood_ratio > template.min_llr)
         means[at], covariances[at] = PixelGaussian.where(back, window.moments(), prior)
         seen[at] |= back
-    return Sightings(PixelGaussian(means, covariances), seen)
+    return Detections(PixelGaussian(means, covariances), seen)
 
 
-def predict_place(
-    components: LGSSM,
-    belief: kalman.StateEstimate,
-    log_weights: Float[Tensor, "B N K"],
-    renderer: PixelRenderer,
-) -> PixelGaussian:
-    """Mean and covariance of the mixture of the components' predictions, in pixels."""
-    weights = log_weights.softmax(-1)[..., None]
-    means = belief.mean[..., :POSITION_DIM]
-    covariances = belief.covariance[..., :POSITION_DIM, :POSITION_DIM] + components.position_noise
-    mean = (weights * means).sum(2)
-    offsets = means - mean[:, :, None]
-    scatter = covariances + offsets[..., :, None] * offsets[..., None, :]
-    covariance = (weights[..., None] * scatter).sum(2) * renderer.pixels_per_unit**2
-    return PixelGaussian(renderer.to_pixels(mean).float(), covariance.float())
+def predict_place(scene: Scene[AnyRenderer], belief: Any) -> PixelGaussian:
+    """Return the mean and covariance of the predicted positions, in pixels."""
+    return in_pixels(scene.renderer, scene.dynamics.observe(belief).moments())
+
+
+def predict_from_other_frames(scene: Scene[AnyRenderer], found: Detections) -> PixelGaussian:
+    """Return the leave-one-out prediction of each position, in pixels."""
+    positions = scene.renderer.from_pixels(found.place.mean).double()
+    return in_pixels(scene.renderer, scene.dynamics.leave_one_out(positions, found.detected))
+
+
+def in_pixels(renderer: PixelRenderer, latent: Gaussian) -> PixelGaussian:
+    """Return a Gaussian over latent positions in pixels, float32."""
+    covariance = latent.covariance * renderer.pixels_per_unit**2
+    return PixelGaussian(renderer.to_pixels(latent.mean).float(), covariance.float())
 
 
 def revisit_blocks(
@@ -265,13 +259,13 @@ def revisit_blocks(
     template: SpriteTemplate,
     guess: PixelGaussian,
     expected: PixelGaussian,
-) -> Iterator[tuple[slice, WindowPosterior, Sightings]]:
+) -> Iterator[tuple[slice, WindowPosterior, Detections]]:
     """`revisit`, a stretch of frames at a time, so that memory does not grow with the clip.
 
     Law: equals looking at all frames at once (test_a_long_clip_is_looked_at_as_a_short_one_is).
     """
     pixels = scene.present.shape[1] * math.prod(scene.renderer.image_size)
-    for time in scene.stretches(AT_ONCE // pixels):
+    for time in scene.blocks(CHUNK_PIXELS // pixels):
         here, there = (
             PixelGaussian(*(part[:, :, time] for part in all)) for all in (guess, expected)
         )
@@ -283,7 +277,7 @@ def revisit(
     template: SpriteTemplate,
     guess: PixelGaussian,
     expected: PixelGaussian,
-) -> tuple[WindowPosterior, Sightings]:
+) -> tuple[WindowPosterior, Detections]:
     """Appearance at all frames at once, near a guess, with what is expected there as the prior.
 
     One object after the other, each time as the others stand: what they light is explained.
@@ -333,4 +327,4 @@ def revisit(
             window.log_likelihood_ratio,
         )
     cells = WindowPosterior(centre, log_weights, template.offsets, 1 / template.phases, llr)
-    return WindowPosterior.by_clips([cells], B), Sightings(place, seen).by_clips(B)
+    return WindowPosterior.by_clips([cells], B), Detections(place, seen).by_clips(B)

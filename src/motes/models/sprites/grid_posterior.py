@@ -9,8 +9,7 @@ import torch
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.memory import chunk_size
 from motes.kalman.linalg import map_vector, square_root
-from motes.models.layers.renderer import Appearance
-from motes.models.paper.inference import GaussianPosterior
+from motes.models.posterior import GaussianPosterior
 from motes.models.sprites.likelihood_maps import (
     PixelGaussian,
     WindowPosterior,
@@ -22,11 +21,11 @@ from motes.models.sprites.renderer import PixelRenderer
 
 REGION = 0.9  # the probability whose region an answer's ellipse shall hold
 FINE_CELLS = 16  # the likeliest cells, a pixel of them: if q is narrow, its region cuts them
-AT_ONCE = 1024  # positions whose ellipses are found side by side, which bounds memory
+CHUNK_POSITIONS = 1024  # positions whose ellipses are found side by side, which bounds memory
 
 # the parts of a posterior with axes of objects and of frames
-OF_OBJECTS = (
-    *("origin", "log_weights", "zoom", "seen"),
+PER_OBJECT = (
+    *("origin", "log_weights", "zoom", "detected"),
     *("expected_means", "expected_covariances"),
 )
 
@@ -50,7 +49,7 @@ class OcclusionPosterior(NamedTuple):
 
     @staticmethod
     def joined(parts: list["OcclusionPosterior"]) -> "OcclusionPosterior":
-        """Those of one stretch of frames after the other."""
+        """Those of one block of frames after the other."""
         return OcclusionPosterior(*(torch.cat(part, 2) for part in zip(*parts, strict=True)))
 
 
@@ -68,16 +67,16 @@ class GridPosterior(NamedTuple):
     offsets: Float[Tensor, "places 2"]  # from the origin to the middle of each cell
     cell: float  # its side
     zoom: Float[Tensor, "B N T"]  # by what offsets and sides are multiplied where q is narrow
-    seen: Bool[Tensor, "B N T"]
+    detected: Bool[Tensor, "B N T"]
     expected_means: Float[Tensor, "B N T 2"]  # by the other frames
     expected_covariances: Float[Tensor, "B N T 2 2"]
-    appearance: Appearance | None = None  # of pictures: a point mass on kinds and order
+    appearance: Any = None  # of pictures: a point mass on kinds and order
     occlusion: OcclusionPosterior | None = None  # where something may hide objects
 
     @staticmethod
     def of(
         cells: WindowPosterior,
-        seen: Bool[Tensor, "B N T"],
+        detected: Bool[Tensor, "B N T"],
         expected: PixelGaussian,
         renderer: PixelRenderer,
         occlusion: OcclusionPosterior | None = None,
@@ -90,7 +89,7 @@ class GridPosterior(NamedTuple):
             offsets=cells.offsets / unit,
             cell=cells.cell / unit,
             zoom=torch.ones_like(cells.log_likelihood_ratio) if cells.zoom is None else cells.zoom,
-            seen=seen,
+            detected=detected,
             expected_means=renderer.from_pixels(expected.mean),
             expected_covariances=expected.covariance / unit**2,
             occlusion=occlusion,
@@ -112,13 +111,13 @@ class GridPosterior(NamedTuple):
             guessed = torch.where(
                 self.occlusion.occluded[..., None], self.occlusion.draw(noise), guessed
             )
-        return torch.where(self.seen[..., None], found, guessed)
+        return torch.where(self.detected[..., None], found, guessed)
 
     def log_density(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T"]:
         """The log density of the draw that this noise makes; 0 where the object was not seen."""
         index, _ = self._cell(noise)
         weight = self.log_weights.gather(-1, index[..., None])[..., 0]
-        return torch.where(self.seen, weight - 2 * self._log_side(), 0.0)
+        return torch.where(self.detected, weight - 2 * self._log_side(), 0.0)
 
     def _cell(
         self, noise: Float[Tensor, "B N T 2"]
@@ -140,16 +139,16 @@ class GridPosterior(NamedTuple):
         # A weight of zero has a log of minus infinity, and no entropy.
         surprise = -(probabilities(self.log_weights) * self.log_weights.clamp(min=-1e4)).sum(-1)
         cost = torch.zeros_like(surprise) if self.occlusion is None else self.occlusion.divergence
-        return torch.where(self.seen, surprise + 2 * self._log_side(), -cost)
+        return torch.where(self.detected, surprise + 2 * self._log_side(), -cost)
 
     def _log_side(self) -> Float[Tensor, "B N T"]:
         """The log of the side of the cells of each position."""
         return self.zoom.log() + math.log(self.cell)
 
     @property
-    def known(self) -> Bool[Tensor, "B N T"]:
+    def localized(self) -> Bool[Tensor, "B N T"]:
         """Where q says more of a position than the sightings in other frames do."""
-        return self.seen if self.occlusion is None else self.seen | self.occlusion.occluded
+        return self.detected if self.occlusion is None else self.detected | self.occlusion.occluded
 
     @property
     def means(self) -> Float[Tensor, "B N T 2"]:
@@ -157,7 +156,7 @@ class GridPosterior(NamedTuple):
         found = self.origin + self.zoom[..., None] * (
             probabilities(self.log_weights) @ self.offsets
         )
-        return torch.where(self.seen[..., None], found, self.expected_means)
+        return torch.where(self.detected[..., None], found, self.expected_means)
 
     def covariances(self) -> Float[Tensor, "B N T 2 2"]:
         """For each position the covariance of the Gaussian whose 90 % ellipse holds 90 % of q.
@@ -169,16 +168,16 @@ class GridPosterior(NamedTuple):
         (test_the_ellipse_of_an_answer_holds_its_share_of_the_draws).
         """
         rows = probabilities(self.log_weights.flatten(0, 2))
-        parts = rows.split(chunk_size(AT_ONCE, like=self.origin))
+        parts = rows.split(chunk_size(CHUNK_POSITIONS, like=self.origin))
         found = torch.cat([_ellipse(part, self.offsets, self.cell) for part in parts])
-        found = self.zoom[..., None, None].square() * found.view(*self.seen.shape, 2, 2)
-        return torch.where(self.seen[..., None, None], found, self.expected_covariances)
+        found = self.zoom[..., None, None].square() * found.view(*self.detected.shape, 2, 2)
+        return torch.where(self.detected[..., None, None], found, self.expected_covariances)
 
     def tracks(
         self, present: Bool[Tensor, "B N"]
     ) -> tuple[Float[Tensor, "M T 2"], Bool[Tensor, "M T"]]:
         """The means of all objects that are there, and in which frames they were seen."""
-        return self.means[present], self.seen[present]
+        return self.means[present], self.detected[present]
 
     def gaussian(self) -> GaussianPosterior:
         """The nearest thing in the paper's family: independent coordinates."""
@@ -186,11 +185,11 @@ class GridPosterior(NamedTuple):
 
     def widened(self, slots: int) -> "GridPosterior":
         """With slots for so many objects; those after the last repeat it and mean nothing."""
-        size, device = self.seen.shape[1], self.seen.device
+        size, device = self.detected.shape[1], self.detected.device
         if size == slots:
             return self
         objects = torch.arange(slots, device=device).clamp(max=size - 1)
-        parts = {name: getattr(self, name)[:, objects] for name in OF_OBJECTS}
+        parts = {name: getattr(self, name)[:, objects] for name in PER_OBJECT}
         appearance = None if self.appearance is None else self.appearance.widened(slots)
         occlusion = None if self.occlusion is None else self.occlusion.select(objects)
         return self._replace(appearance=appearance, occlusion=occlusion, **parts)
@@ -200,11 +199,11 @@ class GridPosterior(NamedTuple):
         yield slice(None), self
 
     @staticmethod
-    def joined(stretches: "PosteriorBlocks") -> "GridPosterior":
-        """The posterior of one stretch of frames after the other."""
-        parts = [q for _, q in stretches()]
+    def joined(blocks: "PosteriorBlocks") -> "GridPosterior":
+        """The posterior of one block of frames after the other."""
+        parts = [q for _, q in blocks()]
         joined: dict[str, Any] = {
-            name: torch.cat([getattr(part, name) for part in parts], 2) for name in OF_OBJECTS
+            name: torch.cat([getattr(part, name) for part in parts], 2) for name in PER_OBJECT
         }
         hidden = [part.occlusion for part in parts if part.occlusion is not None]
         return parts[0]._replace(
@@ -221,40 +220,40 @@ class StreamedPosterior(NamedTuple):
     The cells of a clip may take more memory than its frames.
 
     Law: says what `GridPosterior` does
-    (test_a_posterior_in_stretches_says_what_the_whole_one_does).
+    (test_a_posterior_in_blocks_says_what_the_whole_one_does).
     """
 
-    stretches: PosteriorBlocks  # the cells, some frames after the others
+    blocks: PosteriorBlocks  # the cells, some frames after the others
     means: Float[Tensor, "B N T 2"]
     spreads: Float[Tensor, "B N T 2 2"]
     nats: Float[Tensor, "B N T"]
-    seen: Bool[Tensor, "B N T"]
-    known: Bool[Tensor, "B N T"]
-    appearance: Appearance | None = None
+    detected: Bool[Tensor, "B N T"]
+    localized: Bool[Tensor, "B N T"]
+    appearance: Any = None
 
     @staticmethod
-    def of(stretches: PosteriorBlocks) -> "StreamedPosterior":
-        """The posterior whose cells come in these stretches."""
+    def of(blocks: PosteriorBlocks) -> "StreamedPosterior":
+        """The posterior whose cells come in these blocks."""
         parts = []
-        for _, q in stretches():
+        for _, q in blocks():
             appearance = q.appearance  # the same in all of them
-            parts.append((q.means, q.covariances(), q.entropy(), q.seen, q.known))
+            parts.append((q.means, q.covariances(), q.entropy(), q.detected, q.localized))
         means, spreads, nats, *flags = (torch.cat(part, 2) for part in zip(*parts, strict=True))
-        return StreamedPosterior(stretches, means, spreads, nats, flags[0], flags[1], appearance)
+        return StreamedPosterior(blocks, means, spreads, nats, flags[0], flags[1], appearance)
 
     def pieces(self) -> Iterator[tuple[slice, GridPosterior]]:
-        """A stretch after the other; the last one is for all frames after it as well."""
-        for time, q in self.stretches():
-            ends = time.stop >= self.seen.shape[2]
+        """A block after the other; the last one is for all frames after it as well."""
+        for time, q in self.blocks():
+            ends = time.stop >= self.detected.shape[2]
             yield slice(time.start, None if ends else time.stop), q
 
     def draw(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T 2"]:
         """A draw as a function of standard normal noise."""
-        return torch.cat([q.draw(noise[:, :, time]) for time, q in self.stretches()], 2)
+        return torch.cat([q.draw(noise[:, :, time]) for time, q in self.blocks()], 2)
 
     def log_density(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T"]:
         """The log density of the draw that this noise makes; 0 where the object was not seen."""
-        return torch.cat([q.log_density(noise[:, :, time]) for time, q in self.stretches()], 2)
+        return torch.cat([q.log_density(noise[:, :, time]) for time, q in self.blocks()], 2)
 
     def entropy(self) -> Float[Tensor, "B N T"]:
         """The entropy of each position in nats, see `GridPosterior.entropy`."""

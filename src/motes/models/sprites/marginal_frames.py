@@ -1,13 +1,14 @@
 """Expected frames under uncertain positions, without sampling."""
 
 import math
+from typing import Any
 
 import torch
 from torch.nn.functional import conv2d, conv_transpose2d, pad
 
 from motes.core.axes import Bool, Float, Tensor
-from motes.models.sprites.grid_posterior import GridPosterior, StreamedPosterior
-from motes.models.sprites.likelihood_maps import PixelGaussian
+from motes.kalman.mixture import Gaussian
+from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.renderer import CELLS_PER_PIXEL, SpriteRenderer
 
 CHUNK_FRAMES = 512  # of an object in one batch, which bounds memory
@@ -16,10 +17,10 @@ CHUNK_FRAMES = 512  # of an object in one batch, which bounds memory
 @torch.no_grad()
 def expected_frames(
     renderer: SpriteRenderer,
-    q: GridPosterior | StreamedPosterior,
+    q: Any,
     present: Bool[Tensor, "B N"],
     weights: Float[Tensor, "B N K"],
-    predicted: PixelGaussian,
+    predicted: Gaussian,
 ) -> Float[Tensor, "B T height width"]:
     """Return the probability of white in each pixel, with positions integrated out.
 
@@ -38,15 +39,24 @@ def expected_frames(
     Law: the mean of many rendered draws (test_expected_frames_are_the_average_of_draws), for a
     long clip as well (test_a_long_clip_is_answered_as_a_short_one_is).
     """
-    if isinstance(q, StreamedPosterior):
-        parts = []
-        for time, part in q.pieces():
-            block = PixelGaussian(*(moments[:, :, :, time] for moments in predicted))
-            parts.append(expected_frames(renderer, part, present, weights, block))
-        return torch.cat(parts, 1)
-    B, N, _ = q.seen.shape
+    parts = []
+    for time, part in q.pieces():
+        there = Gaussian(*(moments[:, :, :, time] for moments in predicted))
+        parts.append(_block_frames(renderer, part, present, weights, there))
+    return torch.cat(parts, 1)
+
+
+def _block_frames(
+    renderer: SpriteRenderer,
+    q: GridPosterior,
+    present: Bool[Tensor, "B N"],
+    weights: Float[Tensor, "B N K"],
+    predicted: Gaussian,
+) -> Float[Tensor, "B T height width"]:
+    """Return the expected frames of one block of q."""
+    B, N, _ = q.detected.shape
     T = predicted.mean.shape[3]
-    detected = pad(q.seen, (0, T - q.seen.shape[2]))
+    detected = pad(q.detected, (0, T - q.detected.shape[2]))
     log_dark = q.log_weights.new_zeros(B, T, *renderer.image_size)  # by the objects alone
     for n in range(N):
         for by_cells in (True, False):
@@ -55,7 +65,7 @@ def expected_frames(
                 if by_cells:
                     lit = _lit_by_cells(renderer, q, clip, n, frame)
                 else:
-                    place = PixelGaussian(*(part[clip, n, :, frame] for part in predicted))
+                    place = Gaussian(*(part[clip, n, :, frame] for part in predicted))
                     lit = _lit_by_gaussians(renderer, weights[clip, n], place)
                 log_dark[clip, frame] += torch.log1p(-lit.clamp(max=1 - 1e-7))
     depth = renderer.background() + renderer.visible_depth(-log_dark, renderer.visibility())
@@ -83,7 +93,7 @@ def _lit_by_cells(
 
 
 def _lit_by_gaussians(
-    renderer: SpriteRenderer, weights: Float[Tensor, "M K"], place: PixelGaussian
+    renderer: SpriteRenderer, weights: Float[Tensor, "M K"], place: Gaussian
 ) -> Float[Tensor, "M height width"]:
     """Return the probability that an object with a Gaussian mixture as its belief lights pixels."""
     radius, (height, width) = renderer.radius, renderer.image_size

@@ -7,7 +7,7 @@ import torch
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.memory import chunk_size
 from motes.models.sprites.detection import score_map
-from motes.models.sprites.forward_pass import Scene, Sightings
+from motes.models.sprites.forward_pass import Detections, Scene
 from motes.models.sprites.grid_posterior import OcclusionPosterior
 from motes.models.sprites.likelihood_maps import (
     PixelGaussian,
@@ -44,7 +44,7 @@ class OccludedObjects(NamedTuple):
 def infer_occluded(
     scene: Scene[SpriteRenderer],
     template: SpriteTemplate,
-    found: Sightings,
+    found: Detections,
     expected: PixelGaussian,
 ) -> OccludedObjects:
     """Return the posterior over pixels of each undetected object in each observed frame.
@@ -64,7 +64,7 @@ def infer_occluded(
     mean, covariance = (part.clone() for part in expected)
     samples = mean[..., None, :].repeat(1, 1, 1, NUM_SAMPLES, 1)
     log_occluded, divergence = (torch.zeros_like(mean[..., 0]) for _ in range(2))
-    occluded = ~found.seen & scene.present[..., None] & scene.observed[:, None]
+    occluded = ~found.detected & scene.present[..., None] & scene.observed[:, None]
     pixels = pixel_grid(template.image_size, template.depth)
     for part in occluded.nonzero().split(chunk_size(CHUNK_POSITIONS, like=mean)):
         at = tuple(part.unbind(1))
@@ -91,7 +91,7 @@ def systematic_samples(weights: Float[Tensor, "M pixels"]) -> Int[Tensor, "M sam
 def occlusion_scores(
     scene: Scene[SpriteRenderer],
     template: SpriteTemplate,
-    found: Sightings,
+    found: Detections,
     at: Int[Tensor, "M 3"],
 ) -> Float[Tensor, "M pixels"]:
     """Return log-likelihood ratios of a frame with an undetected object at each pixel.
@@ -101,7 +101,7 @@ def occlusion_scores(
     """
     frames, which = at[:, [0, 2]].unique(dim=0, return_inverse=True)
     clip, time = frames.unbind(1)
-    lit = coverage(template, found.place.mean[clip, :, time], found.seen[clip, :, time])
+    lit = coverage(template, found.place.mean[clip, :, time], found.detected[clip, :, time])
     covered = 1 - (1 - lit).prod(1)
     score = score_map(template, scene.frames[scene.clip[clip], time], covered)
     return score.clamp(max=0).logaddexp(template.log_miss)[which]

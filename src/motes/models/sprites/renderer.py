@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 from motes.core.axes import Bool, Float, Int, Tensor
+from motes.kalman.mixture import Gaussian
+from motes.models.protocols import PlainRenderer, Posterior
 
 MIN_BACKGROUND = 1e-5  # depth: an unexplained lit pixel costs 11.5 nats, not infinitely many
 # Probability of occlusion: a dark pixel under an object costs at most 11.5 nats. In float32 the log
@@ -17,7 +19,7 @@ BACKGROUND_UNIT = 0.1
 CELLS_PER_PIXEL = 4  # of the sprite's table, along each axis
 
 
-class PixelRenderer(nn.Module):
+class PixelRenderer(PlainRenderer):
     """Base of renderers whose latent positions are scaled pixel coordinates.
 
     Latent positions are pixels from the centre of the frame divided by `pixels_per_unit`.
@@ -41,12 +43,27 @@ class PixelRenderer(nn.Module):
         """Return pixel coordinates as latent positions."""
         return (pixels - self._centre(pixels)) / self.pixels_per_unit
 
+    def with_channels(
+        self, frames: Float[Tensor, "B T height width *channels"]
+    ) -> Float[Tensor, "B T height width *channels"]:
+        """Return frames as the search takes them: unchanged."""
+        return frames
+
     def sprite_centre(self) -> Float[Tensor, " 2"] | None:
         """Return the offset in pixels from an object's position to the centre of its sprite.
 
         None if the centroid of rendered frames gives it as well.
         """
         raise NotImplementedError
+
+    def pixel_map(self) -> Float[Tensor, "3 2"] | None:
+        """Return the exact map to pixels, including the sprite's centre, if that is known."""
+        centre = self.sprite_centre()
+        if centre is None:
+            return None
+        corners = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).double()
+        origin, x, y = self.to_pixels(corners)
+        return torch.stack([x - origin, y - origin, origin + centre.to(origin)])
 
     def _centre(self, like: Float[Tensor, "*batch 2"]) -> Float[Tensor, " 2"]:
         height, width = self.image_size
@@ -99,7 +116,10 @@ class SpriteRenderer(PixelRenderer):
         self.visibility_logit = nn.Parameter(torch.full(image_size, 8.0))
 
     def forward(
-        self, positions: Float[Tensor, "B N T 2"], present: Bool[Tensor, "B N"]
+        self,
+        positions: Float[Tensor, "B N T 2"],
+        present: Bool[Tensor, "B N"],
+        appearance: None = None,
     ) -> Float[Tensor, "B T height width"]:
         """Return the logit of each pixel being white."""
         depth, index = self.sprite_pixels(positions, present)
@@ -115,13 +135,15 @@ class SpriteRenderer(PixelRenderer):
         positions: Float[Tensor, "B N T 2"],
         present: Bool[Tensor, "B N"],
         frames: Float[Tensor, "B T height width"],
-        seen: Bool[Tensor, "B N T"] | None = None,
+        detected: Bool[Tensor, "B N T"] | None = None,
+        *,
+        appearance: None = None,
     ) -> Float[Tensor, "B T"]:
         """Return log p(v_t | a_t), summed over pixels.
 
         Only pixels near objects and lit pixels are evaluated, each once where sprites overlap;
         elsewhere the depth is that of the background. With `models_occlusion` the sprite gets no
-        gradient from objects that are not `seen`: their dark pixels would make it dimmer.
+        gradient from objects that are not `detected`: their dark pixels would make it dimmer.
 
         Law: equals the Bernoulli density of `forward`
         (test_sparse_log_likelihood_equals_that_of_the_logits).
@@ -133,8 +155,8 @@ class SpriteRenderer(PixelRenderer):
         depth, pixel = self.sprite_pixels(
             positions[present][:, None], torch.ones_like(clip, dtype=torch.bool)[:, None]
         )
-        if seen is not None and self.models_occlusion:
-            depth = torch.where(seen[present][:, None, :, None], depth, depth.detach())
+        if detected is not None and self.models_occlusion:
+            depth = torch.where(detected[present][:, None, :, None], depth, depth.detach())
         frame = (clip[:, None] * T + torch.arange(T, device=depth.device))[:, None]
         index = (frame[..., None] * num_pixels + pixel).flatten()
         size = B * T * num_pixels
@@ -194,6 +216,22 @@ class SpriteRenderer(PixelRenderer):
         lit = -torch.expm1(-self.root_depth.square())
         axis = self.cell_offsets().to(lit)
         return torch.stack([(lit.sum(0) * axis).sum(), (lit.sum(1) * axis).sum()]) / lit.sum()
+
+    def occlusion_parameters(self) -> list[nn.Parameter]:
+        """Return the logits of the visibility of each pixel."""
+        return [self.visibility_logit]
+
+    def expected_frames(
+        self,
+        q: Posterior,
+        present: Bool[Tensor, "B N"],
+        weights: Float[Tensor, "B N K"],
+        predicted: Gaussian,
+    ) -> Float[Tensor, "B T height width"]:
+        """Return the frames with all positions marginalised exactly."""
+        from motes.models.sprites.marginal_frames import expected_frames
+
+        return expected_frames(self, q, present, weights, predicted)
 
     def background(self) -> Float[Tensor, "height width"]:
         """Return the depth of each pixel without any object."""

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import softplus
 
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.training.gpu import reference_ops as cells
+from motes.training.gpu import reference_ops
 
 # The matrices that products read, and the weights whose rows they hold, below one another.
 FACTORS = {
@@ -162,7 +162,7 @@ class _Reading(torch.autograd.Function):
         (R, N, B, S), T = initial.shape, pixels.shape[2]
         rows = pixels.to(from_image.dtype).flatten(1, 2)
         image_part = _product(rows, from_image, initial.dtype).unflatten(1, (B, T))
-        D, kernels = T + N - 1, quick(initial)
+        D, kernels = T + N - 1, backend(initial)
         joined, kept = (w.new_empty(R, D, N, B, 2 * S) for w in (weights, weights_back))
         kernels.clear(joined, kept, T)
         for n in range(N):
@@ -180,7 +180,7 @@ class _Reading(torch.autograd.Function):
     def backward(ctx: Any, grad_states: Tensor) -> tuple[Tensor | None, ...]:
         rows, states, gates, kept, weights = ctx.saved_tensors
         (R, N, T, B, S), D = states.shape, gates.shape[1]
-        kernels, grad_states = quick(states), grad_states.contiguous()
+        kernels, grad_states = backend(states), grad_states.contiguous()
         grad_gates = torch.empty_like(kept)
         through, grad_initial = states.new_zeros(2, R, N, B, S), states.new_empty(R, N, B, S)
         grad_joined = states.new_zeros(R, N, B, 2 * S)
@@ -205,13 +205,13 @@ class _Painting(torch.autograd.Function):
     def forward(ctx: Any, positions: Tensor, present: Tensor, *weights: Tensor) -> Tensor:
         positions = positions.contiguous()
         ctx.save_for_backward(positions, present, *weights)
-        x: Tensor = quick(positions).paint(positions, present, *weights)
+        x: Tensor = backend(positions).paint(positions, present, *weights)
         return x
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        by_positions, *by_weights = quick(grad).unpaint(grad.contiguous(), *ctx.saved_tensors)
+        by_positions, *by_weights = backend(grad).unpaint(grad.contiguous(), *ctx.saved_tensors)
         return by_positions, None, *by_weights
 
 
@@ -225,7 +225,7 @@ class _Bernoulli(torch.autograd.Function):
         short = x.to(weights.dtype)
         logits = _product(short, weights, x.dtype)
         residual = torch.empty_like(logits, dtype=weights_back.dtype)
-        nats: Tensor = quick(x).bernoulli(logits, bias, pixels, residual)
+        nats: Tensor = backend(x).bernoulli(logits, bias, pixels, residual)
         ctx.save_for_backward(short, weights_back, residual)
         return nats
 
@@ -233,20 +233,20 @@ class _Bernoulli(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor, Tensor, None]:
         x, weights, residual = ctx.saved_tensors
-        by_logits, by_bias = quick(x).weigh(residual, grad)
+        by_logits, by_bias = backend(x).weigh(residual, grad)
         return (
             _product(by_logits, weights.mT, grad.dtype),
             None,
-            torch.bmm(quick(x).shorten(x, residual.dtype).mT, by_logits),
+            torch.bmm(backend(x).shorten(x, residual.dtype).mT, by_logits),
             by_bias,
             None,
         )
 
 
-def quick(like: Tensor) -> ModuleType:
+def backend(like: Tensor) -> ModuleType:
     """What does the work of `cells` where this tensor lives."""
     if not like.is_cuda:
-        return cells
+        return reference_ops
     from motes.training.gpu import kernels
 
     return kernels

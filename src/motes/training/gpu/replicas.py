@@ -1,8 +1,8 @@
-"""Several models that take their steps together: other seeds, other settings, one computation.
+"""Batched training steps of several models: other seeds or settings, one computation.
 
-The models' parameters lie side by side in memory, so that one batched computation serves all
-(`motes.training.gpu.networks`), and each model stays a whole one that is saved, asked and resumed on its
-own. On a GPU the whole step is captured once as a graph.
+The models' parameters are views of stacked tensors, so that one batched computation serves all
+(`motes.training.gpu.networks`) while each model can be saved, queried and resumed by itself. On a GPU
+the whole step is captured once as a CUDA graph.
 """
 
 import contextlib
@@ -19,21 +19,21 @@ from motes.kalman.dynamics import LinearDynamics
 from motes.kalman.model import LGSSM
 from motes.models.elbo import BoundTerms, entropy
 from motes.models.model import Model
-from motes.models.paper.inference import GaussianPosterior
+from motes.models.posterior import GaussianPosterior
 from motes.training.distillation import log_density
-from motes.training.gpu import networks as stacked
+from motes.training.gpu import networks
 from motes.training.gpu.reference_ops import BETA_1, BETA_2
 from motes.training.inputs import InputBlocks, StepInputs, blur, joined_inputs
-from motes.training.step import Trainer, Watch
+from motes.training.step import Monitor, Trainer, training_step
 
-GROUP = 4  # models in one computation: more would wait for memory
-EAGER_STEPS = 3  # before a step is captured: real steps, which also compile kernels
+GROUP = 4  # models in one computation; more are limited by memory bandwidth
+EAGER_STEPS = 3  # real steps before a step is captured, which also compile kernels
 
 
 class Groups:
-    """Any number of trainers as groups of at most `GROUP`, each with a stream of its own.
+    """Any number of trainers in groups of at most `GROUP`, each on its own stream.
 
-    What a group waits for, launches or memory, hides behind the arithmetic of the other.
+    Launch and memory latency of one group overlaps with the arithmetic of the others.
     """
 
     def __init__(self, trainers: Sequence[Trainer]) -> None:
@@ -45,7 +45,7 @@ class Groups:
         self.apart = False
 
     def advance(self) -> None:
-        """Takes one step of every trainer; the groups may be at different places in it."""
+        """Take one step of every trainer; groups run asynchronously."""
         if not self.streams:
             for group in self.groups:
                 group.advance()
@@ -57,27 +57,27 @@ class Groups:
                 group.advance()
         self.apart = True
 
-    def wait(self) -> None:
-        """Makes whatever comes next on this stream come after all steps, and they after it."""
+    def synchronize(self) -> None:
+        """Order all steps before whatever comes next on this stream."""
         for stream in self.streams:
             torch.cuda.current_stream(stream.device).wait_stream(stream)
         self.apart = False
 
 
 class Replicas:
-    """Trainers of models of one shape, at the same step, on the same clips."""
+    """Trainers of models of one shape, at the same step, on the same clips; an `Engine`."""
 
     def __init__(self, trainers: Sequence[Trainer]) -> None:
         self.trainers, first = trainers, trainers[0]
         self.config, self.data, self.device = first.config, first.data, first.device
         self.stacks = stack_parameters([trainer.model for trainer in trainers])
         self.moments = stack_moments(trainers, list(self.stacks))
-        # On a GPU kept from step to step, brought up to date with the weights by Adam.
+        # On a GPU kept from step to step and updated with the weights by Adam.
         self.kept_factors = keep_factors(self.stacks) if self.device.type == "cuda" else None
         self.bad = torch.zeros(len(trainers), dtype=torch.int32, device=self.device)
-        self.watch = Watch(len(trainers), self.device)
+        self.monitor = Monitor(len(trainers), self.device)
         for row, trainer in enumerate(trainers):
-            trainer.watch = self.watch.row(row)
+            trainer.monitor = self.monitor.row(row)
         configs, num_clips = [trainer.config for trainer in trainers], len(self.data.num_objects)
         self.blurs = any(width > 0 for c in configs for _, width in c.schedule.blur)
         self.blocks: InputBlocks | None = None
@@ -90,38 +90,22 @@ class Replicas:
 
     @property
     def step(self) -> int:
-        """How many steps were taken."""
+        """The number of steps taken."""
         return self.trainers[0].step
 
     def advance(self) -> None:
-        """Takes one step of every trainer."""
+        """Take one step of every trainer."""
         if self.blocks is None:
             configs = [trainer.config for trainer in self.trainers]
-            self.compute(joined_inputs(configs, len(self.data.num_objects), self.step))
+            training_step(self, joined_inputs(configs, len(self.data.num_objects), self.step))
         else:
             self.blocks.load(self.step)
             self._advance_on_gpu(self.blocks)
         for trainer in self.trainers:
             trainer.count_step()
 
-    def compute(self, inputs: StepInputs) -> None:
-        """The arithmetic of a step of all: bounds, gradients, updates."""
-        *rates, kl_weights, _, steps = inputs.settings.unbind(-1)
-        terms = self.terms(self.frames(inputs), inputs)
-        # Of the loss, minus the weighted bound; not formed, so that no term waits for another.
-        one = torch.ones_like(terms.reconstruction)
-        weights = (one, *(kl_weights.to(one)[:, None] * one,) * 2)
-        leaves = self.leaves()
-        gradients = torch.autograd.grad(
-            terms, list(leaves.values()), [-w / self.config.batch_size for w in weights]
-        )
-        self._join()
-        self.update(rates, dict(zip(leaves, gradients, strict=True)))
-        means = torch.stack([term.detach().double().sum(1) for term in terms], 1)
-        self.watch.see(means / self.config.batch_size, self.bad == 0, steps)
-
     def frames(self, inputs: StepInputs) -> Float[Tensor, "R B T height width"]:
-        """The clips of a step, as sharp as they are shown."""
+        """Return the clips of the step, blurred as the schedule says."""
         indices, video = inputs.indices.flatten(), self.data.video
         if self.side is not None and not self.blurs and isinstance(video, PackedFrames):
             from motes.training.gpu import kernels
@@ -132,18 +116,18 @@ class Replicas:
         if not self.blurs:
             return frames
         widths = inputs.settings[:, -2].float()
-        blurred: Tensor = torch.vmap(blur, (0, 0, None))(frames, widths, self.data.ink)
+        blurred: Tensor = torch.vmap(blur, (0, 0, None))(frames, widths, self.data.mass)
         return blurred
 
     def terms(self, frames: Float[Tensor, "R B T height width"], inputs: StepInputs) -> BoundTerms:
-        """The terms to maximise, of each replica and clip: those of a lesson while being taught."""
+        """Return the terms to maximise, of each replica and clip: of the bound or of distillation."""
         num_objects = self.data.num_objects[inputs.indices]
         slots = torch.arange(self.config.data.max_objects, device=self.device)
         present, shape = slots < num_objects[..., None], num_objects.shape
-        with self._beside():  # many small steps that need no frames
+        with self._on_side_stream():  # many small operations that need no frames
             motion = self.motion()
         floor, factors = self.config.model.scale_floor, self.factors()
-        said = stacked.encode(
+        means, scales = networks.encode(
             self._of("inference."),
             factors["inference.from_image"],
             factors["inference.recurrent"],
@@ -151,67 +135,81 @@ class Replicas:
             num_objects,
             floor,
         )
-        # What is left is done clip by clip: the clips of all replicas are one batch.
-        clips, noise = (
-            GaussianPosterior(*(part.flatten(0, 1) for part in said)),
-            inputs.noise.flatten(0, 1),
-        )
-        if self.data.lessons is not None and self.step < self.config.schedule.taught:
-            lesson = GaussianPosterior(
-                *(part[inputs.indices.flatten()] for part in self.data.lessons)
-            )
-            positions = lesson.draw(noise)
+        # The rest treats the clips of all replicas as one batch.
+        clips = GaussianPosterior(means.flatten(0, 1), scales.flatten(0, 1))
+        noise = inputs.noise.flatten(0, 1)
+        labels = self.data.pseudo_labels
+        if labels is not None and self.step < self.config.schedule.distillation_steps:
+            positions = labels.select(inputs.indices.flatten()).draw(noise)
             spread = log_density(clips, positions, present.flatten(0, 1))
         else:
             positions = clips.draw(noise)
             spread = entropy(clips.entropy(), present.flatten(0, 1))
         positions = positions.unflatten(0, shape)
-        with self._beside(positions, present):
+        with self._on_side_stream(positions, present):
             evidence = log_evidence(*motion, positions, present)
-        likelihood = stacked.log_likelihood(
+        likelihood = networks.log_likelihood(
             self._of("renderer."), factors["renderer.to_image"], positions, present, frames
         )
         return BoundTerms(likelihood, spread.unflatten(0, shape), evidence)
 
-    def factors(self) -> dict[str, stacked.Factor]:
-        """The matrices of the networks as products read them."""
-        return stacked.factors(self.stacks) if self.kept_factors is None else self.kept_factors
+    def factors(self) -> dict[str, networks.Factor]:
+        """Return the matrices of the networks as products read them."""
+        return networks.factors(self.stacks) if self.kept_factors is None else self.kept_factors
 
     def leaves(self) -> dict[str, Tensor]:
-        """What gradients are taken by: the stacks; of those that are kept as factors, these."""
+        """Return the tensors to differentiate: the stacks, or the factors kept in their place."""
         if self.kept_factors is None:
             return self.stacks
-        inside = stacked.parts_of_factors()
+        inside = networks.parts_of_factors()
         rest = {name: stack for name, stack in self.stacks.items() if name not in inside}
         return rest | {name: factor.backward for name, factor in self.kept_factors.items()}
 
-    @torch.no_grad()
     def update(
+        self, terms: BoundTerms, rates: Sequence[Float64[Tensor, " R"]], kl_weight: Tensor
+    ) -> Bool[Tensor, " R"]:
+        """Take a step of Adam; return which replicas' gradients were finite.
+
+        The gradient of the weighted bound is taken without forming the loss, so that no term waits
+        for another.
+        """
+        one = torch.ones_like(terms.reconstruction)
+        weights = (one, *(kl_weight.to(one)[:, None] * one,) * 2)
+        leaves = self.leaves()
+        gradients = torch.autograd.grad(
+            terms, list(leaves.values()), [-w / self.config.batch_size for w in weights]
+        )
+        self._join()
+        self.apply_adam(rates, dict(zip(leaves, gradients, strict=True)))
+        return self.bad == 0
+
+    @torch.no_grad()
+    def apply_adam(
         self, rates: Sequence[Float64[Tensor, " R"]], gradients: Mapping[str, Tensor]
     ) -> None:
-        """A step of Adam; the two rates are of the networks and of the dynamics.
+        """Apply Adam to the stacks; rates are those of the networks and of the dynamics.
 
         Gradients are of `leaves`.
         """
         self.moments.steps.add_(1)
         self.bad.zero_()
-        steps, adam = self.moments.steps.double(), stacked.quick(self.bad).adam
-        paces = [rate / (1 - BETA_1**steps) for rate in rates]
+        steps, adam = self.moments.steps.double(), networks.backend(self.bad).adam
+        step_sizes = [rate / (1 - BETA_1**steps) for rate in rates]
         correction = 1 / (1 - BETA_2**steps)
         gradients, copies = dict(gradients), dict[str, list[Tensor]]()
         for name, factor in (self.kept_factors or {}).items():
-            parts = stacked.FACTORS[name]
+            parts = networks.FACTORS[name]
             rows = [whole.chunk(len(parts), dim=1) for whole in (gradients[name], *factor)]
             for part, gradient, *own in zip(parts, *rows, strict=True):
                 gradients[part], copies[part] = gradient, own
         for name, stack in self.stacks.items():
-            pace = paces[name.startswith("dynamics.")]
+            step_size = step_sizes[name.startswith("dynamics.")]
             moments = self.moments.means[name], self.moments.squares[name]
             own = [copy for copy in copies.get(name, []) if copy.stride(0) > 0]
-            adam(stack, gradients[name], *moments, pace, correction, self.bad, own)
+            adam(stack, gradients[name], *moments, step_size, correction, self.bad, own)
 
     def motion(self) -> tuple[PositionPrior, Float64[Tensor, "R K"]]:
-        """The prior of positions, with axes [R, B, N, K], and the weights of its components."""
+        """Return the prior of positions, with axes [R, B, N, K], and its component weights."""
         dynamics, own = self.trainers[0].model.dynamics, self._of("dynamics.")
         models, log_weights = torch.vmap(
             lambda parameters: functional_call(_Parts(dynamics), parameters, ())
@@ -224,15 +222,14 @@ class Replicas:
         return position_prior(model, self.config.data.num_frames), log_weights
 
     def _of(self, part: str) -> dict[str, Tensor]:
-        """The stacked parameters of one part of the models by their own names."""
+        """Return the stacked parameters of one part of the models by their own names."""
         names = (name for name in self.stacks if name.startswith(part))
         return {name.removeprefix(part): self.stacks[name] for name in names}
 
-    def _beside(self, *lent: Tensor) -> contextlib.AbstractContextManager[object]:
-        """Work that may go on beside what follows, until `_join`, and what it reads.
+    def _on_side_stream(self, *lent: Tensor) -> contextlib.AbstractContextManager[object]:
+        """Return a context on the side stream, which runs beside what follows until `_join`.
 
-        What is lent is kept from being written over by the other work when nobody holds it any
-        more: the work beside may be late, and would read what is not there.
+        Tensors that are lent to it are not reused by the allocator before it has read them.
         """
         if self.side is None:
             return contextlib.nullcontext()
@@ -246,18 +243,18 @@ class Replicas:
             torch.cuda.current_stream(self.device).wait_stream(self.side)
 
     def _advance_on_gpu(self, blocks: InputBlocks) -> None:
-        """Takes the step as it is written the first times, then captures it once and replays it."""
-        if self.step == self.config.schedule.taught:  # another arithmetic from here on
+        """Take the first steps eagerly, then capture one and replay it."""
+        if self.step == self.config.schedule.distillation_steps:  # another computation from here on
             self.graph, self._eager_left = None, EAGER_STEPS
         if self._eager_left > 0:
             self._eager_left -= 1
-            self.compute(blocks.take())
+            training_step(self, blocks.take())
             return
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
-            # On a stream of its own: products of two graphs must not share their work space.
+            # On its own stream: products of two graphs must not share their workspace.
             with torch.cuda.graph(self.graph, stream=torch.cuda.Stream(self.device)):
-                self.compute(blocks.take())
+                training_step(self, blocks.take())
         self.graph.replay()
 
 
@@ -267,14 +264,14 @@ def log_evidence(
     positions: Float[Tensor, "R B N T 2"],
     present: Bool[Tensor, "R B N"],
 ) -> Float[Tensor, "R B"]:
-    """The log of p(a) of each clip; `motes.models.elbo.log_prior` of each replica."""
+    """Return log p(a) of each clip: `motes.models.elbo.log_prior` of each replica."""
     joint = log_weights[:, None, None] + prior.log_density(positions[:, :, :, None])
     evidence = torch.where(present, joint.logsumexp(-1), 0.0).sum(-1)
     return evidence.to(positions.dtype)
 
 
 def stack_parameters(models: Sequence[Model]) -> dict[str, Tensor]:
-    """The parameters of all models as stacks, of which each model's become views."""
+    """Return the parameters of all models as stacks, of which each model's become views."""
     stacks = {}
     for name, _ in models[0].named_parameters():
         own = [model.get_parameter(name) for model in models]
@@ -285,11 +282,11 @@ def stack_parameters(models: Sequence[Model]) -> dict[str, Tensor]:
     return stacks
 
 
-def keep_factors(stacks: Mapping[str, Tensor]) -> dict[str, stacked.Factor]:
-    """The factors of the stacks as leaves of their own, which gradients are taken by."""
+def keep_factors(stacks: Mapping[str, Tensor]) -> dict[str, networks.Factor]:
+    """Return the factors of the stacks as leaves for differentiation."""
     with torch.no_grad():
-        made = stacked.factors(stacks)
-    # Pixels get no gradient, so this one is never read: it is there to be differentiated by.
+        made = networks.factors(stacks)
+    # Pixels get no gradient, so this one is never read, only differentiated.
     image = made["inference.from_image"]
     hollow = image.backward.new_zeros(()).expand_as(image.backward)
     made["inference.from_image"] = image._replace(backward=hollow)
@@ -299,9 +296,9 @@ def keep_factors(stacks: Mapping[str, Tensor]) -> dict[str, stacked.Factor]:
 
 
 class Moments(NamedTuple):
-    """What Adam remembers of R replicas, of each stack by its name.
+    """Adam's moments of R replicas, of each stack by its name.
 
-    A mean is kept in the type of the gradients it is a mean of [Choice 21].
+    First moments have the type of the gradients [Choice 21].
     """
 
     steps: Float[Tensor, " R"]
@@ -310,10 +307,10 @@ class Moments(NamedTuple):
 
 
 def stack_moments(trainers: Sequence[Trainer], names: Sequence[str]) -> Moments:
-    """The memory of all optimizers as stacks, of which each optimizer's become views."""
+    """Return the moments of all optimizers as stacks, of which each optimizer's become views."""
     states = [trainer.optimizer.state for trainer in trainers]
     steps = torch.zeros(len(trainers), device=trainers[0].device)
-    means, squares, inside = {}, {}, stacked.parts_of_factors()
+    means, squares, inside = {}, {}, networks.parts_of_factors()
     for name in names:
         own = [trainer.model.get_parameter(name) for trainer in trainers]
         zero = torch.zeros_like(own[0])
@@ -322,7 +319,7 @@ def stack_moments(trainers: Sequence[Trainer], names: Sequence[str]) -> Moments:
             for slot in ("exp_avg", "exp_avg_sq")
         )
         if name in inside:
-            means[name] = means[name].to(stacked.gradient_type(zero))
+            means[name] = means[name].to(networks.gradient_type(zero))
         for row, (state, parameter) in enumerate(zip(states, own, strict=True)):
             steps[row] = state[parameter].get("step", 0)
             state[parameter] = dict(
@@ -332,7 +329,7 @@ def stack_moments(trainers: Sequence[Trainer], names: Sequence[str]) -> Moments:
 
 
 class _Parts(torch.nn.Module):
-    """The matrices of the dynamics as a module's output, which `functional_call` asks for."""
+    """The matrices of the dynamics as a module's output, as `functional_call` needs."""
 
     def __init__(self, dynamics: LinearDynamics) -> None:
         super().__init__()

@@ -16,22 +16,12 @@ import torch
 from motes.core.axes import Bool, Float, Tensor
 from motes.models.layers.likelihood_maps import FrameObjects, SpriteClasses, render_context
 from motes.models.layers.renderer import DARKEST, LayeredRenderer
-from motes.models.sprites.grid_posterior import GridPosterior
+from motes.models.protocols import InferredBatch, Posterior, Reduce
 from motes.models.sprites.patches import Window
 from motes.models.sprites.renderer import CELLS_PER_PIXEL
-from motes.training import distributed
 
 REFITS = 2  # the second time objects are looked for with the kinds of the first
 FEW = 0.1  # square of contrast that the table before counts for: less than one pixel's
-
-
-class Batch(NamedTuple):
-    """Some clips, what was found in them, and noise for a draw of it."""
-
-    frames: Float[Tensor, "B T height width *channels"]
-    q: GridPosterior
-    present: Bool[Tensor, "B N"]
-    noise: Float[Tensor, "B N T 2"]
 
 
 class Sums(NamedTuple):
@@ -57,7 +47,7 @@ def drift(renderer: LayeredRenderer) -> Float[Tensor, "K phases phases 2"]:
 def gather(
     renderer: LayeredRenderer,
     frames: Float[Tensor, "B T height width *channels"],
-    q: GridPosterior,
+    q: Posterior,
     present: Bool[Tensor, "B N"],
     noise: Float[Tensor, "B N T 2"],
 ) -> Sums:
@@ -66,11 +56,12 @@ def gather(
     With what stands before an object and behind it known, its pixel is v = front + clear
     (behind + a (colour - behind)): linear in the opacity a, which is fitted by least squares.
     """
-    assert q.appearance is not None
-    T, kinds, moved = q.seen.shape[2], SpriteClasses.fine(renderer, 0), drift(renderer)
+    assert q.detected is not None
+    T, kinds, moved = q.detected.shape[2], SpriteClasses.fine(renderer, 0), drift(renderer)
     kind, order = q.appearance.of_frames(T)
     means, seen = (
-        part.transpose(1, 2).flatten(0, 1) for part in (renderer.to_pixels(q.draw(noise)), q.seen)
+        part.transpose(1, 2).flatten(0, 1)
+        for part in (renderer.to_pixels(q.draw(noise)), q.detected)
     )
     cast = FrameObjects(means, kind, present.repeat_interleave(T, 0))
     video = renderer.with_channels(frames).flatten(0, 1).flatten(1, 2)
@@ -109,13 +100,15 @@ def refit(renderer: LayeredRenderer, sums: Sums) -> None:
 
 
 @torch.no_grad()
-def refit_kinds(renderer: LayeredRenderer, batches: Callable[[], Iterator[Batch]]) -> None:
+def refit_classes(
+    renderer: LayeredRenderer, batches: Callable[[], Iterator[InferredBatch]], reduce: Reduce
+) -> None:
     """Fits kinds of object to what is found in batches of clips with the renderer as it is."""
     for _ in range(REFITS):
         sums = torch.zeros(2, *renderer.root_depth.shape).to(renderer.root_depth)
         for batch in batches():
             sums += torch.stack(gather(renderer, *batch))
-        distributed.all_reduce_sum(sums)
+        reduce(sums)
         refit(renderer, Sums(*sums))
 
 

@@ -11,9 +11,7 @@ from torch.nn.functional import avg_pool2d, grid_sample, interpolate, one_hot
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
-from motes.data.background import median_background
 from motes.models.layers.renderer import (
-    BACKGROUND_UNIT,
     COLOUR_UNIT,
     SCALE_UNIT,
     LayeredRenderer,
@@ -45,7 +43,7 @@ class Fit(NamedTuple):
 
 
 @torch.no_grad()
-def seed_kinds(
+def initialize_classes(
     renderer: LayeredRenderer,
     frames: Float[Tensor, "B T height width *channels"],
     num_objects: Int[Tensor, " B"],
@@ -64,7 +62,7 @@ def seed_kinds(
     Law: background and kinds of a made-up scene are found
     (test_kinds_of_a_made_up_scene_are_found).
     """
-    seed_background(renderer, frames, observed)
+    renderer.initialize_background(frames, observed)
     video, background = renderer.with_channels(frames).flatten(0, 1), renderer.background()
     counts = num_objects.repeat_interleave(frames.shape[1])
     if observed is not None:
@@ -86,18 +84,6 @@ def seed_kinds(
     renderer.raw_colour.copy_(fit.colour / COLOUR_UNIT)
     renderer.raw_scale.copy_(0.5 * fit.variance.log() / SCALE_UNIT)
     renderer.kind_logits.copy_((sizes + 1.0).log())
-
-
-@torch.no_grad()
-def seed_background(
-    renderer: LayeredRenderer,
-    frames: Float[Tensor, "B T height width *channels"],
-    observed: Bool[Tensor, "B T"] | None,
-) -> None:
-    """Sets the background alone: the median over the seen frames."""
-    video = renderer.with_channels(frames).flatten(0, 1)
-    empty = median_background(video, None if observed is None else observed.flatten())
-    renderer.raw_background.copy_(empty / BACKGROUND_UNIT)
 
 
 def cut_out(

@@ -1,0 +1,323 @@
+"""Interfaces between the parts of a model.
+
+A model is a law of motion (`Dynamics`), a `Renderer` and an `Inference`; inference returns a
+`Posterior`. Any class with these methods can take the place of those in the package: no other
+module asks which one it has. Renderers and dynamics with parameters are `nn.Module`s.
+
+All tensors of positions have axes [B, N, T, 2] (clips, objects, frames, coordinates) and are in
+latent units. `present` [B, N] flags the objects of each clip, `observed` [B, T] the observed frames,
+`detected` [B, N, T] the frames in which an object was itself detected.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from motes.core.axes import Bool, Float, Int, Tensor
+from motes.kalman.mixture import Gaussian, GaussianMixture, SampledTracks, SmoothedTracks
+
+Reduce = Callable[[Tensor], None]  # replaces a tensor by its sum over all training processes
+
+
+class Dynamics(Protocol):
+    """A law of motion: a distribution over the positions of all objects of a clip.
+
+    Beliefs are opaque to callers, who read them through `observe`; they may be mixtures over any
+    discrete history (initial-state components, event sequences). States have the position first.
+    """
+
+    independent_objects: bool  # log p(a) is a sum over objects, given by `track_log_density`
+
+    @property
+    def num_components(self) -> int:
+        """The number of mixture components of a track."""
+
+    def initial(self, batch: tuple[int, int]) -> Any:
+        """Return the belief about the first frame of `batch` (clips, objects)."""
+
+    def predict(self, belief: Any) -> Any:
+        """Return the belief about the next frame."""
+
+    def update(
+        self, belief: Any, positions: Float[Tensor, "B N 2"], observed: Bool[Tensor, "B _"]
+    ) -> Any:
+        """Return the belief after observing positions; where unobserved it does not change."""
+
+    def observe(self, belief: Any) -> GaussianMixture:
+        """Return the predictive distribution of the positions of a belief."""
+
+    def emit(self, states: Gaussian) -> Gaussian:
+        """Return the distribution of positions a_t (observation noise included) of states."""
+
+    def path(self, states: Gaussian) -> Gaussian:
+        """Return the distribution of noise-free positions of states."""
+
+    def velocities(self, states: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch 2"]:
+        """Return the velocities of states, in latent units per frame."""
+
+    def log_density(
+        self,
+        positions: Float[Tensor, "B N T 2"],
+        present: Bool[Tensor, "B N"],
+        observed: Bool[Tensor, "B _ T"] | None = None,
+    ) -> Float[Tensor, " B"]:
+        """Return log p(a) of the observed positions of the present objects of each clip."""
+
+    def track_log_density(
+        self, positions: Float[Tensor, "... T 2"], observed: Bool[Tensor, "... T"] | None = None
+    ) -> Float[Tensor, "..."]:
+        """Return the log density of each track by itself."""
+
+    def smooth(
+        self,
+        positions: Float[Tensor, "B N T 2"],
+        observed: Bool[Tensor, "B N T"],
+        variances: Float[Tensor, "B N T 2"],
+    ) -> SmoothedTracks:
+        """Return the states of all frames given observed positions with these variances."""
+
+    def leave_one_out(
+        self, positions: Float[Tensor, "B N T 2"], observed: Bool[Tensor, "B N T"]
+    ) -> Gaussian:
+        """Return each position's prediction from the observations of all other frames."""
+
+    def swap_gains(
+        self, positions: Float[Tensor, "B N T 2"], observed: Bool[Tensor, "B N T"]
+    ) -> Float[Tensor, "B N N T"]:
+        """Return the gain in log p(a) if two objects swap identities from frame t on."""
+
+    def sample(
+        self, batch: tuple[int, ...], num_frames: int, generator: torch.Generator
+    ) -> SampledTracks:
+        """Return draws from the prior; the last axis of `batch` counts objects."""
+
+    def fit_initial_state(
+        self, positions: Float[Tensor, "M T 2"], observed: Bool[Tensor, "M T"]
+    ) -> None:
+        """Fit the distribution of initial states to tracks; may do nothing."""
+
+    def is_bounded(self, limit: float) -> bool:
+        """Return whether all matrices of the law are finite and at most `limit` in magnitude."""
+
+
+class Posterior(Protocol):
+    """q(a | v): the positions of all objects in all frames."""
+
+    appearance: Any  # of the objects, as the renderer takes it; None where all look alike
+
+    @property
+    def means(self) -> Float[Tensor, "B N T 2"]:
+        """The mean of each position."""
+
+    @property
+    def detected(self) -> Bool[Tensor, "B _ T"] | None:
+        """Where objects were detected; None: everywhere.
+
+        Elsewhere q is the prior given the detections, and cancels it in the bound.
+        """
+
+    @property
+    def localized(self) -> Bool[Tensor, "B _ T"] | None:
+        """Where q is more informative than detections in other frames; None: everywhere."""
+
+    def covariances(self) -> Float[Tensor, "B N T 2 2"]:
+        """Return the covariance of each position."""
+
+    def draw(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T 2"]:
+        """Return a draw as a function of standard normal noise."""
+
+    def entropy(self) -> Float[Tensor, "B N T"]:
+        """Return the entropy of each position in nats; 0 where q cancels the prior."""
+
+    def log_density(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T"]:
+        """Return the log density of the draw that this noise makes; 0 where not detected."""
+
+    def pieces(self) -> Iterator[tuple[slice, "Posterior"]]:
+        """Yield the posterior in blocks of frames, the last one open-ended."""
+
+
+class Renderer(Protocol):
+    """p(v | a): the distribution of frames given the positions of objects."""
+
+    grey_levels: bool  # pixels are levels with noise; False: black or white
+
+    def __call__(
+        self,
+        positions: Float[Tensor, "B N T 2"],
+        present: Bool[Tensor, "B N"],
+        appearance: Any = None,
+    ) -> Float[Tensor, "B T height width *channels"]:
+        """Return the logit of the mean of each pixel."""
+
+    def log_likelihood(
+        self,
+        positions: Float[Tensor, "B N T 2"],
+        present: Bool[Tensor, "B N"],
+        frames: Float[Tensor, "B T height width *channels"],
+        *,
+        appearance: Any = None,
+        detected: Bool[Tensor, "B N T"] | None = None,
+    ) -> Float[Tensor, "B T"]:
+        """Return log p(v_t | a_t) of each frame."""
+
+    def sample_appearance(self, batch: tuple[int, ...], generator: torch.Generator) -> Any:
+        """Return a draw of the objects' appearance; None where all look alike."""
+
+    def appearance_log_prior(
+        self, appearance: Any, present: Bool[Tensor, "B N"]
+    ) -> Float[Tensor, " B"] | float:
+        """Return the log prior of an appearance; 0 where all look alike."""
+
+    def expected_frames(
+        self,
+        q: Posterior,
+        present: Bool[Tensor, "B N"],
+        weights: Float[Tensor, "B N K"],
+        predicted: Gaussian,
+    ) -> Float[Tensor, "B T height width"] | None:
+        """Return the frames with all positions marginalised exactly; None: not available."""
+
+    def pixel_map(self) -> Float[Tensor, "3 2"] | None:
+        """Return the exact affine map from latent units to pixels, if the renderer has one.
+
+        Rows: the images of the two unit vectors, then that of the origin.
+        """
+
+    def occlusion_parameters(self) -> Sequence[nn.Parameter]:
+        """Return the parameters that say where objects are occluded; may be empty."""
+
+    def coverage(self, positions: Float[Tensor, "M 2"]) -> Float[Tensor, "M height width"] | None:
+        """Return how much of each pixel one object covers; None: as rendered frames show."""
+
+    def initialize_from(
+        self,
+        frames: Float[Tensor, "B T height width *channels"],
+        num_objects: Int[Tensor, " B"],
+        observed: Bool[Tensor, "B T"] | None,
+        generator: torch.Generator,
+    ) -> None:
+        """Set initial values from some clips; may do nothing."""
+
+    def initialize_background(
+        self,
+        frames: Float[Tensor, "B T height width *channels"],
+        observed: Bool[Tensor, "B T"] | None,
+    ) -> None:
+        """Set what belongs to the camera's view from some clips; may do nothing."""
+
+    def refit(self, batches: Callable[[], Iterator["InferredBatch"]], reduce: Reduce) -> None:
+        """Fit parameters in closed form to inferred clips after training; may do nothing."""
+
+
+class PlainRenderer(nn.Module):
+    """The answers of a renderer whose objects all look alike and are never occluded."""
+
+    grey_levels = False
+
+    def sample_appearance(self, batch: tuple[int, ...], generator: torch.Generator) -> Any:
+        """Return None: all objects look alike."""
+        return None
+
+    def appearance_log_prior(
+        self, appearance: Any, present: Bool[Tensor, "B N"]
+    ) -> Float[Tensor, " B"] | float:
+        """Return 0: there is one appearance."""
+        return 0.0
+
+    def coverage(self, positions: Float[Tensor, "M 2"]) -> Float[Tensor, "M height width"] | None:
+        """Return None: rendered frames show where an object is."""
+        return None
+
+    def expected_frames(
+        self,
+        q: Posterior,
+        present: Bool[Tensor, "B N"],
+        weights: Float[Tensor, "B N K"],
+        predicted: Gaussian,
+    ) -> Float[Tensor, "B T height width"] | None:
+        """Return None: marginal frames are averaged over draws."""
+        return None
+
+    def pixel_map(self) -> Float[Tensor, "3 2"] | None:
+        """Return None: the map is fitted to rendered frames."""
+        return None
+
+    def occlusion_parameters(self) -> Sequence[nn.Parameter]:
+        """Return no parameters."""
+        return ()
+
+    def initialize_from(
+        self,
+        frames: Float[Tensor, "B T height width *channels"],
+        num_objects: Int[Tensor, " B"],
+        observed: Bool[Tensor, "B T"] | None,
+        generator: torch.Generator,
+    ) -> None:
+        """Keep the initial values: they do not depend on clips."""
+
+    def initialize_background(
+        self,
+        frames: Float[Tensor, "B T height width *channels"],
+        observed: Bool[Tensor, "B T"] | None,
+    ) -> None:
+        """Keep the background."""
+
+    def refit(self, batches: Callable[[], Iterator["InferredBatch"]], reduce: Reduce) -> None:
+        """Keep the parameters that training ended with."""
+
+
+class InferredBatch(NamedTuple):
+    """Clips with their posterior and noise for a draw of it."""
+
+    frames: Float[Tensor, "B T height width *channels"]
+    q: Posterior
+    present: Bool[Tensor, "B N"]
+    noise: Float[Tensor, "B N T 2"]
+
+
+class Search(NamedTuple):
+    """How much work inference by search may do; networks ignore it."""
+
+    hypotheses: int = 1  # searches to choose from by the bound
+    explore: float = 0.0  # share of q spread over neighbouring cells, for training
+    stream_after: int | None = None  # frames beyond which q is kept in blocks; None: never
+
+
+class Inference(Protocol):
+    """q(a | v) from frames, some of which may be unobserved."""
+
+    requires_zeroed_frames: bool  # unobserved frames must be zero, not merely flagged
+    exchangeable: bool  # q is one of n! equally likely labelings of the objects
+
+    def infer(
+        self,
+        frames: Float[Tensor, "B T height width *channels"],
+        num_objects: Int[Tensor, " B"],
+        observed: Bool[Tensor, "B T"] | None,
+        *,
+        dynamics: Any,
+        renderer: Any,
+        slots: int,
+        search: Search,
+    ) -> Posterior:
+        """Return q(a | v) with room for `slots` objects; pixels of unobserved frames do not matter."""
+
+    def max_objects(self, trained: int) -> int:
+        """Return the largest count that can be inferred, given that in the training clips."""
+
+    def bytes_per_clip(self, num_objects: int, num_frames: int, num_components: int) -> int:
+        """Return the peak memory of `infer` for each of many clips."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model family: how its renderer and inference are configured and built."""
+
+    name: str
+    settings: type[Any]  # a frozen dataclass, written to config.json
+    build: Callable[[Any, Any, torch.Generator], tuple[Any, Any]]  # (settings, DataConfig, ...)
+    networks: bool = False  # inference is a network with gradients, not a search
+    keeps_colour: bool = False  # frames keep three channels; else colour becomes one grey level
