@@ -44,7 +44,7 @@ def write_record(record: Record, out: Path | None) -> None:
 
 def main() -> None:
     """Print every record's path, commit and command."""
-    for name, path in record_paths().items():
+    for path in record_paths().values():
         known = json.loads(path.read_text("utf-8")).get("environment", {})
         commit = (known.get("motes_commit") or "")[:10]
         print(f"{path.relative_to(ROOT)!s:55} {commit:10} {known.get('command', '')}".rstrip())

@@ -36,7 +36,7 @@ def _docstring_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def problems() -> list[str]:
-    """Return what is too long in the whole project."""
+    """Return all modules and functions that are too long."""
     paths = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
     return [
         line

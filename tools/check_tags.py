@@ -89,7 +89,7 @@ def equation_problems(source: str, found: Iterable[Place], table: Iterable[Row])
         if tag not in homes:
             yield f"[Eq. {tag}] stands in src outside of a docstring"
         elif homes[tag] not in listed.get(tag, []):
-            yield f"[Eq. {tag}] is at {homes[tag]}; paper_map.md has no row that says so"
+            yield f"[Eq. {tag}] is at {homes[tag]}; paper_map.md has no such row"
     for tag in listed.keys() - counts.keys():
         yield f"docs/reference/paper_map.md lists [Eq. {tag}], which no docstring in src has"
 

@@ -15,7 +15,7 @@ WIDTH = "100"
 OPENING = """# The command line
 
 Every verb prints one sentence, or one JSON line with `--json`. Exit codes: 0 done, 1 failed,
-2 bad input, which is told in one line on standard error. This page is made from `--help` by
+2 invalid input, reported in one line on standard error. This page is generated from `--help` by
 `make docs`.
 """
 

@@ -33,7 +33,7 @@ class Trace(NamedTuple):
 
 
 def is_service(module: str) -> bool:
-    """Tell whether a module is used from everywhere, so that calls to it say nothing."""
+    """Return whether a module is a service that all packages use."""
     return any(module == name or module.startswith(f"{name}.") for name in SERVICES)
 
 

@@ -72,13 +72,13 @@ class EDLSTM(nn.Module):
         return self._logits(states)
 
     def generate(
-        self, seen: Float[Tensor, "B seen height width"], horizon: int
+        self, observed: Float[Tensor, "B observed height width"], horizon: int
     ) -> Float[Tensor, "B T height width"]:
-        """Logits of the seen frames and of those after them, where it is fed its own frames.
+        """Return logits of the observed frames and of those after them, fed with its own frames.
 
         Law: without a future it is `forward` (test_generation_without_a_future_is_training).
         """
-        before = torch.cat([torch.zeros_like(seen[:, :1]), seen], 1)
+        before = torch.cat([torch.zeros_like(observed[:, :1]), observed], 1)
         codes = self.encode(before.flatten(0, 1)).unflatten(0, before.shape[:2])
         states, memory = self.lstm(codes)
         logits = [self._logits(states)]
@@ -86,7 +86,7 @@ class EDLSTM(nn.Module):
             own = self.encode(logits[-1][:, -1].sigmoid())
             state, memory = self.lstm(own[:, None], memory)
             logits.append(self._logits(state))
-        return torch.cat(logits, 1)[:, : seen.shape[1] + horizon]
+        return torch.cat(logits, 1)[:, : observed.shape[1] + horizon]
 
     def _logits(self, states: Float[Tensor, "B T state"]) -> Float[Tensor, "B T height width"]:
         logits: Tensor = self.decode(states.flatten(0, 1))
@@ -148,7 +148,7 @@ def loss(
 
 @dataclass(frozen=True, eq=False)
 class Recurrent:
-    """A trained ED-LSTM as a contender: frames ahead of seen ones, and nothing else."""
+    """A trained ED-LSTM as a predictor of the frames after the observed ones."""
 
     network: EDLSTM
     interpolates: bool = False
@@ -160,7 +160,7 @@ class Recurrent:
         observed: Bool[Tensor, " T"],
         num_objects: int,
     ) -> Prediction:
-        """The frames after the seen ones, on the CPU; it is not told the number of objects."""
+        """Return the frames after the observed ones, on the CPU; counts are not used."""
         num_seen = int(observed.sum())
         horizon = len(observed) - num_seen
         if horizon == 0:

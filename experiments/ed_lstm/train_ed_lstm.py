@@ -204,8 +204,8 @@ def train(runs: list[Run], held_out: torch.Tensor, seconds: float) -> None:
         advance(runs, share, held_out)
         if share * NUM_CHECKS >= checked:
             checked += 1
-            told = {run.name: round(run.check(held_out), 5) for run in runs}
-            print(f"{spent:.0f} s, steps {[run.steps for run in runs]}: {told}", flush=True)
+            losses = {run.name: round(run.check(held_out), 5) for run in runs}
+            print(f"{spent:.0f} s, steps {[run.steps for run in runs]}: {losses}", flush=True)
     print(f"a round of {len(runs)}: {spent / max(1, runs[0].steps - first) * 1e3:.2f} ms")
     for run in runs:
         run.check(held_out)

@@ -1,4 +1,4 @@
-"""Who is who in a recording of juggled balls: a reference made by hand-set rules, for scoring.
+"""Reference identities in a recording of juggled balls, by hand-set rules, for scoring.
 
 Blobs are found in the whole picture, at full size, and linked through all frames with what is known
 of juggling: in the air a ball obeys gravity, in a hand it may stop or go on. Nothing of this is

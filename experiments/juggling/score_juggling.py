@@ -26,7 +26,7 @@ from motes.video import VideoMap, load_video_map, open_video, plan
 
 NUM_OBJECTS = 3
 GATE = 20.0  # video pixels, about two balls: nearer is the same ball
-BESIDE = 4  # frames before and after a crossing that say who is who
+BESIDE = 4  # frames before and after a crossing that determine identities
 SEEN, HORIZON = 15, 15  # frames before and in a forecast of half a second
 BATCH = 16
 
@@ -104,7 +104,7 @@ def matches(found: Tracks, truth: Tracks) -> Int[np.ndarray, "N T"]:
 
 
 def identity(found: list[Tracks], truth: list[Tracks]) -> dict[str, Any]:
-    """How often objects are found, and stay who they are."""
+    """Return how often objects are found and keep their identities."""
     near, kept, whole, crossed = [], [], [], []
     for ours, theirs in zip(found, truth, strict=True):
         same = matches(ours, theirs)
@@ -144,7 +144,7 @@ def _who(row: Int[np.ndarray, " T"]) -> int:
 
 
 def forecasts(found: list[Tracks], truth: list[Tracks]) -> dict[str, Any]:
-    """Errors of the frames ahead, beside constant velocity, which is told who is who."""
+    """Return forecast errors, and those of constant velocity given the true identities."""
     errors: dict[str, list[float]] = {"model": [], "constant_velocity": [], "with_gravity": []}
     for ours, theirs in zip(found, truth, strict=True):
         same = matches(ours[:, :SEEN], theirs[:, :SEEN])
@@ -160,17 +160,17 @@ def forecasts(found: list[Tracks], truth: list[Tracks]) -> dict[str, Any]:
                 straight = track[late[-1]] + speed * steps
                 # The mean speed of the last frames is that of their middle.
                 fall = GRAVITY * (steps**2 + steps * (late[-1] - late[0])) / 2
-                for who, guess in (
+                for method, guess in (
                     ("model", ours[name, t]),
                     ("constant_velocity", straight),
                     ("with_gravity", straight + fall),
                 ):
-                    errors[who].append(float(np.linalg.norm(guess - track[t])))
+                    errors[method].append(float(np.linalg.norm(guess - track[t])))
     return {
         "points": len(errors["model"]),
         **{
-            f"{who}_{score}_px": float(value(errors[who]))
-            for who in errors
+            f"{method}_{score}_px": float(value(errors[method]))
+            for method in errors
             for score, value in (("median", np.median), ("rmse", _rms))
         },
     }

@@ -19,7 +19,7 @@ import torch
 import motes
 from benchmarks.scale import peak_memory
 from experiments.worlds.oracle import Law, log_evidence
-from experiments.worlds.score_worlds import learn, say, store
+from experiments.worlds.score_worlds import learn, log, store
 from experiments.worlds.world_scores import TASKS, TEST_SEED, ask_oracle, inside
 from motes.core.axes import Float, Tensor
 from motes.data import Clips, worlds
@@ -34,9 +34,9 @@ LENGTHS = (300, 3000)
 
 
 def surplus(found: Float[Tensor, "1 N T 2"], truth: Float[Tensor, "1 N T 2"], law: Law) -> float:
-    """Nats by which the places found are likelier as they are told apart than by the truth.
+    """Return the log-likelihood of the inferred identities less that of the true ones, in nats.
 
-    Where that is positive no one who has the places and the law could have known better.
+    Where it is positive, the true identities cannot be recovered from the positions and the law.
     """
     frames = [part[0].transpose(0, 1)[:, :, None] for part in (found, truth)]  # T N 1 2
     order = metrics.best_order(*frames).T[None]
@@ -45,24 +45,24 @@ def surplus(found: Float[Tensor, "1 N T 2"], truth: Float[Tensor, "1 N T 2"], la
     return float(one - other)
 
 
-def scores(told: Answer | Prediction, clips: Clips, law: Law) -> dict[str, float]:
+def scores(answer: Answer | Prediction, clips: Clips, law: Law) -> dict[str, float]:
     """How well the tracks of one clip are kept, and how far off they are while they are."""
     assert clips.positions is not None
     assert clips.clean is not None
-    assert told.pixels is not None
-    assert told.path_pixels is not None
-    assert told.pixel_covariances is not None
-    truth, num_positions = clips.positions.to(told.pixels), clips.positions[..., 0].numel()
-    apart = (told.pixels[:, :, None] - truth[:, None]).norm(dim=-1)  # B estimate truth T
-    order = metrics.best_order(told.path_pixels, clips.clean)
-    own = metrics.reorder(told.pixels, order)
-    covariances = metrics.reorder(told.pixel_covariances, order)
+    assert answer.pixels is not None
+    assert answer.path_pixels is not None
+    assert answer.pixel_covariances is not None
+    truth, num_positions = clips.positions.to(answer.pixels), clips.positions[..., 0].numel()
+    apart = (answer.pixels[:, :, None] - truth[:, None]).norm(dim=-1)  # B estimate truth T
+    order = metrics.best_order(answer.path_pixels, clips.clean)
+    own = metrics.reorder(answer.pixels, order)
+    covariances = metrics.reorder(answer.pixel_covariances, order)
     return {
         "tracked": float(metrics.tracked(own, truth)),
         "near": float(((own - truth).norm(dim=-1) <= metrics.TRACKED_WITHIN).double().mean()),
-        "surplus": round(surplus(told.pixels, truth, law), 2),
-        "switches": int(metrics.switches(told.pixels, truth)),
-        "idf1": int(metrics.identified(told.pixels, truth)) / num_positions,
+        "surplus": round(surplus(answer.pixels, truth, law), 2),
+        "switches": int(metrics.switches(answer.pixels, truth)),
+        "idf1": int(metrics.identified(answer.pixels, truth)) / num_positions,
         "found": float((apart.amin(1) <= metrics.GATE).double().mean()),
         "noisy_rmse": metrics.rmse(own, truth),
         "coverage90": float(inside(own, covariances, truth).mean()),
@@ -74,10 +74,10 @@ def ask(model: Model, clips: Clips, count: int, law: Law) -> dict[str, float]:
     frames = clips.frames.float()
     with peak_memory() as grown:
         wall, cpu = time.monotonic(), time.process_time()
-        told = motes.infer(model, frames, count)
+        answer = motes.infer(model, frames, count)
         taken = time.monotonic() - wall, time.process_time() - cpu
     return {
-        **scores(told, clips, law),
+        **scores(answer, clips, law),
         "seconds": round(taken[0], 1),
         "cpu_seconds": round(taken[1], 1),
         "peak_mib": round(grown.peak, 1),
@@ -112,13 +112,13 @@ def main() -> None:
             for count in given.counts:
                 clips = worlds.make("long", 1, count, length, seed=TEST_SEED + number)
                 line = {"clip": number, "frames": length, "objects": count}
-                told = ask(model, clips, count, law)
+                answer = ask(model, clips, count, law)
                 everything = torch.ones(length, dtype=torch.bool)
                 best = ask_oracle(law)(Truth.of(clips, count), everything)
                 oracle = scores(best, clips, law)
-                record["asked"].append({**line, "model": told, "oracle": oracle})
+                record["asked"].append({**line, "model": answer, "oracle": oracle})
                 store(given.out, "runs", str(given.seed), record=record)
-                say(json.dumps(record["asked"][-1]))
+                log(json.dumps(record["asked"][-1]))
 
 
 if __name__ == "__main__":

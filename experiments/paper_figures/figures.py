@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from motes.models.latent_map import LatentMap
 
 from experiments.paper_figures import diagrams, paper
 from experiments.paper_figures.stored import Stored
+from motes.models.pixel_map import LatentMap
 from motes.output import evaluation_plots as own
 from motes.output.plots import FORECAST, INFERRED, INTERPOLATED, axes_grid, shared_legend
 
@@ -32,7 +32,7 @@ def _recurrent_many(stored: Stored) -> "Figure":
 def latent_map(arrays: Mapping[str, np.ndarray]) -> "Figure":
     """Draw one object at each node of a latent grid."""
     centroids = torch.from_numpy(arrays["grid_centroids"])
-    folded, _ = LatentMap(centroids, ~centroids.isnan().any(-1)).turned()
+    folded, _ = LatentMap(centroids, ~centroids.isnan().any(-1)).flipped()
     return own.latent_grid(
         arrays["grid_tiles"],
         arrays["grid_centroids"],

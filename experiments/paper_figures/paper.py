@@ -122,10 +122,10 @@ def stages_of_training(stored: Stored) -> "Figure":
 _PAIR = (INFERRED.colour, FORECAST.colour)
 
 
-def _first_swap(told: np.ndarray, true: np.ndarray) -> int:
+def _first_swap(inferred: np.ndarray, true: np.ndarray) -> int:
     """The clip in which swapping the two balls half-way would bring most."""
     gains = []
-    for pixels, truth in zip(told, true, strict=True):
+    for pixels, truth in zip(inferred, true, strict=True):
         straight = ((pixels - truth) ** 2).sum(-1).sum(0)
         crossed = ((pixels[::-1] - truth) ** 2).sum(-1).sum(0)
         whole = min(straight.sum(), crossed.sum())
@@ -146,8 +146,8 @@ def generated_and_true(stored: Stored) -> "Figure":
     figure, axes = axes_grid(1 + len(recurrent), 6, cell=1.5, room=(0.4, 0.3))
     for column, clip in enumerate(stored.with_count(2)[:3]):
         true = overlaid(stored.true_frames(clip))
-        told = (frames[clip] for frames in recurrent.values())
-        for row, frames in enumerate((stored.drawn("forecast", clip), *told)):
+        inferred = (frames[clip] for frames in recurrent.values())
+        for row, frames in enumerate((stored.drawn("forecast", clip), *inferred)):
             show_frame(axes[row, 2 * column], overlaid(frames))
             show_frame(axes[row, 2 * column + 1], true)
     for row, name in enumerate(("ours", *(TRAININGS[kind] for kind in recurrent))):
@@ -201,7 +201,7 @@ def _compare(axis: Any, stored: Stored, clip: int, questions: tuple[str, ...]) -
     """True paths, thin and black, under the paths that answers tell."""
     truth = stored.truth(clip)
     frame_axes(axis, truth.frames.shape[1:])
-    views: list[View] = [stored.told(question, clip) for question in questions]
+    views: list[View] = [stored.answer(question, clip) for question in questions]
     for view in views:
         style = view.style
         for path in view.path_pixels:

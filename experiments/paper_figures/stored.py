@@ -96,7 +96,7 @@ class Stored:
         """Return the true trajectories of a clip."""
         return true_view(self.clips, clip)
 
-    def told(self, question: str, clip: int) -> View:
+    def answer(self, question: str, clip: int) -> View:
         """Return an answer's trajectories; frames are those of the mean."""
         assert self.clips.num_objects is not None
         present, frames = slice(int(self.clips.num_objects[clip])), self.drawn(question, clip)
@@ -125,8 +125,8 @@ class Stored:
         """
         kinds = {name: frames.copy() for name, frames in self.arrays("ed-lstm").items()}
         for frames in kinds.values():
-            for clip, told in enumerate(frames):
-                told[:NUM_CONTEXT] = self.true_frames(clip)[:NUM_CONTEXT]
+            for clip, continued in enumerate(frames):
+                continued[:NUM_CONTEXT] = self.true_frames(clip)[:NUM_CONTEXT]
         return kinds
 
     def _remedy(self, name: str) -> str:

@@ -44,7 +44,7 @@ WHOLE = 0.95  # of the largest blob that is no pair: such a ball is not cut by t
 NEAR = 4.0  # pixels; balls have radii of 5 to 8
 FAR = 10.0  # pixels beyond which an object is not the ball, however far
 LEAST_SEEN = 3  # frames that a ball must show in, to be found behind the cover
-LITTLE = 0.1  # of a ball: a line that is not told of balls of which less shows
+LITTLE = 0.1  # of a ball: the line ignores balls of which less is visible
 REGION_90 = -2 * np.log(0.1)  # squared Mahalanobis radius
 BATCH = 8
 
@@ -155,12 +155,12 @@ def learn_covered(videos: dict[str, Video], out: Path, seed: int, cover: Cover) 
 def count(name: str, four: Cut) -> dict[str, Any]:
     """How often a model counts four balls."""
     model, config = load_with_config(name)
-    told = [motes.infer(model, smaller(some)).num_objects for some in four.split(BATCH)]
+    counts = [motes.infer(model, smaller(some)).num_objects for some in four.split(BATCH)]
     return {
         "seed": config.seed,
         "steps": config.schedule.iterations,
         "largest_count_of_the_model": model.max_objects,
-        "count_right": float((torch.cat(told) == FOUR).double().mean()),
+        "count_right": float((torch.cat(counts) == FOUR).double().mean()),
     }
 
 
@@ -272,35 +272,35 @@ def any_object(
 
 
 def straight(
-    path: Float[np.ndarray, "T 2"], told: Bool[np.ndarray, " T"]
+    path: Float[np.ndarray, "T 2"], known: Bool[np.ndarray, " T"]
 ) -> Float[np.ndarray, "T 2"]:
-    """Places by a line between the last and the next one told, told who is who; NaN if none is."""
-    if not told.any():
+    """Return positions interpolated linearly between known ones of a ball; NaN without any."""
+    if not known.any():
         return np.full_like(path, np.nan)
-    time, seen = np.arange(len(path)), np.flatnonzero(told)
-    return np.stack([np.interp(time, seen, axis[seen]) for axis in path.T], 1)
+    time, shown = np.arange(len(path)), np.flatnonzero(known)
+    return np.stack([np.interp(time, shown, axis[shown]) for axis in path.T], 1)
 
 
 def follow(name: str, clips: Cut) -> dict[str, Any]:
     """How many whole balls have an object of their own beside them, and how many are hidden."""
     model, config = load_with_config(name)
     whole_area = WHOLE * single_area(clips.numpy())
-    near, seen, hidden = 0, 0, 0
+    near, shown, hidden = 0, 0, 0
     for some in clips.split(BATCH):
         answer = motes.infer(model, smaller(some), CURTAIN_OBJECTS)
         for clip, positions in zip(some.numpy(), in_full(answer.pixels.numpy()), strict=True):
             for t, frame in enumerate(clip):
                 balls = whole_balls(frame, whole_area)
                 hidden += CURTAIN_OBJECTS - len(balls)
-                seen += len(balls)
+                shown += len(balls)
                 apart = np.linalg.norm(balls[:, None] - positions[None, :, t], axis=-1)
                 near += int((apart[linear_sum_assignment(apart)] < NEAR).sum())
     return {
         "seed": config.seed,
         "steps": config.schedule.iterations,
         "clips": len(clips),
-        "balls_that_show_whole": seen,
-        "share_of_them_within_4_px_of_their_object": near / seen,
+        "balls_that_show_whole": shown,
+        "share_of_them_within_4_px_of_their_object": near / shown,
         "balls_cut_or_hidden": hidden,
     }
 

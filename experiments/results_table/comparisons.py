@@ -54,7 +54,7 @@ def reference_table(records: Rows) -> str:
     for contender, score, form, values, errors in REFERENCES:
         if score not in records.get(contender, {}).get("standard_errors", {}).get("1", {}):
             continue
-        told: list[tuple[str, str, str]] = []
+        cells_by_count: list[tuple[str, str, str]] = []
         for count, value, error in zip("123", values, errors, strict=True):
             if value is None:
                 continue
@@ -63,8 +63,8 @@ def reference_table(records: Rows) -> str:
             both = math.hypot(error, own)
             apart = abs(here - value) / both if both else 0.0
             mark = f"**{apart:.1f}**" if apart > 2 else f"{apart:.1f}"
-            told.append((format(value, form), format(here, form), mark))
-        cells = " | ".join(" / ".join(column) for column in zip(*told, strict=True))
+            cells_by_count.append((format(value, form), format(here, form), mark))
+        cells = " | ".join(" / ".join(column) for column in zip(*cells_by_count, strict=True))
         title = SCORES[score].heading
         lines.append(f"| {PREDICTORS[contender].label} | {title} | {cells} |")
     return "\n".join(lines)

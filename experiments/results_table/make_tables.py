@@ -122,8 +122,8 @@ def seeds_table(record: Record) -> str:
         shares = " / ".join(f"{last[count]:.2f}" for count in ("1", "2", "3"))
         rows.append(f"| {name.removeprefix('seed-')} | {shares} | {last['bound']:.0f} |")
     steps = next(iter(record["tracked"].values()))[-1]["step"]
-    told = f"Preset `{record['training']}`, {steps} steps, every seed that was run; 90 clips."
-    return f"{told}\n\n" + "\n".join(rows)
+    text = f"Preset `{record['training']}`, {steps} steps, every seed that was run; 90 clips."
+    return f"{text}\n\n" + "\n".join(rows)
 
 
 def told_of_model(record: Record) -> str:
@@ -137,13 +137,13 @@ def told_of_model(record: Record) -> str:
     for kind, words in (("starts", "Starts found"), ("true_starts", "True starts")):
         if kind in record:
             part = record[kind]
-            told = "; ".join(
+            text = "; ".join(
                 f"{share:.2f} at ({x:.1f}, {y:.1f}), step ({dx:.2f}, {dy:.2f})"
                 for share, (x, y), (dx, dy) in zip(
                     part["shares"], part["places"], part["steps"], strict=True
                 )
             )
-            lines.append(f"{words} (share, place and first step in px): {told}.")
+            lines.append(f"{words} (share, place and first step in px): {text}.")
     if "beliefs" in record:
         columns = list(record["beliefs"].values())
 
@@ -249,14 +249,14 @@ def server_page(records: dict[str, Record]) -> str:
         cells = [part.get(p, "") for part in (alone, crowd["ms"].get(name, {})) for p in PERCENTS]
         lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
     statuses = ", ".join(f"{count} {name}" for name, count in crowd["statuses"].items())
-    told = (
+    text = (
         f"{crowd['clients']} clients and {crowd['slow_clients']} that dawdle for "
         f"{crowd['seconds']:.0f} s: {crowd['answers']} answers, {crowd['errors']} of them neither "
         f"right nor one clear line ({statuses}). Memory: {memory['before']} MiB before, "
         f"{memory['most']} at most, {memory['end']} at the end. Load average of the machine "
         f"before: {record['load_average_before']}."
     )
-    return "\n".join([*lines, "", told, "", origin(record)])
+    return "\n".join([*lines, "", text, "", origin(record)])
 
 
 def pages(root: Path = ROOT) -> dict[Path, str]:

@@ -149,17 +149,17 @@ def main() -> None:
         learned = json.loads((given.model / "learned.json").read_text("utf-8"))
         size, frames = config.data.height, config.data.num_frames
         found = ask(ModelPredictor(model), size, frames, given.clips)
-        told: Record = {"size": size, "num_frames": frames, "seed": config.seed}
-        told |= {"learned": learned["environment"]}
+        settings: Record = {"size": size, "num_frames": frames, "seed": config.seed}
+        settings |= {"learned": learned["environment"]}
         path = given.runs / f"{given.model.name}.json"
-        write_json(path, {**told, "environment": place, "found": found})
+        write_json(path, {**settings, "environment": place, "found": found})
     if given.limit:
         limit = BayesLimit.of(World(given.frames, (given.size, given.size)))
         with mock.patch("motes.evaluation.baselines.bayes_limit.NUM_DRAWS", DRAWS):
             found = ask(limit, given.size, given.frames, given.clips)
-        told = {"size": given.size, "num_frames": given.frames, "seed": None, "draws": DRAWS}
+        settings = {"size": given.size, "num_frames": given.frames, "seed": None, "draws": DRAWS}
         path = given.runs / f"{given.size}x{given.frames}-limit.json"
-        write_json(path, {**told, "environment": place, "found": found})
+        write_json(path, {**settings, "environment": place, "found": found})
     if given.merge:
         write_json(given.out, merge(given.runs))
 

@@ -116,7 +116,7 @@ def configuration(size: int, frames: int, seed: int, start: Start) -> RunConfig:
     return dataclasses.replace(config, data=data, model=model, seed=seed)
 
 
-def learn(config: RunConfig, folder: Path, told: Record, device: str) -> None:
+def learn(config: RunConfig, folder: Path, settings: Record, device: str) -> None:
     """Train into a folder, and note there what was run and what it took.
 
     A run that was stopped goes on where it was; what it took before is added.
@@ -131,7 +131,7 @@ def learn(config: RunConfig, folder: Path, told: Record, device: str) -> None:
         return write_json(spent, [wall, cpu])
     bound = outcome.held_out_bound
     note = {
-        **told,
+        **settings,
         "size": config.data.height,
         "num_frames": config.data.num_frames,
         "seed": config.seed,

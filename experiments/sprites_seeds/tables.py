@@ -31,7 +31,7 @@ class Goal(NamedTuple):
     least: tuple[float, ...] | None = None
     most: tuple[float, ...] | None = None
     limit: tuple[float, ...] = ()  # on the clips that the goal was set on; the goal moves with it
-    rounding: float = 0.005  # goals are told to a hundredth, and met by what is written like them
+    rounding: float = 0.005  # goals are stated to a hundredth; scores are compared after rounding
 
 
 GOALS = {
@@ -94,17 +94,17 @@ def missed(run: Record, limit: Record, moves: bool) -> Iterator[str]:
         yield "gravity"
 
 
-def told_misses(runs: list[Record], limit: Record, moves: bool) -> str:
+def missed_goals(runs: list[Record], limit: Record, moves: bool) -> str:
     """Return what is missed, and by which seeds."""
     by_goal: dict[str, list[int]] = {}
     for run in runs:
         for goal in missed(run, limit, moves):
             by_goal.setdefault(goal, []).append(run["seed"])
-    told = [
+    text = [
         f"{goal} ({'all' if len(seeds) == len(runs) else ', '.join(map(str, seeds))})"
         for goal, seeds in by_goal.items()
     ]
-    return "; ".join(told) or "none"
+    return "; ".join(text) or "none"
 
 
 def spread(values: list[float], form: str) -> str:
@@ -149,12 +149,12 @@ def spread_table(record: Record) -> str:
     add("training, s of a core", [spread([s for s in all if s], "{:.0f}") for all in seconds])
     lines += ["", "Goals that are missed, and by which seeds: as they were set; then moved.", ""]
     for name, runs in kinds.items():
-        told = (told_misses(runs, limits[name], moves) for moves in (False, True))
-        lines.append(f"- {name}: {'. Moved: '.join(told)}.")
-    return "\n".join([*lines, "", _told_below(record, kinds, limits)])
+        text = (missed_goals(runs, limits[name], moves) for moves in (False, True))
+        lines.append(f"- {name}: {'. Moved: '.join(text)}.")
+    return "\n".join([*lines, "", _notes(record, kinds, limits)])
 
 
-def _told_below(record: Record, kinds: dict[str, list[Record]], limits: dict[str, Record]) -> str:
+def _notes(record: Record, kinds: dict[str, list[Record]], limits: dict[str, Record]) -> str:
     """Return how the runs were made and what the table means."""
     places = [run["environment"] for runs in kinds.values() for run in runs]
     clips = {
@@ -193,14 +193,14 @@ def start_table(record: Record) -> str:
         cells += [f"{100 * gravity_error(run):+.1f}"]
         cells += [f"{scales['lit_pixels']:.1f}", f"{scales['noise_px']:.2f}"]
         lines.append(f"| {run['start']} | {' | '.join(cells)} |")
-    told = (
+    text = (
         f"{kind}, N = 1 / 2 / 3, seed {starts[0]['seed']}, on the clips above. Each run begins "
         "with one value four times too large or too small: the width or the depth of the glyph; "
         "how far objects stray from their paths, and paths from Newton's law (standard "
         "deviations); how far apart they start and how fast; how fast alone; or with gravity that "
         "is a multiple of the true one, where it otherwise begins with none."
     )
-    return "\n".join([*lines, "", told])
+    return "\n".join([*lines, "", text])
 
 
 def ablation_table(records: Mapping[str, Record]) -> str:
@@ -230,10 +230,10 @@ def ablation_table(records: Mapping[str, Record]) -> str:
             cells.append(" / ".join(spread(column, SPREAD[score][1]) for column in values))
         cells.append(", ".join(f"{100 * gravity_error(run):+.1f}" for run in its))
         gained = [run["training"]["held_out_bound"] - bounds[run["seed"]] for run in its]
-        told = [f"{nats:+.1f}" for nats in gained]
+        text = [f"{nats:+.1f}" for nats in gained]
         if part == "everything":
-            told = [f"{nats:.1f}" for nats in bounds.values()]
-        lines.append(f"| {part} | {' | '.join(cells)} | {', '.join(told)} |")
+            text = [f"{nats:.1f}" for nats in bounds.values()]
+        lines.append(f"| {part} | {' | '.join(cells)} | {', '.join(text)} |")
     clips = sum(column["clips"] for column in runs[0]["by_count"].values())
     told_below = (
         f"Seeds {', '.join(map(str, sorted(seeds)))}, {clips} clips of {kind_of(runs[0])}: the "
@@ -283,13 +283,13 @@ def large_table(record: Record | None) -> str:
             for count, goal in zip(COUNTS, goals, strict=True)
         )
     )
-    told = (
+    text = (
         "Clips by which nothing was chosen. After ± one standard error; that of a difference is of "
         "differences clip by clip, the largest of the seeds. The goals for 48x48 and 30 frames "
         f"({' / '.join(f'{goal:.2f}' for goal in goals)} px) are missed by "
         f"{', '.join(map(str, misses)) or 'no seed'}. {_origins(places)}"
     )
-    return "\n".join([*lines, "", told])
+    return "\n".join([*lines, "", text])
 
 
 def _origins(places: list[Record]) -> str:

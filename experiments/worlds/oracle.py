@@ -1,6 +1,6 @@
-"""The oracle of a world: told its law, its starts and where objects show, not which is which.
+"""The oracle of a world: given its law, initial states and detections, without identities.
 
-In every frame it is given the points at which objects can be seen, in no order. It searches for
+In every frame it receives the positions of visible objects, in no order. It searches for
 the likeliest history of the whole clip, keeping several, exchanges later parts of two tracks where
 that is likelier still, and smooths each track by the true law.
 No tracker that has to find objects in pixels and learn the law can expect to do better.
@@ -66,7 +66,7 @@ class Histories(NamedTuple):
     states: kalman.StateEstimate  # W N K D
     log_weights: Float[Tensor, "W N K"]
     scores: Float[Tensor, " W"]
-    seen: Bool[Tensor, "W N"]  # whether an object has been seen at all
+    observed: Bool[Tensor, "W N"]  # whether an object was ever observed
     choices: Int[Tensor, "W t N"]  # point of each object in each frame, -1: none
 
 
@@ -80,40 +80,42 @@ def predict_with_oracle(points: Float[Tensor, "B N T 2"], law: Law) -> Predictio
         law: the true one.
     """
     tracks = oracle_tracks(points, law)
-    seen = ~tracks.isnan().any(-1)
-    log_weights, states = _smooth(tracks, seen, law) if law.floor is None else _filter(tracks, law)
+    observed = ~tracks.isnan().any(-1)
+    log_weights, states = (
+        _smooth(tracks, observed, law) if law.floor is None else _filter(tracks, law)
+    )
     means, covariances = SmoothedTracks(log_weights, *states).select(log_weights.argmax(-1))
     path, spread = means[..., :2], covariances[..., :2, :2]
     drawn = spread + law.physics.observation_scale.square().diag_embed()
     rounding = ROUNDING * torch.eye(2, dtype=path.dtype)
     return Prediction(
-        pixels=torch.where(seen[..., None], tracks, path).float(),
-        pixel_covariances=torch.where(seen[..., None, None], rounding, drawn).float(),
+        pixels=torch.where(observed[..., None], tracks, path).float(),
+        pixel_covariances=torch.where(observed[..., None, None], rounding, drawn).float(),
         path_pixels=path.float(),
         path_pixel_covariances=spread.float(),
     )
 
 
 def _smooth(
-    tracks: Float[Tensor, "B N T 2"], seen: Bool[Tensor, "B N T"], law: Law
+    tracks: Float[Tensor, "B N T 2"], observed: Bool[Tensor, "B N T"], law: Law
 ) -> tuple[Float[Tensor, "B N K"], kalman.Smoothed]:
-    """The log weight of each kind of start, and the states given all that was seen."""
-    states = kalman.smooth(law.physics.model, tracks[:, :, None], seen[:, :, None])
-    return _evidence(tracks, seen, law), states
+    """Return the log weight of each initial-state component, and the smoothed states."""
+    states = kalman.smooth(law.physics.model, tracks[:, :, None], observed[:, :, None])
+    return _evidence(tracks, observed, law), states
 
 
 def _evidence(
-    tracks: Float[Tensor, "B N T 2"], seen: Bool[Tensor, "B N T"], law: Law
+    tracks: Float[Tensor, "B N T 2"], observed: Bool[Tensor, "B N T"], law: Law
 ) -> Float[Tensor, "B N K"]:
     """The log density of each track together with each kind of start."""
     model, log_weights, _ = law.physics
-    return log_weights + kalman.log_likelihood(model, tracks[:, :, None], seen[:, :, None])
+    return log_weights + kalman.log_likelihood(model, tracks[:, :, None], observed[:, :, None])
 
 
 def _filter(
     tracks: Float[Tensor, "B N T 2"], law: Law
 ) -> tuple[Float[Tensor, "B N K"], kalman.Smoothed]:
-    """The log weight of each kind of start, and the states given what was seen up to a frame."""
+    """Return the log weight of each initial-state component, and the filtered states."""
     model, log_weights, _ = law.physics
     shape = (*tracks.shape[:2], len(log_weights))
     before = kalman.StateEstimate(
@@ -121,8 +123,8 @@ def _filter(
     )
     log_weights, beliefs = log_weights.expand(shape), []
     for position in tracks.unbind(2):
-        seen = ~position.isnan().any(-1)[..., None]
-        after = kalman.update(model, *before, position[:, :, None], seen)
+        observed = ~position.isnan().any(-1)[..., None]
+        after = kalman.update(model, *before, position[:, :, None], observed)
         log_weights = log_weights + after.log_density
         beliefs.append(after.estimate)
         before = law.predict(after.estimate)
@@ -131,7 +133,7 @@ def _filter(
 
 
 def oracle_tracks(points: Float[Tensor, "B N T 2"], law: Law) -> Float[Tensor, "B N T 2"]:
-    """The points of each clip put into tracks; NaN where an object was not seen.
+    """Return the points of each clip as tracks; NaN where an object was not observed.
 
     Args:
         points: where objects show, NaN where they do not. Their order is forgotten: it is shuffled
@@ -154,8 +156,8 @@ def _exchange(tracks: Float[Tensor, "B N T 2"], law: Law) -> Float[Tensor, "B N 
     present = torch.ones(tracks.shape[:2], dtype=torch.bool)
     likely = log_evidence(tracks, law)
     for _ in range(EXCHANGES):
-        seen = ~tracks.isnan().any(-1)
-        joined = joined_by_filter(*law.physics[:2], tracks.nan_to_num(), seen)
+        observed = ~tracks.isnan().any(-1)
+        joined = joined_by_filter(*law.physics[:2], tracks.nan_to_num(), observed)
         _, source = best_swaps(pair_gains(joined), present, persistent=True)
         tried = tracks.take_along_dim(source[..., None], 1)
         gained = log_evidence(tried, law)
@@ -169,8 +171,8 @@ def _exchange(tracks: Float[Tensor, "B N T 2"], law: Law) -> Float[Tensor, "B N 
 
 def log_evidence(tracks: Float[Tensor, "B N T 2"], law: Law) -> Float[Tensor, " B"]:
     """The log density of all tracks of each clip by a linear law; NaN is an unseen position."""
-    seen = ~tracks.isnan().any(-1)
-    return _evidence(tracks, seen, law).logsumexp(-1).sum(1)
+    observed = ~tracks.isnan().any(-1)
+    return _evidence(tracks, observed, law).logsumexp(-1).sum(1)
 
 
 def _link(points: Float[Tensor, "N T 2"], law: Law) -> Float[Tensor, "N T 2"]:
@@ -220,7 +222,7 @@ def _extend(histories: Histories, points: Float[Tensor, "N 2"], law: Law) -> His
         after.estimate,
         histories.log_weights[parents] + after.log_density,
         scores,
-        histories.seen[parents] | taken[..., 0],
+        histories.observed[parents] | taken[..., 0],
         torch.cat([histories.choices[parents], chosen[:, None]], 1),
     )
 
@@ -230,7 +232,7 @@ def _options(
 ) -> tuple[Int[Tensor, " P"], Int[Tensor, "P N"], Float[Tensor, " P"]]:
     """Histories, each with the best assignment of points to objects and all its exchanges of two.
 
-    Two objects that were never seen are alike: exchanging them is no other history.
+    Two objects that were never observed are equal: exchanging them gives the same history.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -248,7 +250,7 @@ def _options(
         order[i], order[j] = j, i
         swapped = best[:, order]
         value = gains.take_along_dim(swapped[..., None] % (num_points + 1), 2)[..., 0].sum(1)
-        differs = (histories.seen[:, i] | histories.seen[:, j]) & (best[:, i] != best[:, j])
+        differs = (histories.observed[:, i] | histories.observed[:, j]) & (best[:, i] != best[:, j])
         parents.append(torch.arange(num_histories)[differs])
         assigned.append(swapped[differs])
         scores.append((histories.scores + value)[differs])

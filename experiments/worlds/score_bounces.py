@@ -16,7 +16,7 @@ import torch
 
 import motes
 from experiments.worlds.oracle import Law
-from experiments.worlds.score_worlds import say, store
+from experiments.worlds.score_worlds import log, store
 from experiments.worlds.world_scores import (
     TASKS,
     ask_model,
@@ -120,7 +120,7 @@ def main() -> None:
         for count in TASK.counts:
             clips = unseen_clips(TASK, count)[: given.clips]
             record[str(count)] = {"clips": len(clips), **breakdown(ask, clips, count)}
-            say(f"{name} N = {count} {record[str(count)]}")
+            log(f"{name} N = {count} {record[str(count)]}")
         store(given.out, name, record=record)
     store(given.out, "environment", record=environment(torch.device("cpu")))
 

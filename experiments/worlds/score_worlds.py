@@ -46,7 +46,7 @@ from motes.training.train import train
 TRAINING_SEED = 1
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     """Tell a person how far the work is."""
     print(line, file=sys.stderr, flush=True)
 
@@ -76,8 +76,8 @@ def learn(
         if "bound" in line:
             taken = time.monotonic() - wall
             left = taken * (line["of"] / line["step"] - 1)
-            told = f"step {line['step']}/{line['of']}, bound {line['bound']:.1f}, {left:.0f} s left"
-            say(f"  {folder.name}: {told}")
+            text = f"step {line['step']}/{line['of']}, bound {line['bound']:.1f}, {left:.0f} s left"
+            log(f"  {folder.name}: {text}")
 
     outcome = train(config, folder, report=report)
     if not outcome.finished:
@@ -107,7 +107,7 @@ def run_oracle(name: str) -> dict[str, Any]:
     """The record of a world's oracle."""
     task = TASKS[name]
     law = Law.of(worlds.physics_of(task.asks, task.num_frames))
-    by_count = score_world(name, ask_oracle(law), say)
+    by_count = score_world(name, ask_oracle(law), log)
     return {"by_count": by_count, "environment": environment(torch.device("cpu"))}
 
 
@@ -121,7 +121,7 @@ def run_model(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
             learn(TASKS[name], arguments.seed, folder, arguments.clips, hiding=arguments.hiding)
         record["training"] = json.loads((folder / "training.json").read_text("utf-8"))
     model = motes.load(folder)
-    record["by_count"] = score_world(name, ask_model(model), say)
+    record["by_count"] = score_world(name, ask_model(model), log)
     return {**record, "environment": environment(torch.device("cpu"))}
 
 
@@ -142,7 +142,7 @@ def run_rival(name: str, num_tuning: int = 15, num_clips: int = 60) -> dict[str,
             "noisy_rmse": metrics.rmse(found, clips.positions),
         }
         by_count[str(count)] = scores
-        say(f"trackpy {name} N = {count} {json.dumps(scores)}")
+        log(f"trackpy {name} N = {count} {json.dumps(scores)}")
     return {
         "settings": settings._asdict(),
         "by_count": by_count,
@@ -182,7 +182,7 @@ def run_side_by_side(arguments: argparse.Namespace) -> None:
         for done in as_completed(pool.submit(start, learned) for learned in groups):
             part = done.result()
             if not part.exists():
-                say(f"{part.stem} failed; see above")
+                log(f"{part.stem} failed; see above")
                 continue
             for name, runs in json.loads(part.read_text("utf-8"))["worlds"].items():
                 for seed, record in runs.items():

@@ -17,7 +17,7 @@ def worlds_table(record: Record) -> str:
     """Return every world's scores beside its oracle's, for each number of objects."""
     lines = [
         "| world | N | trackpy tracks | clips tracked | position, px | path, px "
-        "| hidden path, px | 90 % regions hold: seen / hidden / path | forecast, px | they hold |",
+        "| hidden path, px | 90 % regions: visible / hidden / path | forecast, px | 90 % |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for world, oracle in record["oracles"].items():
@@ -59,13 +59,13 @@ def bounces_table(record: Record) -> str:
     kinds = [kind for kind in first if kind != "clips"]
     lines = [f"| N = 3 | {' | '.join(kinds)} |", "|---" * (1 + len(kinds)) + "|"]
     for name, those in rows.items():
-        told = []
+        cells_of_kinds = []
         for kind in kinds:
             errors = ", ".join(f"{run['3'][kind]['rmse']:.2f}" for run in those)
             radius = ", ".join(f"{run['3'][kind]['radius90']:.1f}" for run in those)
             held = ", ".join(f"{run['3'][kind]['coverage90']:.2f}" for run in those)
-            told.append(f"{errors} ({radius}; {held})")
-        lines.append(f"| {name} | {' | '.join(told)} |")
+            cells_of_kinds.append(f"{errors} ({radius}; {held})")
+        lines.append(f"| {name} | {' | '.join(cells_of_kinds)} |")
     shares = ", ".join(f"{kind} {first[kind]['share']:.2f}" for kind in kinds)
     below = (
         "Errors in px; in parentheses the radius of a circle as large as the 90 % region, and how "

@@ -32,7 +32,7 @@ Scores = dict[str, Any]
 
 
 class Task(NamedTuple):
-    """What is learned and what is asked."""
+    """The worlds of the training and of the test clips."""
 
     learns: str  # world of the training clips
     asks: str  # world of the test clips
@@ -48,7 +48,7 @@ TASKS: dict[str, Task] = {
     "cannonballs": Task("cannonballs", "cannonballs", (1, 2, 3)),
     "many": Task("cannonballs", "many", (5, 8), num_clips=100),
     "bar": Task("bar", "bar", (1, 2, 3)),
-    # Of ten frames about five were seen.
+    # Of ten frames about five are observed.
     "drops": Task("drops", "drops", (1, 2, 3), context=10),
     "pictures": Task("pictures", "pictures", (1, 2, 3), preset="pictures"),
     "colour": Task("colour", "colour", (1, 2, 3), preset="pictures"),
@@ -59,7 +59,7 @@ TASKS: dict[str, Task] = {
     "bounce": Task("bounce", "bounce", (1, 2, 3), law="linear"),
     "long": Task("long", "long", (1, 2, 3), num_clips=4, num_frames=3000, law="linear"),
 }
-# Objects in the clips whose number is not told. All are asked about and equally frequent, as the
+# Numbers of objects in clips whose number is to be inferred; all are equally frequent, as the
 # probabilities take them to be; of 1 to 5 too many can be claimed as well as too few.
 COUNTED = (1, 2, 3, 4, 5, 6)
 
@@ -123,16 +123,16 @@ def world_query_scores(
             "forecast_rmse": clip_statistics(path_squares[..., ~shown], root=True),
             "forecast_coverage90": clip_statistics(covered[..., ~shown]),
         }
-    seen = truth.visible
+    observed = truth.visible
     path_covered = inside(path, path_covariances, truth.clean)
     pixel_squares = squares(pixels, truth.noisy)
     return {
         "tracked": clip_statistics(metrics.tracked(pixels, truth.noisy).double()),
-        "noisy_rmse": clip_statistics(pixel_squares.where(seen, torch.nan), root=True),
+        "noisy_rmse": clip_statistics(pixel_squares.where(observed, torch.nan), root=True),
         "path_rmse": clip_statistics(path_squares, root=True),
-        "hidden_rmse": clip_statistics(path_squares.where(~seen, torch.nan), root=True),
-        "coverage90": clip_statistics(covered.where(seen, torch.nan)),
-        "hidden_coverage90": clip_statistics(covered.where(~seen, torch.nan)),
+        "hidden_rmse": clip_statistics(path_squares.where(~observed, torch.nan), root=True),
+        "coverage90": clip_statistics(covered.where(observed, torch.nan)),
+        "hidden_coverage90": clip_statistics(covered.where(~observed, torch.nan)),
         "path_coverage90": clip_statistics(path_covered),
     }
 
@@ -211,12 +211,12 @@ def believed_counts(
     model: Model, frames: Float[Tensor, "B T height width"], num_seen: int
 ) -> Float[Tensor, "B counts"]:
     """How probable every number of objects is held after the first frames."""
-    asked = copy.copy(model)  # the same weights, asked about more objects
-    asked.max_objects = max(COUNTED)
-    seen = torch.arange(frames.shape[1]) < num_seen
-    told = interpolate(asked, frames, seen).count_probabilities
-    assert told is not None
-    return told
+    wider = copy.copy(model)  # the same weights, for more objects
+    wider.max_objects = max(COUNTED)
+    observed = torch.arange(frames.shape[1]) < num_seen
+    probabilities = interpolate(wider, frames, observed).count_probabilities
+    assert probabilities is not None
+    return probabilities
 
 
 def count_scores(believed: Float[Tensor, "B counts"], truth: Int[Tensor, " B"]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from motes.data import cannonballs
 
 def test_the_paragraph_of_counts_is_that_of_the_stored_record() -> None:
     record = json.loads(score_counts.RECORD.read_text("utf-8"))
-    assert score_counts.told(record) in score_counts.PAGE.read_text("utf-8"), "run make docs"
+    assert score_counts.paragraph(record) in score_counts.PAGE.read_text("utf-8"), "run make docs"
 
 
 def test_every_kind_of_clips_is_scored(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from experiments.sprites_seeds.tables import (
     COUNTS,
     GOALS,
     missed,
+    missed_goals,
     spread_table,
     start_table,
-    told_misses,
 )
 from motes.data import cannonballs
 from motes.evaluation.physics import learned_force, true_force
@@ -79,9 +79,9 @@ def test_goals_move_with_a_limit_that_is_worse_and_not_with_one_that_is_better()
 
 def test_seeds_that_miss_a_goal_are_named():
     runs = [run(0), run(1, gravity=0.9), run(2)]
-    assert told_misses(runs, run(), moves=False) == "gravity (1)"
-    assert told_misses(runs[1:2], run(), moves=False) == "gravity (all)"
-    assert told_misses(runs[:1], run(), moves=False) == "none"
+    assert missed_goals(runs, run(), moves=False) == "gravity (1)"
+    assert missed_goals(runs[1:2], run(), moves=False) == "gravity (all)"
+    assert missed_goals(runs[:1], run(), moves=False) == "none"
 
 
 def test_tables_hold_the_range_of_seeds_and_a_row_for_every_start():

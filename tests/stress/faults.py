@@ -178,7 +178,7 @@ def kills(family: str, straight: Path, seconds: float, count: int, seed: int) ->
 def full_disk(family: str, straight: Path, place: Path) -> dict[str, Any]:
     """Lets every file be at most so long, for several lengths, then lifts the limit."""
     longest = (straight / "checkpoint.safetensors").stat().st_size
-    told = {}
+    messages = {}
     for part in (0.02, 0.9):
         folder, limit = place / f"limit-{part}", int(part * longest)
 
@@ -186,12 +186,12 @@ def full_disk(family: str, straight: Path, place: Path) -> dict[str, Any]:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
         ended = run_forked(motes(command(family, folder), prepare))
-        expect(ended.code == 1 and "arge" in one_line(ended), "not told", ended)
+        expect(ended.code == 1 and "arge" in one_line(ended), "no clear message", ended)
         whole(folder)
-        told[f"no file over {part:.1%} of a checkpoint"] = generic(one_line(ended), place)
+        messages[f"no file over {part:.1%} of a checkpoint"] = generic(one_line(ended), place)
         expect(run_forked(motes(restart(family, folder))).code == 0, "did not go on")
         same_end(folder, straight)
-    return told
+    return messages
 
 
 def mount(kind: str | None, source: str | None, place: Path, flags: int, options: str = "") -> None:
@@ -219,7 +219,7 @@ def alone(prepare: Callable[[], object], work: Work) -> Work:
 
 def small_disk(family: str, straight: Path, place: Path) -> dict[str, Any]:
     """Trains on disks of several sizes, each too small; then the disk grows and training ends."""
-    told, page = {}, 4096
+    messages, page = {}, 4096
     needed = sum(-(-path.stat().st_size // page) * page for path in straight.iterdir())
     for part in (0.4, 1.0):
         disk, size = place / f"disk-{part}", int(part * needed)
@@ -239,10 +239,10 @@ def small_disk(family: str, straight: Path, place: Path) -> dict[str, Any]:
         ended = run_forked(alone(prepare, work))
         if ended.code == NO_RIGHTS:
             return {"skipped": "no right to mount a small disk here"}
-        expect(ended.code == 0 and "No space left" in ended.text, "not told", ended)
+        expect(ended.code == 0 and "No space left" in ended.text, "no clear message", ended)
         (line,) = (line for line in ended.text.splitlines() if "No space left" in line)
-        told[f"disk of {part:.0%} of a finished run"] = generic(line, place)
-    return told
+        messages[f"disk of {part:.0%} of a finished run"] = generic(line, place)
+    return messages
 
 
 def generic(line: str, place: Path) -> str:
@@ -266,12 +266,12 @@ def closed_folder(family: str, straight: Path, place: Path) -> dict[str, str]:
     as_root = os.geteuid() == 0
     work = motes(go_on(folder))
     read_only = run_forked(alone(close, work) if as_root else work)
-    expect(read_only.code == 2 and "write" in one_line(read_only), "not told", read_only)
+    expect(read_only.code == 2 and "write" in one_line(read_only), "no clear message", read_only)
     expect({path.name: path.read_bytes() for path in folder.iterdir()} == before, "changed")
     folder.chmod(0o755)
     with exclusive(folder):
         in_use = run_forked(motes(go_on(folder)))
-    expect(in_use.code == 2 and "in use" in one_line(in_use), "not told", in_use)
+    expect(in_use.code == 2 and "in use" in one_line(in_use), "no clear message", in_use)
     (folder / ".lock").unlink()
     expect({path.name: path.read_bytes() for path in folder.iterdir()} == before, "changed")
     return {
@@ -303,11 +303,11 @@ def wild_clock(family: str, straight: Path, place: Path) -> str:
     return "killed and resumed under a clock that jumps by up to 95 years: same weights"
 
 
-def spoil(at_call: int, times: int) -> None:
+def corrupt(at_call: int, times: int) -> None:
     """Makes a parameter infinite before these calls of `Trainer.advance`, as a bad chip would."""
     advance, calls = Trainer.advance, 0
 
-    def spoiled(self: Trainer) -> None:
+    def corrupted(self: Trainer) -> None:
         nonlocal calls
         calls += 1
         if at_call <= calls < at_call + times:
@@ -315,28 +315,28 @@ def spoil(at_call: int, times: int) -> None:
                 next(self.model.renderer.parameters()).fill_(torch.inf)
         advance(self)
 
-    Trainer.advance = spoiled  # type: ignore[method-assign]
+    Trainer.advance = corrupted  # type: ignore[method-assign]
 
 
 def not_finite(family: str, straight: Path, place: Path) -> dict[str, str]:
-    """Spoils the numbers of a run: it stops, or rolls back where that was asked for; it says so."""
+    """Inject non-finite values: the run stops with a message, or rolls back with --roll-backs."""
     rough = len(RESTARTS) * STEPS if family == "structured" else 0  # steps before the run's own
     folder, at = place / "spoiled", rough + FAMILIES[family] // 2 - 2
-    stopped = run_forked(motes(command(family, folder), lambda: spoil(at, 1)))
-    expect(stopped.code == 1 and "not finite" in one_line(stopped), "not told", stopped)
+    stopped = run_forked(motes(command(family, folder), lambda: corrupt(at, 1)))
+    expect(stopped.code == 1 and "not finite" in one_line(stopped), "no clear message", stopped)
     expect(whole(folder) >= 0, "no checkpoint is kept")
     expect(run_forked(motes(restart(family, folder))).code == 0, "did not go on")
     same_end(folder, straight)
     back = run_forked(
-        motes(command(family, place / "back", "--roll-backs", "2"), lambda: spoil(at, 1))
+        motes(command(family, place / "back", "--roll-backs", "2"), lambda: corrupt(at, 1))
     )
-    expect(back.code == 0 and json.loads(one_line(back))["rolled_back"] == 1, "not told", back)
+    expect(back.code == 0 and json.loads(one_line(back))["rolled_back"] == 1, "no message", back)
     lines = [json.loads(line) for line in (place / "back/log.jsonl").read_text().splitlines()]
     (noted,) = (line for line in lines if "rolled_back" in line)
     never = run_forked(
-        motes(command(family, place / "never", "--roll-backs", "2"), lambda: spoil(at, 10**6))
+        motes(command(family, place / "never", "--roll-backs", "2"), lambda: corrupt(at, 10**6))
     )
-    expect(never.code == 1 and "not finite" in one_line(never), "not told", never)
+    expect(never.code == 1 and "not finite" in one_line(never), "no clear message", never)
     return {
         "spoiled once": generic(one_line(stopped), place),
         "spoiled once, --roll-backs 2": f"step {noted['step']}: {noted['why']}; went back",

@@ -37,7 +37,7 @@ PATIENCE = 90.0  # on the clock, for a busy machine
 MEMORY_GIB = 1.5  # beyond what the process holds before the case
 BROKE_OUT = 98  # exit code of a case that ran code, called out or wrote elsewhere
 LONGEST = 1000  # characters of a clear line
-FORBIDDEN = (  # nothing that is read needs them; programs may start: the commit is asked of git
+FORBIDDEN = (  # no reader needs them; programs may start, because git reports the commit
     *("pickle.find_class", "os.system", "os.exec", "os.fork", "socket.connect", "ctypes.dlopen"),
 )
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -84,8 +84,8 @@ def verdict(ended: Ended, folder: Path) -> str | None:
         return "ran code"
     if "Traceback" in ended.text:
         return "traceback"
-    told = [line for line in ended.text.splitlines() if line.startswith("motes: ")]
-    if ended.code and told and (len(told) > 1 or len(told[0]) > LONGEST):
+    messages = [line for line in ended.text.splitlines() if line.startswith("motes: ")]
+    if ended.code and messages and (len(messages) > 1 or len(messages[0]) > LONGEST):
         return "no single clear line"
     if ended.code and any((folder / "out").rglob("*")):
         return "partial output"

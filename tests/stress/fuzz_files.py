@@ -264,7 +264,7 @@ def any_file(chance: Random, folder: Path) -> tuple[bytes, str]:
     return content, {"bits": "npz"}.get(form, form)
 
 
-def spoil_json(chance: Random, record: Any) -> Any:
+def damage_json(chance: Random, record: Any) -> Any:
     """A JSON value with one part changed."""
     if isinstance(record, dict) and record and chance.random() < 0.8:
         key = chance.choice(sorted(record))
@@ -274,12 +274,12 @@ def spoil_json(chance: Random, record: Any) -> Any:
         elif chance.random() < 0.1:
             changed["surplus"] = chance.choice(ODD)
         else:
-            changed[key] = spoil_json(chance, record[key])
+            changed[key] = damage_json(chance, record[key])
         return changed
     return chance.choice(ODD)
 
 
-def spoiled_config(chance: Random, family: str) -> str:
+def damaged_config(chance: Random, family: str) -> str:
     """The text of a configuration, damaged as text or as a record."""
     text = to_json(CONFIGS[family])
     match chance.randrange(8):
@@ -289,14 +289,14 @@ def spoiled_config(chance: Random, family: str) -> str:
             return chance.choice(TEXTS)
     record = json.loads(text)
     for _ in range(chance.choice((1, 1, 2))):
-        record = spoil_json(chance, record)
+        record = damage_json(chance, record)
     return json.dumps(record)
 
 
 def config(chance: Random, folder: Path) -> object:
     """Configurations, read and then built into the model whose file lies beside them."""
     family = chance.choice(sorted(CONFIGS))
-    text = spoiled_config(chance, family)
+    text = damaged_config(chance, family)
     (folder / "config.json").write_bytes(text.encode(errors="surrogateescape"))
     (folder / "model.safetensors").write_bytes(model_bytes(family))
     return load(folder)
@@ -304,18 +304,18 @@ def config(chance: Random, folder: Path) -> object:
 
 def config_text(chance: Random, folder: Path) -> object:
     """Configurations as text alone, many of them."""
-    return from_json(spoiled_config(chance, chance.choice(sorted(CONFIGS))), "config.json")
+    return from_json(damaged_config(chance, chance.choice(sorted(CONFIGS))), "config.json")
 
 
 def header_changed(chance: Random, content: bytes) -> bytes:
     """A safetensors file whose header tells other types, shapes or places."""
     (length,) = struct.unpack("<Q", content[:8])
-    header = spoil_json(chance, json.loads(content[8 : 8 + length]))
+    header = damage_json(chance, json.loads(content[8 : 8 + length]))
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + content[8 + length :]
 
 
-def spoiled_weights(chance: Random, family: str) -> bytes:
+def damaged_weights(chance: Random, family: str) -> bytes:
     """A whole file whose numbers are extreme."""
     tensors = {name: value.clone() for name, value in model(family).state_dict().items()}
     for name in chance.sample(sorted(tensors), chance.randint(1, 3)):
@@ -325,7 +325,7 @@ def spoiled_weights(chance: Random, family: str) -> bytes:
 
 
 def model_file(chance: Random, folder: Path) -> object:
-    """Model files, damaged, disguised, or whole with extreme numbers and then asked."""
+    """Model files, damaged, disguised, or valid with extreme numbers and then queried."""
     family = chance.choice(sorted(CONFIGS))
     save_model(folder, model(family), CONFIGS[family])
     path = folder / "model.safetensors"
@@ -337,16 +337,16 @@ def model_file(chance: Random, folder: Path) -> object:
         case 2:
             path.write_bytes(header_changed(chance, model_bytes(family)))
         case 3 | 4:
-            path.write_bytes(spoiled_weights(chance, family))
+            path.write_bytes(damaged_weights(chance, family))
         case _:
             path.write_bytes(mutate(chance, model_bytes(family)))
     loaded = load(folder)
     return motes.forecast(loaded, shown_to(loaded, torch.zeros(1, 5, 16, 16)), 1, horizon=2).frames
 
 
-def shown_to(asked: Model, frames: torch.Tensor) -> torch.Tensor:
+def shown_to(model: Model, frames: torch.Tensor) -> torch.Tensor:
     """Frames as a model takes them: grey, or in colour."""
-    in_colour = asked.channels == 3 or asked.colour_axis is not None
+    in_colour = model.channels == 3 or model.colour_axis is not None
     return frames[..., None].expand(*frames.shape, 3) if in_colour else frames
 
 

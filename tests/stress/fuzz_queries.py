@@ -22,11 +22,11 @@ from tests.stress.fuzz_files import (
     any_file,
     any_number,
     clip_bytes,
+    damage_json,
     model,
     mutate,
     odd_array,
     shown_to,
-    spoil_json,
 )
 
 
@@ -45,22 +45,22 @@ def odd_input(chance: Random, plain: Callable[[], Any]) -> Any:
 
 def query(chance: Random, folder: Path) -> object:
     """Questions from Python."""
-    asked = model(chance.choice(sorted(CONFIGS)))
+    chosen = model(chance.choice(sorted(CONFIGS)))
     plain = cannonballs(2, 1, num_frames=6, size=16, seed=3).frames
-    frames = odd_input(chance, lambda: shown_to(asked, plain))
+    frames = odd_input(chance, lambda: shown_to(chosen, plain))
     counts = chance.choice((1, 2, 1, 2, None, odd_input(chance, lambda: [1, 2])))
     seed = chance.choice((0, 0, 0, *ODD))
     match chance.randrange(4):
         case 0:
-            return motes.infer(asked, frames, counts, seed=seed).positions
+            return motes.infer(chosen, frames, counts, seed=seed).positions
         case 1:
             horizon: Any = chance.choice((1, 3, *NUMBERS))
-            return motes.forecast(asked, frames, counts, horizon, seed=seed).pixels
+            return motes.forecast(chosen, frames, counts, horizon, seed=seed).pixels
         case 2:
-            seen = odd_input(chance, lambda: [True, True, False, False, True, True])
-            return motes.interpolate(asked, frames, seen, counts, seed=seed).pixels
+            observed = odd_input(chance, lambda: [True, True, False, False, True, True])
+            return motes.interpolate(chosen, frames, observed, counts, seed=seed).pixels
     sizes: tuple[Any, ...] = (chance.choice((1, 2, *NUMBERS)), counts, chance.choice((2, *NUMBERS)))
-    return motes.sample(asked, *sizes, seed=seed).pixels
+    return motes.sample(chosen, *sizes, seed=seed).pixels
 
 
 WORDS = (
@@ -143,17 +143,17 @@ def http(chance: Random, folder: Path) -> int:
             ("/api/throw", {"balls": [ball], "num_frames": 4}),
         )
     )
-    content = json.dumps(spoil_json(chance, record)).encode()
+    content = json.dumps(damage_json(chance, record)).encode()
     if chance.random() < 0.3:
         content = mutate(chance, content)
     headers = {"content-type": chance.choice(("application/json", "text/plain", "x"))}
     if chance.random() < 0.2:
         headers["host"] = chance.choice(("evil.example", "localhost:1", ""))
-    asked = client(chance.choice(("structured", "structured", "pictures")))
-    return said(asked.post(path, content=content, headers=headers))
+    chosen = client(chance.choice(("structured", "structured", "pictures")))
+    return status_of(chosen.post(path, content=content, headers=headers))
 
 
-def said(reply: Any) -> int:
+def status_of(reply: Any) -> int:
     """The exit code of a reply: answered, or refused with a clear 4xx."""
     if reply.status_code == 200:
         return 0
@@ -179,7 +179,7 @@ def upload(chance: Random, folder: Path) -> int:
     name = chance.choice(("x", "", "../x", "é" * 200, "a\0b", "x.npz")) + chance.choice(
         (f".{suffix}", f".{suffix}", ".npz", ".mp4", ".GIF", ".exe", "")
     )
-    return said(upload_client().post("/api/upload", params={"name": name}, content=content))
+    return status_of(upload_client().post("/api/upload", params={"name": name}, content=content))
 
 
 PREPARE_FLAGS = (

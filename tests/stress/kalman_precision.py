@@ -23,7 +23,7 @@ DIGITS = 60
 
 
 class Case(NamedTuple):
-    """A law of motion and what is seen of it."""
+    """A law of motion and the observed frames."""
 
     delta: float = 0.1
     force: tuple[float, float] = (-0.0005, -0.01)  # on position and velocity
@@ -55,19 +55,19 @@ class Truth(NamedTuple):
 
 
 def path(case: Case) -> list[float]:
-    """Positions that follow the law, with jitter of the stated size; the same every time."""
+    """Return positions of the law with observation noise; the same every time."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(case.frames, 3, generator=generator, dtype=torch.float64).tolist()
-    x, v, seen = 1.0, 0.5, []
-    for kick_x, kick_v, jitter in noise:
-        seen.append(x + case.position_noise**0.5 * jitter)
-        x = x + case.delta * v + case.force[0] + case.state_noise**0.5 * kick_x
-        v = v + case.force[1] + case.state_noise**0.5 * kick_v
-    return seen
+    x, v, observations = 1.0, 0.5, []
+    for noise_x, noise_v, observation_noise in noise:
+        observations.append(x + case.position_noise**0.5 * observation_noise)
+        x = x + case.delta * v + case.force[0] + case.state_noise**0.5 * noise_x
+        v = v + case.force[1] + case.state_noise**0.5 * noise_v
+    return observations
 
 
 def is_seen(case: Case, t: int) -> bool:
-    """Whether a frame was seen."""
+    """Return whether a frame is observed."""
     return not case.hidden[0] <= t < case.hidden[1]
 
 
@@ -128,9 +128,9 @@ def model_of(case: Case) -> LGSSM:
 
 def errors(case: Case) -> dict[str, float]:
     """Largest error of means, in their own standard deviations, of these, and of the evidence."""
-    seen = path(case)
-    truth, model = exact(case, seen), model_of(case)
-    positions = torch.tensor(seen, dtype=torch.float64)[:, None].expand(-1, 2)
+    observations = path(case)
+    truth, model = exact(case, observations), model_of(case)
+    positions = torch.tensor(observations, dtype=torch.float64)[:, None].expand(-1, 2)
     observed = torch.tensor([is_seen(case, t) for t in range(case.frames)])
     ours = kalman.smooth(model, positions, observed)
     sds = torch.tensor(truth.variances, dtype=torch.float64).sqrt()

@@ -39,8 +39,8 @@ Json = dict[str, Any]
 
 
 @dataclass
-class Asked:
-    """What the clients have seen, by the kind of request."""
+class Responses:
+    """Responses to the clients, by kind of request."""
 
     milliseconds: dict[str, list[float]] = field(default_factory=dict)
     statuses: Counter[str] = field(default_factory=Counter)
@@ -128,9 +128,9 @@ def alone(port: int, repeats: int) -> dict[str, Json]:
     return taken
 
 
-def crowd(port: int, clients: int, seconds: float, watch: Callable[[], None]) -> Asked:
-    """What many clients see who ask for some seconds, each the next question after an answer."""
-    asked, ends = Asked(), time.monotonic() + seconds
+def crowd(port: int, clients: int, seconds: float, watch: Callable[[], None]) -> Responses:
+    """Return the responses to many clients that send queries for some seconds."""
+    responses, ends = Responses(), time.monotonic() + seconds
     mix = questions(port)
 
     def client(number: int) -> None:
@@ -139,11 +139,11 @@ def crowd(port: int, clients: int, seconds: float, watch: Callable[[], None]) ->
             name = chance.choice(list(mix))
             method, path, body = mix[name]
             try:
-                asked.note(name, *request(port, method, path, body))
+                responses.note(name, *request(port, method, path, body))
             except OSError as error:
-                with asked.lock:
-                    asked.errors.append(f"{name}: {error!r}")
-            time.sleep(chance.random() * 0.4)  # people look at what they get
+                with responses.lock:
+                    responses.errors.append(f"{name}: {error!r}")
+            time.sleep(chance.random() * 0.4)  # a person reads the answer
 
     everybody = [threading.Thread(target=client, args=(n,)) for n in range(clients)]
     everybody += [threading.Thread(target=dawdle, args=(port, n, ends)) for n in range(NUM_SLOW)]
@@ -154,7 +154,7 @@ def crowd(port: int, clients: int, seconds: float, watch: Callable[[], None]) ->
         time.sleep(1)
     for thread in everybody:
         thread.join()
-    return asked
+    return responses
 
 
 def dawdle(port: int, number: int, ends: float) -> None:
@@ -201,7 +201,7 @@ def measure(model: str, clients: int, seconds: float, repeats: int) -> Json:
         first = alone(port, repeats)
         crowd(port, clients, min(seconds, 15), lambda: None)  # buffers grow to their size
         settled, held = memory_mib(process), list[float]()
-        asked = crowd(port, clients, seconds, lambda: held.append(memory_mib(process)))
+        responses = crowd(port, clients, seconds, lambda: held.append(memory_mib(process)))
         time.sleep(6)  # connections that idle are closed by now
         files = len(list(Path(f"/proc/{process}/fd").iterdir()))
         after = request(port, "GET", "/api/about")[0]
@@ -212,11 +212,11 @@ def measure(model: str, clients: int, seconds: float, repeats: int) -> Json:
             "clients": clients,
             "slow_clients": NUM_SLOW,
             "seconds": seconds,
-            "answers": sum(asked.statuses.values()),
-            "statuses": dict(sorted(asked.statuses.items())),
-            "errors": len(asked.errors),
-            "first_errors": asked.errors[:5],
-            "ms": {kind: summary(times) for kind, times in sorted(asked.milliseconds.items())},
+            "answers": sum(responses.statuses.values()),
+            "statuses": dict(sorted(responses.statuses.items())),
+            "errors": len(responses.errors),
+            "first_errors": responses.errors[:5],
+            "ms": {kind: summary(times) for kind, times in sorted(responses.milliseconds.items())},
             "memory_mib": {
                 "before": round(settled, 1),
                 "most": round(max(held), 1),

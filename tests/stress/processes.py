@@ -46,11 +46,11 @@ def start(
 
 
 def ended(process: subprocess.Popen[str]) -> str:
-    """What a process said until it ended well."""
-    said, _ = process.communicate(timeout=PATIENCE)
+    """Return the output of a process that ended with success."""
+    output, _ = process.communicate(timeout=PATIENCE)
     if process.returncode != 0:
-        raise RuntimeError(f"ended with {process.returncode}:\n{said}")
-    return said
+        raise RuntimeError(f"ended with {process.returncode}:\n{output}")
+    return output
 
 
 def curve(folder: Path) -> dict[tuple[int, str], float]:
@@ -91,19 +91,19 @@ def kill_one(process: subprocess.Popen[str], folder: Path) -> None:
 
 
 def killed_and_resumed(place: Path, undisturbed: Path) -> dict[str, Any]:
-    """A worker is killed: the run ends with a line, and `--resume` goes on."""
+    """Kill a worker: the run ends with one line, and `--resume` continues it."""
     folder = place / "killed"
     process = start(2, *SMOKE, "--out", str(folder))
     kill_one(process, folder)
-    said, _ = process.communicate(timeout=PATIENCE)
-    told = [line for line in said.splitlines() if line.startswith("motes: ")]
-    if process.returncode == 0 or len(told) != 1:
-        raise RuntimeError(f"not told once:\n{said}")
+    output, _ = process.communicate(timeout=PATIENCE)
+    messages = [line for line in output.splitlines() if line.startswith("motes: ")]
+    if process.returncode == 0 or len(messages) != 1:
+        raise RuntimeError(f"expected one message:\n{output}")
     step = int(read_tensors(folder / "checkpoint.safetensors")[1]["step"])
     ended(start(2, "train", "--resume", str(folder)))
     return {
         "exit_code": process.returncode,
-        "told": told[0],
+        "told": messages[0],
         "resumed_from_step": step,
         "same_weights_as_undisturbed": same_weights(folder, undisturbed),
     }
