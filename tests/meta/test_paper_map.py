@@ -56,8 +56,8 @@ def test_a_row_with_a_missing_function_or_test_is_a_problem():
 
 
 def test_a_law_without_an_existing_test_is_a_problem():
-    place = Place("a", "a.py", "Law: one is one\n(test_one_is_one, tests/unit/test_a.py).\n\nArgs:")
-    assert list(law_problems([place], {"test_one_is_one", "tests/unit/test_a.py"})) == []
+    place = Place("a", "a.py", "Law: one is one\n(test_one_is_one, tests/test_a.py).\n\nArgs:")
+    assert list(law_problems([place], {"test_one_is_one", "tests/test_a.py"})) == []
     assert len(list(law_problems([place], set()))) == 2
     assert "names no test" in "".join(law_problems([place._replace(docstring="Law: x.")], set()))
 

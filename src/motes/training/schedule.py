@@ -34,7 +34,7 @@ def between(knots: Knots, step: int) -> float:
     Geometric between two positive values, linear if one is zero, constant outside the knots. Two
     knots at one step are a jump: the later one holds from that step on.
 
-    Law: passes through its knots and stays between neighbours; tests/unit/test_schedule.py.
+    Law: passes through its knots and stays between neighbours; tests/training/test_schedule.py.
     """
     past = [knot for knot in knots if knot[0] <= step]
     future = [knot for knot in knots if knot[0] > step]

@@ -161,7 +161,7 @@ def test_adam_says_whose_gradient_is_not_finite():
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_kernels_do_what_pytorch_does():
     """On Triton's interpreter, in a process of its own: it is chosen when Triton is imported."""
-    script = Path(__file__).parents[1] / "kernels_against_cells.py"
+    script = Path(__file__).parents[2] / "kernels_against_cells.py"
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
