@@ -20,7 +20,7 @@ from benchmarks.train import bench_train
 from benchmarks.train_gpu import bench_train_gpu
 from motes.cli.progress import bar
 from motes.core.errors import InputError
-from motes.core.files import all_or_none, atomic_path, check_places
+from motes.core.files import all_or_none, atomic_path, check_output_paths
 from motes.models.checkpoint import write_json
 from motes.training.run_folder import environment
 
@@ -35,7 +35,7 @@ def bench(
         raise InputError(f"picture is {picture}; benchmark {what} has no curves: leave it out")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError("device is cuda, but PyTorch finds no GPU; use --device cpu")
-    check_places(out, picture)
+    check_output_paths(out, picture)
     if what == "kalman":
         result = bench_kalman(smoke=smoke)
     elif what == "scale":

@@ -28,7 +28,7 @@ def test_packing_then_unpacking_returns_the_frames(shape, seed):
     assert torch.equal(unpacked, frames[indices].float())
 
 
-def test_bits_stand_in_the_order_of_numpy():
+def test_bits_are_in_the_order_of_numpy():
     frames = random_frames((2, 3, 5, 7))
     expected = np.stack([[np.packbits(frame) for frame in clip] for clip in frames.numpy()])
     np.testing.assert_array_equal(pack(frames).bits.numpy(), expected)

@@ -236,9 +236,7 @@ def test_a_missing_file_of_tensors_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
-def test_tensors_may_be_read_by_those_whom_the_umask_allows(
-    mask: int, mode: int, tmp_path: Path
-) -> None:
+def test_permissions_of_tensors_follow_the_umask(mask: int, mode: int, tmp_path: Path) -> None:
     before = os.umask(mask)
     try:
         write_tensors(tmp_path / "x.safetensors", {"a": torch.ones(2)}, {})

@@ -13,7 +13,7 @@ import torch
 
 from motes import queries
 from motes.cli.options import Json, Out, check_device, print_result
-from motes.core.files import check_places
+from motes.core.files import check_output_paths
 from motes.data import cannonballs
 from motes.models.checkpoint import load_with_config, shipped_names, write_json
 from motes.training import train as training
@@ -37,7 +37,7 @@ def bench(
         as_json: print one JSON line instead of text.
     """
     check_device(device)
-    check_places(out)
+    check_output_paths(out)
     times = {"training step, preset small": _time_training(device, smoke)}
     for name in shipped_names():
         times |= _time_queries(name, device, 2 if smoke else 20)

@@ -10,7 +10,7 @@ from motes.cli.options import Data, Json, Out, print_result
 from motes.cli.progress import bar
 from motes.config import DataConfig, RunConfig
 from motes.core.errors import InputError
-from motes.core.files import check_places
+from motes.core.files import check_output_paths
 from motes.data import Clips, World, cannonballs, draw_clips, load_clips
 from motes.models.checkpoint import load_with_config, write_json, write_text
 from motes.models.model import Model
@@ -52,7 +52,7 @@ def evaluate(
     """
     from motes.evaluation.baselines import BASELINES
 
-    check_places(out, report)
+    check_output_paths(out, report)
     loaded = None if model in BASELINES else load_with_config(model)
     if loaded is None and report is not None:
         raise InputError(f"{model} is a baseline; --report describes models")

@@ -12,7 +12,7 @@ from motes.cli.options import Json, ModelName, NumObjects, Out, time_span
 from motes.cli.progress import bar
 from motes.core.axes import Tensor, UInt8
 from motes.core.errors import InputError
-from motes.core.files import check_places
+from motes.core.files import check_output_paths
 from motes.data import load_clips
 from motes.models.checkpoint import load
 from motes.models.model import Model
@@ -105,7 +105,7 @@ def read_inputs(
     """
     if options.overlay is not None:
         check_overlay(options.overlay)
-    check_places(options.table(command), options.gif, options.overlay, options.plot)
+    check_output_paths(options.table(command), options.gif, options.overlay, options.plot)
     model = load(options.model_name)
     clips = _read_video(model, options) if options.has_video else _read_clips(options)
     if num_observed is not None:

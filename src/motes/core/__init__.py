@@ -1,1 +1,1 @@
-"""Errors, axes, files and memory: what every other package may use."""
+"""Errors, tensor axes, atomic files and memory budgets, used by every other package."""

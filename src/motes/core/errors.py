@@ -1,8 +1,8 @@
-"""The one exception that means: the input is wrong, not the program."""
+"""The exception for wrong input, as opposed to a defect of the program."""
 
 
 class InputError(ValueError):
-    """Input that cannot be used; the message says what was given, what was expected, what to do.
+    """Invalid input; the message states what was given, what was expected and what to do.
 
     The command line turns it into one line and exit code 2; Python callers see a `ValueError`.
     """

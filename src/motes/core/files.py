@@ -1,4 +1,4 @@
-"""Files appear whole or not at all."""
+"""Atomic file writes: a file appears whole or not at all."""
 
 import os
 import re
@@ -11,59 +11,59 @@ from pathlib import Path
 from motes.core.errors import InputError
 
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}(\.\w+)?")
-_Written = list[tuple[Path, Path]]  # temporary paths, and those that they will replace
-_waiting: ContextVar[_Written | None] = ContextVar("waiting", default=None)
+_Written = list[tuple[Path, Path]]  # temporary paths, and the paths that they will replace
+_pending: ContextVar[_Written | None] = ContextVar("pending", default=None)
 
 
 @contextmanager
 def all_or_none() -> Iterator[None]:
-    """Files that `atomic_path` writes within the block take their names together at its end.
+    """Rename all files that `atomic_path` writes within the block together, at its end.
 
     Law: if one of them fails, none appears (test_of_several_files_all_appear_or_none).
     """
     written: _Written = []
-    token = _waiting.set(written)
+    token = _pending.set(written)
     try:
         yield
         for temporary, path in written:
             os.replace(temporary, path)
     finally:
-        _waiting.reset(token)
+        _pending.reset(token)
         for temporary, _ in written:
             temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path that replaces `path` when the block ends, and vanishes if it fails.
+    """Yield a temporary path that replaces `path` when the block ends, and is deleted if it fails.
 
-    The temporary file has the folder and the suffix of `path`; its bytes are on the disk before
-    it takes the name, so a reader sees the old file or the new one, never a part of it. Who may
-    read the result is said by the umask, whatever the writer in the block thinks.
+    The temporary file has the folder and the suffix of `path` and is synced to disk before it is
+    renamed, so a reader gets the old file or the new one, never a part of it. The permissions of
+    the result follow the umask, whatever the writer in the block sets.
 
     Law: a block that raises leaves the folder as it was
     (test_a_failed_write_leaves_the_old_file_and_nothing_else); permissions follow the umask
-    (test_tensors_may_be_read_by_those_whom_the_umask_allows).
+    (test_permissions_of_tensors_follow_the_umask).
     """
     path = Path(path)
-    check_places(path)
+    check_output_paths(path)
     temporary = path.with_name(f".{secrets.token_hex(8)}{path.suffix}")  # see `leftovers`
-    waiting, kept = _waiting.get(), False
+    pending, kept = _pending.get(), False
     try:
-        temporary.touch()  # the plain way to be given the permissions that the umask leaves
+        temporary.touch()  # creates it with the permissions that the umask leaves
         permissions = temporary.stat().st_mode
         yield temporary
         temporary.chmod(permissions)
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-        if waiting is None:
+        if pending is None:
             os.replace(temporary, path)
         else:
-            waiting.append((temporary, path))
+            pending.append((temporary, path))
             kept = True
     except PermissionError as error:
         raise InputError(
-            f"got {path}; expected a place that can be written ({error.strerror}); choose another"
+            f"got {path}; expected a writable path ({error.strerror}); choose another"
         ) from error
     except OSError as error:
         if error.errno is None or error.filename not in (None, str(temporary)):
@@ -74,8 +74,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def check_places(*paths: Path | None) -> None:
-    """Raises `InputError` where a file could not be written: before long work, not after it."""
+def check_output_paths(*paths: Path | None) -> None:
+    """Raise `InputError` if a file could not be written there; call it before long work."""
     for path in paths:
         if path is None:
             continue
@@ -88,8 +88,8 @@ def check_places(*paths: Path | None) -> None:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """Temporary files of `atomic_path` in a folder: of a writer at work, or of one that was killed.
+    """Return temporary files of `atomic_path` in a folder, of a running or of a killed writer.
 
-    Only who holds the folder alone may take them for the second and delete them.
+    Only the process that holds the lock of the folder may delete them.
     """
     return [path for path in folder.iterdir() if _TEMPORARY.fullmatch(path.name)]

@@ -1,4 +1,4 @@
-"""Clips: made by known physics, kept in memory and on disk, read from people's videos."""
+"""Clips: simulated with known physics, held in memory, stored on disk."""
 
 from motes.data.clips import Clips, PackedFrames, pack, video_of
 from motes.data.gif import write_gif

@@ -1,4 +1,4 @@
-"""Clips in memory: frames, how many objects they show, and the truth where it is known."""
+"""Clips in memory: frames, numbers of objects, and ground truth where it is known."""
 
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -14,23 +14,23 @@ from motes.core.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class PackedFrames:
-    """Black-and-white frames, eight pixels in a byte (288 bytes for a frame of 48x48).
+    """Binary frames, eight pixels in a byte (288 bytes for a frame of 48x48).
 
-    The pixels of a frame run row by row and the first of eight is the highest bit, which is the
-    order of `numpy.packbits`; the last byte of a frame is filled up with zeros.
+    Pixels are in row-major order and the first of eight is the highest bit, as in
+    `numpy.packbits`; the last byte of a frame is padded with zeros.
 
     Law: packing and unpacking return the frames
-    (test_packing_then_unpacking_returns_the_frames, test_bits_stand_in_the_order_of_numpy).
+    (test_packing_then_unpacking_returns_the_frames, test_bits_are_in_the_order_of_numpy).
     """
 
     bits: UInt8[Tensor, "B T bytes"]
     height: int
     width: int
-    # Kept beside the bits: a tensor made inside `unpack` could not be captured in a CUDA graph.
+    # Stored, because a tensor created inside `unpack` could not be captured in a CUDA graph.
     shifts: UInt8[Tensor, "8"] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Check that the bytes of a frame are as many as its pixels need."""
+        """Check the number of bytes of a frame."""
         needed = bytes_per_frame(self.height, self.width)
         if min(self.height, self.width) < 1 or self.bits.shape[-1] != needed:
             raise InputError(
@@ -42,7 +42,7 @@ class PackedFrames:
 
     @property
     def shape(self) -> torch.Size:
-        """Shape [B, T, height, width] that the frames have when they are unpacked."""
+        """Shape [B, T, height, width] of the unpacked frames."""
         return torch.Size((*self.bits.shape[:2], self.height, self.width))
 
     def __len__(self) -> int:
@@ -70,14 +70,14 @@ class PackedFrames:
 
 
 def bytes_per_frame(height: int, width: int) -> int:
-    """Return how many bytes the bits of one frame fill."""
+    """Return the number of bytes of one packed frame."""
     return -(-height * width // 8)
 
 
 def pack(
     frames: Bool[Tensor, "B T height width"] | UInt8[Tensor, "B T height width"],
 ) -> PackedFrames:
-    """Return black-and-white frames as bits; every value other than 0 counts as white."""
+    """Return frames packed to bits; every value other than 0 counts as 1."""
     height, width = frames.shape[-2:]
     bits = np.packbits(frames.flatten(-2).cpu().numpy(), axis=-1)
     return PackedFrames(torch.from_numpy(bits), height, width)
@@ -85,16 +85,16 @@ def pack(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Clips:
-    """B clips of T frames, and what is known about them.
+    """B clips of T frames with their annotations.
 
     Attributes:
-        video: the frames as they are held: bits where they are black and white, else float32.
-        num_objects: how many objects each clip shows, or None where nobody knows.
-        positions: where the objects were drawn, pixels (x, y), NaN for objects that are absent.
-        clean: the same without the noise of the single frame.
-        observed: which frames were seen; all of them, if None. Hidden frames hold zeros.
-        visible: whether any pixel of an object shows in a frame, were that frame seen; None where
-            nothing ever hides an object.
+        video: the frames as stored: bits if they are binary, else float32.
+        num_objects: number of objects in each clip; None if unknown.
+        positions: drawn positions of the objects, pixels (x, y), NaN for absent objects.
+        clean: the noise-free path of the same objects.
+        observed: which frames were observed; all, if None. Unobserved frames hold zeros.
+        visible: whether any pixel of an object is visible in a frame, observed or not; None if
+            nothing occludes objects.
     """
 
     video: PackedFrames | Float[Tensor, "B T height width *channels"]
@@ -108,7 +108,7 @@ class Clips:
     def frames(
         self,
     ) -> UInt8[Tensor, "B T height width"] | Float[Tensor, "B T height width *channels"]:
-        """Frames as uint8 in {0, 1} where they are black and white, else float32 in [0, 1].
+        """Frames as uint8 in {0, 1} if they are binary, else float32 in [0, 1].
 
         Colour frames have a last axis of red, green and blue.
         """
@@ -120,9 +120,11 @@ class Clips:
         return len(self.video.shape) == 5
 
     def __repr__(self) -> str:
-        """Sizes, and what is known beside the frames, in a line."""
+        """Return sizes and available annotations in one line."""
         clips, frames, height, width = self.video.shape[:4]
-        known = [name for name in KNOWN if getattr(self, name) is not None] or ["nothing else"]
+        known = [name for name in ANNOTATIONS if getattr(self, name) is not None] or [
+            "nothing else"
+        ]
         size = f"{clips} clips of {frames} frames, {height}x{width}"
         return f"Clips({size}, known: {', '.join(known)})"
 
@@ -133,21 +135,21 @@ class Clips:
         if isinstance(index, int):
             index = range(len(self))[index]
             index = slice(index, index + 1)
-        known = {name: getattr(self, name) for name in KNOWN}
+        known = {name: getattr(self, name) for name in ANNOTATIONS}
         return Clips(
             video=self.video[index],
             **{name: part if part is None else part[index] for name, part in known.items()},
         )
 
 
-# What may be known of clips beside their frames.
-KNOWN = tuple(f.name for f in fields(Clips) if f.name != "video")
+# The fields of `Clips` other than the frames.
+ANNOTATIONS = tuple(f.name for f in fields(Clips) if f.name != "video")
 
 
 def video_of(
     frames: NDArray[Any],
 ) -> PackedFrames | Float[Tensor, "B T height width *channels"]:
-    """Return an array of frames in the form that `Clips` holds.
+    """Return an array of frames in the representation of `Clips.video`.
 
     Args:
         frames: [B, T, height, width], or [T, height, width] for one clip, or

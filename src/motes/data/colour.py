@@ -1,7 +1,7 @@
-"""One grey level from three colours: along the direction in which what moves differs most.
+"""Convert colour clips to grey along the direction in which moving objects differ most.
 
-Objects may be as bright as their background and differ in hue alone, so the average of the
-channels will not do. The direction is found from the clips, without labels.
+Objects may be as bright as their background and differ in hue alone, so the channel average is not
+enough. The direction is estimated from the clips, without labels.
 """
 
 import dataclasses
@@ -12,8 +12,8 @@ from motes.core.axes import Float, Tensor
 from motes.data.background import median_background
 from motes.data.clips import Clips
 
-MAX_CLIPS = 64  # clips from which the direction is found
-TAILS = 1e-3  # share of pixels at either end that may become plain black or white
+MAX_CLIPS = 64  # from which the direction is estimated
+TAILS = 1e-3  # fraction of pixels at either end that may saturate
 
 
 ColourAxis = tuple[float, float, float, float]
@@ -21,9 +21,9 @@ ColourAxis = tuple[float, float, float, float]
 
 
 def find_axis(frames: Float[Tensor, "B T height width 3"]) -> ColourAxis:
-    """The principal direction of colours around their pixel's median, scaled to [0, 1].
+    """Return the principal direction of colours around the median of each pixel, scaled to [0, 1].
 
-    Objects are rare, so their side is the long tail, which is made bright.
+    Objects are rare, so they are the long tail of the distribution, which becomes bright.
 
     Law: objects that differ from the background in hue alone become bright
     (test_objects_of_another_hue_become_bright).
@@ -44,13 +44,13 @@ def find_axis(frames: Float[Tensor, "B T height width 3"]) -> ColourAxis:
 def to_grey(
     frames: Float[Tensor, "B T height width 3"], axis: ColourAxis
 ) -> Float[Tensor, "B T height width"]:
-    """Colour frames as grey ones in [0, 1]."""
+    """Return colour frames as grey ones in [0, 1]."""
     *weights, offset = axis
     return (frames @ torch.tensor(weights).to(frames) + offset).clamp(0, 1)
 
 
 def in_grey(clips: Clips, axis: ColourAxis | None) -> Clips:
-    """Clips in grey; those that are not in colour stay as they are."""
+    """Return clips converted to grey; unchanged if they are not in colour or axis is None."""
     if axis is None or not clips.in_colour:
         return clips
     return dataclasses.replace(clips, video=to_grey(clips.frames, axis))

@@ -1,4 +1,4 @@
-"""Clips on disk: npz files of bits, and whatever npz or npy file of frames a user has."""
+"""Clips on disk: bit-packed npz files, and any npz or npy file of frames."""
 
 import zipfile
 import zlib
@@ -16,15 +16,15 @@ from motes.core.axes import Float, Tensor
 from motes.core.errors import InputError
 from motes.core.files import atomic_path
 from motes.core.memory import require_memory
-from motes.data.clips import KNOWN, Clips, PackedFrames, video_of
+from motes.data.clips import ANNOTATIONS, Clips, PackedFrames, video_of
 
-MAX_BYTES = 4 * 2**30  # the most that one file may unfold to in memory
-COPIES = 3  # of the arrays that stand in memory while they are checked and packed
-MAX_FOLDING = 1000  # times; deflate reaches 1030 on zeros alone
-SMALL = 2**26  # bytes that may unfold from whatever it is
-_MEMBERS = ("frames", "bits", "size", *KNOWN)
+MAX_BYTES = 4 * 2**30  # uncompressed size of one file
+COPIES = 3  # of the arrays in memory while they are checked and packed
+MAX_COMPRESSION = 1000  # ratio; deflate reaches 1030 on zeros alone
+SMALL_BYTES = 2**26  # uncompressed size that any compression ratio may have
+_MEMBERS = ("frames", "bits", "size", *ANNOTATIONS)
 Read = TypeVar("Read")
-# What zipfile, zlib and numpy raise when the bytes of a file make no sense to them.
+# Raised by zipfile, zlib and numpy on damaged files.
 _READING_ERRORS = (
     *(OSError, EOFError, ValueError, KeyError, SyntaxError, TypeError, OverflowError),
     *(RuntimeError, TokenError, RecursionError, MemoryError, zipfile.BadZipFile, zlib.error),
@@ -32,12 +32,14 @@ _READING_ERRORS = (
 
 
 def save_clips(path: str | Path, clips: Clips) -> None:
-    """Write clips as an npz file, atomically, with one bit a pixel where they are black and white.
+    """Write clips as an npz file, atomically, with one bit per pixel if they are binary.
 
-    Law: `load_clips` returns what was written (test_clips_come_back_from_disk_as_they_were).
+    Law: `load_clips` returns the same clips (test_clips_come_back_from_disk_as_they_were).
     """
     arrays: dict[str, Any] = {
-        name: tensor.cpu().numpy() for name in KNOWN if (tensor := getattr(clips, name)) is not None
+        name: tensor.cpu().numpy()
+        for name in ANNOTATIONS
+        if (tensor := getattr(clips, name)) is not None
     }
     if isinstance(clips.video, PackedFrames):
         arrays["bits"] = clips.video.bits.cpu().numpy()
@@ -50,24 +52,24 @@ def save_clips(path: str | Path, clips: Clips) -> None:
 
 
 def load_clips(path: str | Path) -> Clips:
-    """Return the clips of an npz or npy file: one of ours, or any that holds an array `frames`.
+    """Return the clips of an npz or npy file, by `save_clips` or with an array `frames`.
 
     Args:
-        path: an npz file of `save_clips`; an npz file with `frames` (see `video_of`) and, if known,
-            `num_objects`, `observed` and the truth (see `Clips`); or an npy file of frames alone.
+        path: an npz file of `save_clips`; an npz file with `frames` (see `video_of`) and
+            optional annotations (see `Clips`); or an npy file of frames alone.
     """
     return _read_file(Path(path), _MEMBERS, _clips_from)
 
 
 def load_arrays(path: str | Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Return those arrays of an npz file that have these names, as far as it holds them."""
+    """Return the arrays of an npz file that have these names; missing ones are left out."""
     return _read_file(Path(path), names, lambda arrays: arrays)
 
 
 def _read_file(
     path: Path, names: Sequence[str], make: Callable[[dict[str, NDArray[Any]]], Read]
 ) -> Read:
-    """Return what `make` makes of the arrays; a file without sense is bad input."""
+    """Return `make(arrays)`; raise `InputError` for a damaged file."""
     if not path.is_file():
         raise InputError(f"got {path}; expected an npz or npy file there; check the path")
     try:
@@ -97,7 +99,7 @@ def _read_arrays(file: IO[bytes], size: int, names: Sequence[str]) -> dict[str, 
         }
         _check_bytes(sum(sizes.values()))
         for name in sizes:
-            _check_folding(archive.getinfo(f"{name}.npy"))
+            _check_compression(archive.getinfo(f"{name}.npy"))
         arrays = {}
         for name, member_size in sizes.items():
             with archive.open(f"{name}.npy") as member:
@@ -114,17 +116,17 @@ def _check_bytes(size: int) -> None:
     require_memory(COPIES * size, "reading these arrays")
 
 
-def _check_folding(member: zipfile.ZipInfo) -> None:
-    """Refuses a zip bomb: a member that unfolds to more than any clip with something in it."""
-    if member.file_size > max(SMALL, MAX_FOLDING * member.compress_size):
+def _check_compression(member: zipfile.ZipInfo) -> None:
+    """Raise `InputError` for a zip bomb: a member with a higher ratio than any real clip."""
+    if member.file_size > max(SMALL_BYTES, MAX_COMPRESSION * member.compress_size):
         raise InputError(
-            f"got `{member.filename}`, which unfolds to {MAX_FOLDING} times its size; expected "
-            "frames that show something; save it without compression if it is meant"
+            f"got `{member.filename}`, which unfolds to {MAX_COMPRESSION} times its size; "
+            "expected frames that are not all empty; save it without compression if it is meant"
         )
 
 
 def _read_array(file: IO[bytes] | zipfile.ZipExtFile, size: int, name: str) -> NDArray[Any]:
-    """Return an npy array of `size` bytes; its header is believed only where it fits the size."""
+    """Return an npy array of `size` bytes; raise `InputError` if its header does not fit."""
     _check_bytes(size)
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
@@ -143,7 +145,7 @@ def _read_array(file: IO[bytes] | zipfile.ZipExtFile, size: int, name: str) -> N
 
 
 def _clips_from(arrays: dict[str, NDArray[Any]]) -> Clips:
-    """Return the clips that named arrays describe, once the arrays agree with each other."""
+    """Return the clips of named arrays; raise `InputError` if the arrays do not agree."""
     video = _video_from(arrays)
     num_clips, num_frames = video.shape[:2]
     num_objects = arrays.get("num_objects")
@@ -177,7 +179,7 @@ def _clips_from(arrays: dict[str, NDArray[Any]]) -> Clips:
 def _flags_from(
     arrays: dict[str, NDArray[Any]], truth: dict[str, Tensor], num_clips: int, num_frames: int
 ) -> dict[str, Tensor]:
-    """Return `observed` and `visible` as tensors, where they are given and fit the rest."""
+    """Return `observed` and `visible` as tensors, if given; raise if their shapes do not fit."""
     num_objects = [points.shape[1] for points in truth.values()][:1]
     expected = {
         "observed": (num_clips, num_frames),
