@@ -11,7 +11,7 @@ latent units. `present` [B, N] flags the objects of each clip, `observed` [B, T]
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from motes.kalman.mixture import Gaussian, GaussianMixture, SampledTracks, Smoot
 Reduce = Callable[[Tensor], None]  # replaces a tensor by its sum over all training processes
 
 
+@runtime_checkable
 class Dynamics(Protocol):
     """A law of motion: a distribution over the positions of all objects of a clip.
 
@@ -103,6 +104,7 @@ class Dynamics(Protocol):
         """Return whether all matrices of the law are finite and at most `limit` in magnitude."""
 
 
+@runtime_checkable
 class Posterior(Protocol):
     """q(a | v): the positions of all objects in all frames."""
 
@@ -139,6 +141,7 @@ class Posterior(Protocol):
         """Yield the posterior in blocks of frames, the last one open-ended."""
 
 
+@runtime_checkable
 class Renderer(Protocol):
     """p(v | a): the distribution of frames given the positions of objects."""
 
@@ -286,6 +289,7 @@ class Search(NamedTuple):
     stream_after: int | None = None  # frames beyond which q is kept in blocks; None: never
 
 
+@runtime_checkable
 class Inference(Protocol):
     """q(a | v) from frames, some of which may be unobserved."""
 

@@ -10,7 +10,7 @@ several processes agree on the global batch that they share.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -67,6 +67,7 @@ class Monitor:
         self.first_bad.copy_(torch.where(finite, self.first_bad, earliest))
 
 
+@runtime_checkable
 class Engine(Protocol):
     """What computes the steps of one model or of R models with a leading axis."""
 
