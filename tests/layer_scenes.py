@@ -1,4 +1,4 @@
-"""Renderers of pictures whose kinds are known, and the naive loop that paints as they do."""
+"""Layered renderers with known sprite classes, and naive loops that render the same."""
 
 import itertools
 import math
@@ -13,13 +13,14 @@ from motes.models.layers.renderer import (
     SCALE_UNIT,
     LayeredRenderer,
 )
+from motes.models.sprites.patches import FrameBatch, Window
 from motes.models.sprites.renderer import CELLS_PER_PIXEL
 
 
-def odd_pictures(
+def odd_layers(
     size: tuple[int, int], channels: int = 2, num_classes: int = 3, radius: int = 2, seed: int = 0
 ) -> LayeredRenderer:
-    """In float64; neither glyphs nor background have a symmetry."""
+    """Return a float64 renderer whose sprites and background have no symmetry."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int) -> torch.Tensor:
@@ -51,10 +52,10 @@ def naive_opacity(
     *,
     rounded: bool = True,
 ) -> float:
-    """How much an object covers of a pixel: its table where the offset is, between the cells."""
+    """Return the opacity of an object in a pixel: its table, interpolated at the offset."""
     table = 1 - np.exp(-(renderer.root_depth[sprite_class].detach().numpy() ** 2))
     places, last = FINER * CELLS_PER_PIXEL, len(table) - 1
-    # A painter rounds a position to the middle of a thirty-second of its pixel.
+    # The renderer rounds a position to the centre of a thirty-second of its pixel.
     corner = np.rint(centre)
     nearest = corner + (np.floor((centre - corner + 0.5) * places) + 0.5) / places - 0.5
     middle = nearest if rounded else centre
@@ -78,9 +79,9 @@ def naive_mean(
     order: list[int],
     exact: int | None = None,
 ) -> np.ndarray:
-    """A picture painted pixel by pixel, object by object from the back to the front.
+    """Return the mean image, pixel by pixel and object by object from back to front.
 
-    The object `exact` is painted just where it is.
+    The position of object `exact` is not rounded.
     """
     picture = renderer.background().detach().numpy().copy()
     colours = renderer.colours().detach().numpy()
@@ -92,17 +93,17 @@ def naive_mean(
 
 
 def naive_log_density(renderer: LayeredRenderer, frame: np.ndarray, mean: np.ndarray) -> float:
-    """The Gaussian log density of a frame around a picture."""
+    """Return the Gaussian log density of a frame around a mean image."""
     scale = renderer.scale().detach().numpy()
     away = (frame - mean) / scale
     return float((-0.5 * away**2 - np.log(scale) - 0.5 * math.log(2 * math.pi)).sum())
 
 
-def hollow_pictures(size: int, shift: float = 0.0, warp: float = 0.0) -> LayeredRenderer:
-    """A bright disk and a darker ring, with soft edges, before grey waves; noise of 0.03.
+def disk_and_ring(size: int, shift: float = 0.0, warp: float = 0.0) -> LayeredRenderer:
+    """Return a renderer of a bright disk and a darker ring, with soft edges, before grey waves.
 
-    Objects are painted beside their places, by `shift` pixels and by up to `warp` more, which
-    depends on where in a pixel they are.
+    The noise is 0.03. Objects are rendered `shift` pixels beside their positions, and up to
+    `warp` more, which depends on the position within a pixel.
     """
     renderer = LayeredRenderer(
         (size, size), channels=1, num_classes=2, radius=4, initial_width=2.0, pixels_per_unit=3.0
@@ -121,3 +122,10 @@ def hollow_pictures(size: int, shift: float = 0.0, warp: float = 0.0) -> Layered
         renderer.raw_background.copy_(waves[..., None] / BACKGROUND_UNIT)
         renderer.raw_scale.fill_(math.log(0.03) / SCALE_UNIT)
     return renderer
+
+
+def crop_first_frames(window: Window, frames: torch.Tensor) -> torch.Tensor:
+    """Return the window of the first frame of each clip."""
+    observed = torch.ones(frames.shape[:2], dtype=torch.bool)
+    batch = FrameBatch.during(frames, torch.arange(len(frames)), observed, slice(1))
+    return batch.crop(window)[:, 0]

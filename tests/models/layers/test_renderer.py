@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from layer_scenes import naive_log_density, naive_mean, odd_pictures
+from layer_scenes import naive_log_density, naive_mean, odd_layers
 from motes.models.layers.renderer import Appearance
 from motes.models.sprites.patches import FrameBatch
 
@@ -33,14 +33,14 @@ def means(renderer, positions):
 
 @pytest.mark.parametrize("channels", [1, 2])
 def test_layered_renderer_equals_the_naive_loop(channels, generator):
-    renderer, positions = odd_pictures(SIZE, channels), scattered(generator)
+    renderer, positions = odd_layers(SIZE, channels), scattered(generator)
     drawn = renderer(positions, PRESENT, APPEARANCE).sigmoid().detach().view(2, 3, *SIZE, channels)
     np.testing.assert_allclose(drawn, means(renderer, positions), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("channels", [1, 2])
 def test_layered_log_likelihood_equals_the_gaussian_density(channels, generator):
-    renderer, positions = odd_pictures(SIZE, channels), scattered(generator)
+    renderer, positions = odd_layers(SIZE, channels), scattered(generator)
     frames = torch.rand(2, 3, *SIZE, channels, generator=generator, dtype=torch.float64)
     given = frames[..., 0] if channels == 1 else frames
     found = renderer.log_likelihood(positions, PRESENT, given, APPEARANCE).detach()
@@ -53,7 +53,7 @@ def test_layered_log_likelihood_equals_the_gaussian_density(channels, generator)
 
 @torch.no_grad()
 def test_a_swap_in_the_depth_order_changes_only_the_pixels_of_the_two_objects(generator):
-    renderer, positions = odd_pictures(SIZE), 0.5 * scattered(generator)  # so that many overlap
+    renderer, positions = odd_layers(SIZE), 0.5 * scattered(generator)  # so that many overlap
     frames = torch.rand(2, 3, *SIZE, 2, generator=generator, dtype=torch.float64)
     everything = torch.ones(2, 3, dtype=torch.bool)
     shown = FrameBatch.during(frames, torch.arange(2), everything, slice(None))
@@ -65,7 +65,7 @@ def test_a_swap_in_the_depth_order_changes_only_the_pixels_of_the_two_objects(ge
             torch.stack([explain(appearance) for appearance in (APPEARANCE, other)]).diff(dim=0)
             for explain in (
                 lambda appearance: renderer.log_likelihood(positions, PRESENT, frames, appearance),
-                lambda appearance, pair=pair: renderer.gain(
+                lambda appearance, pair=pair: renderer.log_likelihood_ratio(
                     positions, PRESENT, appearance, shown, pair
                 ),
             )
@@ -75,7 +75,7 @@ def test_a_swap_in_the_depth_order_changes_only_the_pixels_of_the_two_objects(ge
 
 
 def test_absent_objects_of_layers_have_no_effect(generator):
-    renderer, positions = odd_pictures(SIZE), scattered(generator)
+    renderer, positions = odd_layers(SIZE), scattered(generator)
     frames = torch.rand(2, 3, *SIZE, 2, generator=generator, dtype=torch.float64)
     spoiled = torch.where(PRESENT[..., None, None], positions, torch.nan)
     one = renderer.log_likelihood(positions, PRESENT, frames, APPEARANCE)
@@ -86,20 +86,23 @@ def test_absent_objects_of_layers_have_no_effect(generator):
 
 
 def test_the_prior_of_classes_and_orders_sums_to_one():
-    renderer = odd_pictures(SIZE)
+    renderer = odd_layers(SIZE)
     present = torch.ones(1, 2, dtype=torch.bool)
     cases = list(itertools.product(range(3), range(3), ([0, 1], [1, 0])))
     appearance = Appearance(
         *(torch.tensor(part) for part in ([case[:2] for case in cases], [c[2] for c in cases]))
     )
     total = float(
-        renderer.log_prior(appearance, present.expand(len(cases), 2)).detach().exp().sum()
+        renderer.appearance_log_prior(appearance, present.expand(len(cases), 2))
+        .detach()
+        .exp()
+        .sum()
     )
     assert total == pytest.approx(1, abs=1e-6)  # lgamma of a count is in float32
 
 
 def test_coverage_is_centred_like_the_naive_loop(generator):
-    renderer = odd_pictures(SIZE, num_classes=1)
+    renderer = odd_layers(SIZE, num_classes=1)
     with torch.no_grad():
         renderer.raw_background.zero_()
         renderer.raw_colour.fill_(10.0)  # a colour of one before nothing: a picture of opacity

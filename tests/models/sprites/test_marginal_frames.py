@@ -93,7 +93,7 @@ def test_expected_frames_of_detected_objects_are_the_weighted_sum_over_cells() -
 def test_an_undetected_object_is_uniform_in_each_pixel_with_the_mass_of_its_gaussians() -> None:
     renderer = renderer_of()
     q = posterior_at(renderer, [[6, 5]], only(3)[None])
-    hidden = q._replace(seen=~q.seen)
+    hidden = q._replace(detected=~q.detected)
     weights = torch.tensor([0.4, 0.6], dtype=torch.float64)
     middles = torch.tensor([[5.3, 3.8], [12.9, 8.1]], dtype=torch.float64)
     deviations = torch.tensor([[0.7, 1.4], [2.0, 0.9]], dtype=torch.float64)
@@ -129,7 +129,7 @@ def test_expected_frames_are_the_average_of_draws(generator: torch.Generator) ->
     )
     first = posterior_at(renderer, [[6, 5], [8, 7]], torch.randn(2, 144, generator=generator))
     q = repeated(first, 1, 2)
-    q.seen[0, 1, 1] = False
+    q.detected[0, 1, 1] = False
     weights = torch.tensor([0.3, 0.7], dtype=torch.float64).expand(1, 2, K)
     middles = renderer.from_pixels(torch.tensor([[5.3, 3.8], [9.6, 8.1]]).double())
     shape = torch.tensor([[[2.2, 1.2], [1.2, 3.0]], [[3.0, -0.8], [-0.8, 2.0]]]).double()

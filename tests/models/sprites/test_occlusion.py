@@ -21,7 +21,7 @@ from motes.models.sprites.occlusion import (
     systematic_samples,
 )
 from motes.models.sprites.renderer import CELLS_PER_PIXEL, MIN_OCCLUSION, SpriteRenderer
-from motes.models.sprites.tracker import Tracker, _bound, begun_later
+from motes.models.sprites.tracker import Tracker, _bound, delayed_starts
 from motes.training.presets import PRESETS
 from sprite_scenes import (
     HEIGHT,
@@ -155,12 +155,12 @@ def test_tracker_infers_occluded_positions_only_if_the_renderer_models_occlusion
     ours = track(frames, 1, renderer)
     renderer.models_occlusion = False
     usual = track(frames, 1, renderer)
-    assert torch.equal(ours.seen, usual.seen)
+    assert torch.equal(ours.detected, usual.detected)
     assert usual.occlusion is None
-    assert torch.equal(usual.known, usual.seen)
+    assert torch.equal(usual.known, usual.detected)
     assert ours.occlusion is not None
     assert ours.known.all()
-    unseen = ~ours.seen[0, 0]
+    unseen = ~ours.detected[0, 0]
     assert 2 <= unseen.sum() <= 6
     last = renderer.to_pixels(torch.stack([q.means[0, 0, -1] for q in (ours, usual)]))[:, 0]
     assert last[0] < last[1]  # by its speed it would be at 14, where part of it is visible
@@ -219,8 +219,8 @@ def test_an_object_occluded_throughout_does_not_take_over_a_visible_track() -> N
     frames = torch.cat([frame_with([(x, 6), (14, 12)], SIZE) for x in columns])[None]
     frames[..., OCCLUDER] = 0
     q = track(frames, 2, renderer)
-    assert sorted(q.seen.sum(-1)[0].tolist()) == [0, FRAMES]
-    shown = int(q.seen[0].sum(-1).argmax())
+    assert sorted(q.detected.sum(-1)[0].tolist()) == [0, FRAMES]
+    shown = int(q.detected[0].sum(-1).argmax())
     x = renderer.to_pixels(q.means)[0, :, :, 0]
     assert (x[shown] - torch.tensor(columns)).abs().max() < 0.5
     assert ((x[1 - shown] > 12) & (x[1 - shown] < 15)).all()
@@ -255,7 +255,7 @@ def test_an_undetected_object_does_not_explain_lit_pixels() -> None:
     with torch.no_grad():
         _, found = revisit(scene, SpriteTemplate.coarse(renderer, 3), place, place)
     # The first is evaluated while the second explains the disk, then the second without it.
-    assert found.seen[0, :, 0].tolist() == [False, True]
+    assert found.detected[0, :, 0].tolist() == [False, True]
 
 
 def test_occlusion_doubles_the_number_of_hypotheses(
@@ -266,9 +266,9 @@ def test_occlusion_doubles_the_number_of_hypotheses(
 
     def recorded(observed: torch.Tensor, hypotheses: int) -> torch.Tensor:
         numbers.append(hypotheses)
-        return begun_later(observed, hypotheses)
+        return delayed_starts(observed, hypotheses)
 
-    monkeypatch.setattr("motes.models.sprites.tracker.begun_later", recorded)
+    monkeypatch.setattr("motes.models.sprites.tracker.delayed_starts", recorded)
     for renderer.models_occlusion in (True, False):
         Tracker(7).search(scene_of(frames, torch.tensor([2]), straight(), renderer), 3)
     assert numbers == [6, 3]
@@ -287,5 +287,5 @@ def test_an_occluded_object_does_not_take_the_detections_of_another() -> None:
     scene = scene_of(frames, torch.tensor([2]), straight(), renderer)
     with torch.no_grad():
         coarse = SpriteTemplate.coarse(renderer, 7)
-        found, _ = Tracker(7)._settle(scene, coarse, Detections(place, seen), scene.observed)
-    assert torch.equal(found.seen, seen)
+        found, _ = Tracker(7)._refine(scene, coarse, Detections(place, seen), scene.observed)
+    assert torch.equal(found.detected, seen)

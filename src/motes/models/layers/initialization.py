@@ -1,7 +1,7 @@
-"""Kinds of object and the background, found in clips before anything is known of motion.
+"""Initialization of the background and the sprite classes from clips, without any tracking.
 
-The background is what a pixel mostly shows. What differs from it most, as often in a frame as the
-clip has objects, is cut out, and the cuttings are clustered: each cluster is a kind. [Choice 32]
+The background is the median frame. The regions that differ most from it, as many per frame as the
+clip has objects, are cropped and clustered; each cluster is a sprite class. [Choice 32]
 """
 
 from typing import NamedTuple
@@ -18,28 +18,28 @@ from motes.models.layers.renderer import (
 )
 from motes.models.sprites.renderer import CELLS_PER_PIXEL
 
-ROUNDS = 10  # of clustering, and of fitting kinds to their clusters
-MOST_OPAQUE = 0.98
-FAINT = 0.05  # opacity that may be noise
-FEW = 0.25  # square of contrast: one pixel's
-CUTTINGS = 2_000  # at most
+ITERATIONS = 10  # of k-means, and of alternating least squares
+MAX_OPACITY = 0.98
+MIN_OPACITY = 0.05  # below it may be noise
+PRIOR_WEIGHT = 0.25  # in squared contrast of one pixel
+MAX_CROPS = 2_000  # that are clustered
 
 
-class Cuttings(NamedTuple):
-    """Squares around what differs from the background."""
+class Crops(NamedTuple):
+    """Crops around isolated objects."""
 
-    seen: Float[Tensor, "M side side C"]
-    empty: Float[Tensor, "M side side C"]  # the background there
-    offset: Float[Tensor, "M 2"]  # of the centre of mass from the middle, less than a pixel
+    frame: Float[Tensor, "M side side C"]
+    background: Float[Tensor, "M side side C"]
+    offset: Float[Tensor, "M 2"]  # of the centre of mass from the centre pixel
 
 
 class Fit(NamedTuple):
-    """Kinds fitted to cuttings."""
+    """Sprite classes fitted to crops."""
 
     opacity: Float[Tensor, "K side side"]
     colour: Float[Tensor, "K C"]
-    kind: Int[Tensor, " M"]  # of each cutting
-    variance: Float[Tensor, " C"]  # of what is left unexplained
+    sprite_class: Int[Tensor, " M"]  # of each crop
+    variance: Float[Tensor, " C"]  # of the residuals
 
 
 @torch.no_grad()
@@ -50,55 +50,57 @@ def initialize_classes(
     observed: Bool[Tensor, "B T"] | None,
     generator: torch.Generator,
 ) -> None:
-    """Sets background, kinds and noise of a renderer by clips.
+    """Set background, sprite classes and noise of a renderer from unlabelled clips.
 
     Args:
-        renderer: keeps its sizes.
-        frames: of clips like those that will be learned from; no labels.
+        renderer: the renderer; its sizes are kept.
+        frames: clips like those of the training set.
         num_objects: in each clip.
-        observed: which frames were seen (all, if None).
-        generator: of the clustering's first guess.
+        observed: which frames are observed (all, if None).
+        generator: of the initial clusters.
 
-    Law: background and kinds of a made-up scene are found
-    (test_kinds_of_a_made_up_scene_are_found).
+    Law: background and classes of a synthetic scene are recovered
+    (test_classes_of_a_synthetic_scene_are_recovered).
     """
     renderer.initialize_background(frames, observed)
     video, background = renderer.with_channels(frames).flatten(0, 1), renderer.background()
     counts = num_objects.repeat_interleave(frames.shape[1])
     if observed is not None:
         video, counts = video[observed.flatten()], counts[observed.flatten()]
-    cuttings = cut_out(video, background, counts, renderer.radius)
-    if not len(cuttings.seen):
+    crops = crop_isolated(video, background, counts, renderer.radius)
+    if not len(crops.frame):
         raise InputError(
             "no object stands alone in any frame, so none can be learned from; expected clips with "
             f"some that are {renderer.radius} pixels or more from the border and from one another"
         )
-    some = torch.randperm(len(cuttings.seen), generator=generator)[:CUTTINGS].to(video.device)
-    cuttings = Cuttings(*(part[some] for part in cuttings))
-    num_kinds = len(renderer.kind_logits)
-    middled = aligned(cuttings)
-    fit = fit_kinds(middled, cluster(middled, num_kinds, generator), num_kinds)
-    sizes = one_hot(fit.kind, num_kinds).sum(0)
-    cells = -torch.log1p(-sharpen(cuttings, fit))
+    some = torch.randperm(len(crops.frame), generator=generator)[:MAX_CROPS].to(video.device)
+    crops = Crops(*(part[some] for part in crops))
+    num_classes = len(renderer.kind_logits)
+    centred = align_crops(crops)
+    fit = fit_classes(centred, cluster(centred, num_classes, generator), num_classes)
+    sizes = one_hot(fit.sprite_class, num_classes).sum(0)
+    cells = -torch.log1p(-sharpen(crops, fit))
     renderer.root_depth.copy_(cells.sqrt())
     renderer.raw_colour.copy_(fit.colour / COLOUR_UNIT)
     renderer.raw_scale.copy_(0.5 * fit.variance.log() / SCALE_UNIT)
     renderer.kind_logits.copy_((sizes + 1.0).log())
 
 
-def cut_out(
+def crop_isolated(
     video: Float[Tensor, "F height width C"],
     background: Float[Tensor, "height width C"],
     counts: Int[Tensor, " F"],
     radius: int,
-) -> Cuttings:
-    """Squares around objects that stand alone, from frames with so many objects each."""
+) -> Crops:
+    """Return crops around isolated objects, from frames with `counts` objects each."""
     rest = video - background
     spread = rest.abs().flatten(0, 2).median(0).values.clamp(min=1e-3)
     energy = (rest / spread).square().sum(-1)
     smooth = avg_pool2d(energy[:, None], radius, 1, radius // 2, count_include_pad=False)
     smooth = smooth[:, 0, : video.shape[1], : video.shape[2]].clone()
-    places = torch.stack([_take_best(smooth, radius) for _ in range(int(counts.max()))], 1)  # x, y
+    places = torch.stack(
+        [_pop_maximum(smooth, radius) for _ in range(int(counts.max()))], 1
+    )  # x, y
     there = torch.arange(places.shape[1], device=video.device) < counts[:, None]
     gap = (places[:, :, None] - places[:, None]).abs().amax(-1)
     others = there[:, None] & ~torch.eye(places.shape[1], dtype=torch.bool, device=video.device)
@@ -106,20 +108,20 @@ def cut_out(
     weight = (rest.abs() - 3 * spread).clamp(min=0).sum(-1)
     frame, slot = alone.nonzero().unbind(1)
     centre = places[frame, slot]
-    for _ in range(2):  # the second time around the centre of what the first one held
-        rows, columns, _ = _square(centre, radius, video.shape[1:3])
+    for _ in range(2):  # the second time around the centroid of the first crop
+        rows, columns, _ = _window_indices(centre, radius, video.shape[1:3])
         held = weight[frame[:, None, None], rows, columns]
         mass = held.sum((1, 2)).clamp(min=1e-6)
         x, y = ((held * part).sum((1, 2)) / mass for part in (columns, rows))
         mean = torch.stack([x, y], -1)
         centre = mean.round().long()
-    rows, columns, inside = _square(centre, radius, video.shape[1:3])
+    rows, columns, inside = _window_indices(centre, radius, video.shape[1:3])
     at = frame[:, None, None], rows, columns
-    return Cuttings(video[at][inside], background[rows, columns][inside], (mean - centre)[inside])
+    return Crops(video[at][inside], background[rows, columns][inside], (mean - centre)[inside])
 
 
-def _take_best(energy: Float[Tensor, "F height width"], radius: int) -> Int[Tensor, "F 2"]:
-    """The place of the highest energy in each frame, which is then wiped out around there."""
+def _pop_maximum(energy: Float[Tensor, "F height width"], radius: int) -> Int[Tensor, "F 2"]:
+    """Return the pixel of highest energy in each frame, and set the energy around it to zero."""
     height, width = energy.shape[1:]
     best = energy.flatten(1).argmax(1)
     x, y = best % width, best // width
@@ -129,10 +131,10 @@ def _take_best(energy: Float[Tensor, "F height width"], radius: int) -> Int[Tens
     return torch.stack([x, y], -1)
 
 
-def _square(
+def _window_indices(
     centre: Int[Tensor, "M 2"], radius: int, size: tuple[int, ...]
 ) -> tuple[Int[Tensor, "M side 1"], Int[Tensor, "M 1 side"], Bool[Tensor, " M"]]:
-    """Rows and columns of the squares around centres, and which lie wholly in the frame."""
+    """Return rows and columns of windows around centres, and which lie in the frame."""
     near = torch.arange(-radius, radius + 1, device=centre.device)
     rows, columns = centre[:, 1:] + near, centre[:, :1] + near
     height, width = size
@@ -141,79 +143,83 @@ def _square(
     return rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None], inside
 
 
-def cluster(cuttings: Cuttings, num_kinds: int, generator: torch.Generator) -> Int[Tensor, " M"]:
-    """The cluster of each cutting, by k-means on what differs from the background."""
-    points = (cuttings.seen - cuttings.empty).flatten(1)
+def cluster(crops: Crops, num_classes: int, generator: torch.Generator) -> Int[Tensor, " M"]:
+    """Return the cluster of each crop, by k-means on the difference from the background."""
+    points = (crops.frame - crops.background).flatten(1)
     first = int(torch.randint(len(points), (1,), generator=generator))
     centres = points[first : first + 1]
-    for _ in range(num_kinds - 1):  # far from those that are taken, by k-means++
+    for _ in range(num_classes - 1):  # k-means++
         distance = torch.cdist(points, centres).square().amin(1).cumsum(0)
         target = torch.rand(1, generator=generator).to(points) * distance[-1]
-        chosen = int(torch.searchsorted(distance, target).clamp(max=len(points) - 1))
-        centres = torch.cat([centres, points[chosen : chosen + 1]])
-    for _ in range(ROUNDS):
+        seed = int(torch.searchsorted(distance, target).clamp(max=len(points) - 1))
+        centres = torch.cat([centres, points[seed : seed + 1]])
+    for _ in range(ITERATIONS):
         nearest = torch.cdist(points, centres).argmin(1)
-        share = one_hot(nearest, num_kinds).to(points)
+        share = one_hot(nearest, num_classes).to(points)
         size = share.sum(0)[:, None]
         centres = torch.where(size > 0, share.T @ points / size.clamp(min=1), centres)
     return nearest
 
 
-def aligned(cuttings: Cuttings) -> Cuttings:
-    """Cuttings moved by less than a pixel, so that their centre of mass is in the middle.
+def align_crops(crops: Crops) -> Crops:
+    """Return crops shifted by less than a pixel, with the centre of mass at the centre.
 
-    Without it, one kind would be split by where in their pixels its objects are.
+    Otherwise a class would be split by the position of its objects within a pixel.
     """
-    v, b, offset = cuttings
+    v, b, offset = crops
     side = v.shape[1]
-    middles = (2 * torch.arange(side, device=v.device) + 1) / side - 1
-    x, y = (middles + 2 * part[:, None] / side for part in offset.unbind(1))
+    centres = (2 * torch.arange(side, device=v.device) + 1) / side - 1
+    x, y = (centres + 2 * part[:, None] / side for part in offset.unbind(1))
     grid = torch.stack(torch.broadcast_tensors(x[:, None], y[:, :, None]), -1)
     v, b = (
         grid_sample(part.movedim(-1, 1), grid, padding_mode="border", align_corners=False)
         for part in (v, b)
     )
-    return Cuttings(v.movedim(1, -1), b.movedim(1, -1), 0 * offset)
+    return Crops(v.movedim(1, -1), b.movedim(1, -1), 0 * offset)
 
 
-def fit_kinds(cuttings: Cuttings, kind: Int[Tensor, " M"], num_kinds: int) -> Fit:
-    """Opacities and colours by least squares, in turns with the kind of each cutting."""
-    v, b, _ = cuttings
-    colour = torch.zeros(num_kinds, v.shape[-1]).to(v)
-    opacity = torch.zeros(num_kinds, *v.shape[1:3]).to(v)
-    for k in range(num_kinds):
-        weight = (v[kind == k] - b[kind == k]).abs()
-        colour[k] = (weight * v[kind == k]).sum((0, 1, 2)) / weight.sum((0, 1, 2)).clamp(min=1e-6)
-    for _ in range(ROUNDS):
-        for k in range(num_kinds):
-            if int((kind == k).sum()) < 2:
+def fit_classes(crops: Crops, sprite_class: Int[Tensor, " M"], num_classes: int) -> Fit:
+    """Return opacities and colours by least squares, alternating with the class of each crop."""
+    v, b, _ = crops
+    colour = torch.zeros(num_classes, v.shape[-1]).to(v)
+    opacity = torch.zeros(num_classes, *v.shape[1:3]).to(v)
+    for k in range(num_classes):
+        weight = (v[sprite_class == k] - b[sprite_class == k]).abs()
+        colour[k] = (weight * v[sprite_class == k]).sum((0, 1, 2)) / weight.sum((0, 1, 2)).clamp(
+            min=1e-6
+        )
+    for _ in range(ITERATIONS):
+        for k in range(num_classes):
+            if int((sprite_class == k).sum()) < 2:
                 continue
-            vk, bk = v[kind == k], b[kind == k]
+            vk, bk = v[sprite_class == k], b[sprite_class == k]
             for _ in range(3):
                 toward = colour[k] - bk
                 top, bottom = ((vk - bk) * toward).sum((0, 3)), toward.square().sum((0, 3))
-                opacity[k] = (top / bottom.clamp(min=1e-6)).clamp(0, MOST_OPAQUE)
+                opacity[k] = (top / bottom.clamp(min=1e-6)).clamp(0, MAX_OPACITY)
                 a = opacity[k][..., None]
                 left = (a * (vk - (1 - a) * bk)).sum((0, 1, 2))
                 colour[k] = (left / (len(vk) * a.square().sum()).clamp(min=1e-6)).clamp(0, 1)
         a = opacity[:, None, :, :, None]
         error = v - b - a * (colour[:, None, None, None] - b)
-        kind = error.square().sum((2, 3, 4)).argmin(0)
-    best = error[kind, torch.arange(len(v), device=v.device)]
-    return Fit(opacity, colour, kind, best.square().mean((0, 1, 2)).clamp(min=1e-5))
+        sprite_class = error.square().sum((2, 3, 4)).argmin(0)
+    best = error[sprite_class, torch.arange(len(v), device=v.device)]
+    return Fit(opacity, colour, sprite_class, best.square().mean((0, 1, 2)).clamp(min=1e-5))
 
 
-def sharpen(cuttings: Cuttings, fit: Fit) -> Float[Tensor, "K cells cells"]:
-    """Opacities by cells, a quarter of a pixel wide.
+def sharpen(crops: Crops, fit: Fit) -> Float[Tensor, "K cells cells"]:
+    """Return opacities by cell, CELLS_PER_PIXEL per pixel and axis.
 
-    Where in its pixel the object of a cutting is, its centre of mass tells; the pixels of many
-    cuttings together then fill the cells.
+    The centre of mass of a crop gives the position of its object within the pixel; the pixels of
+    many crops together then fill the cells.
     """
-    v, b, _ = cuttings
-    toward = fit.colour[fit.kind][:, None, None] - b
+    v, b, _ = crops
+    toward = fit.colour[fit.sprite_class][:, None, None] - b
     pull, weight = ((v - b) * toward).sum(-1), toward.square().sum(-1)
-    # Noise far from an object would move its centre of mass most.
-    mass = (pull / weight.clamp(min=1e-6)).clamp(0, 1) * (fit.opacity[fit.kind] > FAINT)
+    # Without faint pixels: noise far from an object would move its centre of mass most.
+    mass = (pull / weight.clamp(min=1e-6)).clamp(0, 1) * (
+        fit.opacity[fit.sprite_class] > MIN_OPACITY
+    )
     side = v.shape[1]
     axis = torch.arange(side, device=v.device) - side // 2
     taps = torch.arange(side, device=v.device) * CELLS_PER_PIXEL + CELLS_PER_PIXEL - 1
@@ -222,16 +228,16 @@ def sharpen(cuttings: Cuttings, fit: Fit) -> Float[Tensor, "K cells cells"]:
         for dim in (2, 1)
     )
     cells = CELLS_PER_PIXEL * side
-    place = (fit.kind[:, None, None] * cells + rows[:, :, None]) * cells + columns[:, None]
-    # Where few pixels fell, smooth from cell to cell, or places within a pixel would look alike.
+    place = (fit.sprite_class[:, None, None] * cells + rows[:, :, None]) * cells + columns[:, None]
+    # Cells with few pixels are interpolated; constant pixels would make their cells equivalent.
     smooth = interpolate(fit.opacity[None], scale_factor=CELLS_PER_PIXEL, mode="bilinear")[
         0
     ].flatten()
-    top = (FEW * smooth).index_add(0, place.flatten(), pull.flatten())
-    bottom = torch.full_like(top, FEW).index_add(0, place.flatten(), weight.flatten())
-    return (top / bottom).clamp(0, MOST_OPAQUE).view(-1, cells, cells)
+    top = (PRIOR_WEIGHT * smooth).index_add(0, place.flatten(), pull.flatten())
+    bottom = torch.full_like(top, PRIOR_WEIGHT).index_add(0, place.flatten(), weight.flatten())
+    return (top / bottom).clamp(0, MAX_OPACITY).view(-1, cells, cells)
 
 
 def _cell(offset: Float[Tensor, " M"]) -> Int[Tensor, " M"]:
-    """In which of its pixel's cells an object is, by its distance from the pixel's middle."""
+    """Return the cell of an object in its pixel, by its distance from the pixel's centre."""
     return ((offset + 0.5) * CELLS_PER_PIXEL).floor().clamp(0, CELLS_PER_PIXEL - 1).long()

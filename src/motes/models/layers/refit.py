@@ -1,11 +1,9 @@
-"""Kinds fitted once more to all that was found, with objects where their mass is.
+"""Closed-form refit of the sprite classes, with positions defined as centres of mass.
 
-Frames do not say which point of an object is its place. A table that is shifted explains them as
-well with places shifted the other way, and so does one whose cells are of unequal width: within
-a pixel, any relabelling of places is as good. What learning ends in is a little of both, a few
-hundredths of a pixel, and a q that knows places to a twentieth is then wrong too often. So the
-place of an object is said to be its centre of mass, and tables are fitted in closed form.
-[Choice 35]
+The likelihood does not identify which point of an object is its position: a shifted table with
+positions shifted the other way explains frames as well, and so does one with cells of unequal
+width. Training ends with offsets of a few hundredths of a pixel, too much for a posterior that is
+a twentieth of a pixel wide. The position is therefore defined as the centre of mass. [Choice 35]
 """
 
 from collections.abc import Callable, Iterator
@@ -20,19 +18,19 @@ from motes.models.protocols import InferredBatch, Posterior, Reduce
 from motes.models.sprites.patches import Window
 from motes.models.sprites.renderer import CELLS_PER_PIXEL
 
-REFITS = 2  # the second time objects are looked for with the kinds of the first
-FEW = 0.1  # square of contrast that the table before counts for: less than one pixel's
+ROUNDS = 2  # the second with positions inferred by the tables of the first
+PRIOR_WEIGHT = 0.1  # of the previous table, in squared contrast: less than one pixel's
 
 
-class Sums(NamedTuple):
-    """What the pixels of some frames say of each cell: opacity is pull / weight."""
+class CellSums(NamedTuple):
+    """Sufficient statistics of the cells; the least-squares opacity is pull / weight."""
 
     pull: Float[Tensor, "K cells cells"]
     weight: Float[Tensor, "K cells cells"]
 
 
-def drift(renderer: LayeredRenderer) -> Float[Tensor, "K phases phases 2"]:
-    """How far the centre of mass of each kind is from its place, in pixels, by where that is."""
+def mass_offset(renderer: LayeredRenderer) -> Float[Tensor, "K phases phases 2"]:
+    """Return the offset in pixels of each class's centre of mass from its position, by phase."""
     opacity = renderer.opacities()
     phases, radius = opacity.shape[1], renderer.radius
     taps = torch.arange(-radius, radius + 1).to(opacity)
@@ -44,58 +42,58 @@ def drift(renderer: LayeredRenderer) -> Float[Tensor, "K phases phases 2"]:
 
 
 @torch.no_grad()
-def gather(
+def cell_sums(
     renderer: LayeredRenderer,
     frames: Float[Tensor, "B T height width *channels"],
     q: Posterior,
     present: Bool[Tensor, "B N"],
     noise: Float[Tensor, "B N T 2"],
-) -> Sums:
-    """What frames say of the kinds, given a draw of where objects are.
+) -> CellSums:
+    """Return the sufficient statistics of frames, given a draw of positions from q.
 
-    With what stands before an object and behind it known, its pixel is v = front + clear
-    (behind + a (colour - behind)): linear in the opacity a, which is fitted by least squares.
+    Given the layers in front of an object and behind it, a pixel is linear in the opacity a:
+    v = front + transmittance (behind + a (colour - behind)).
     """
     assert q.detected is not None
-    T, kinds, moved = q.detected.shape[2], SpriteClasses.fine(renderer, 0), drift(renderer)
-    kind, order = q.appearance.of_frames(T)
+    T, classes, moved = q.detected.shape[2], SpriteClasses.fine(renderer, 0), mass_offset(renderer)
+    sprite_class, order = q.appearance.of_frames(T)
     means, seen = (
         part.transpose(1, 2).flatten(0, 1)
         for part in (renderer.to_pixels(q.draw(noise)), q.detected)
     )
-    cast = FrameObjects(means, kind, present.repeat_interleave(T, 0))
+    objects = FrameObjects(means, sprite_class, present.repeat_interleave(T, 0))
     video = renderer.with_channels(frames).flatten(0, 1).flatten(1, 2)
-    sums = Sums(*torch.zeros(2, *renderer.root_depth.shape).to(video))
+    sums = CellSums(*torch.zeros(2, *renderer.root_depth.shape).to(video))
     for n in range(means.shape[1]):
         phase = _phase(means[:, n], moved.shape[1])
-        place = means[:, n] + moved[kind[:, n], phase[:, 1], phase[:, 0]]
+        place = means[:, n] + moved[sprite_class[:, n], phase[:, 1], phase[:, 0]]
         near = Window.around(place[:, None], renderer.radius, renderer.image_size)
         within = (near.centre[:, 0] == place.round()).all(-1)
-        rest = render_context(kinds, near, cast, n, order)
+        rest = render_context(classes, near, objects, n, order)
         flat = near.flat[:, 0]
         v = video.gather(1, flat.flatten(1)[..., None].expand(-1, -1, video.shape[-1]))
         clear = rest.transmittance[..., None]
-        toward = clear * (kinds.colours[kind[:, n]][:, None, None] - rest.behind)
+        toward = clear * (classes.colours[sprite_class[:, n]][:, None, None] - rest.behind)
         left = v.view(*flat.shape, -1) - rest.front - clear * rest.behind
-        counted = near.inside[:, 0] * (seen[:, n] & cast.present[:, n] & within)[:, None, None]
-        pull = ((left * toward * kinds.precision).sum(-1) * counted).flatten()
-        weight = ((toward.square() * kinds.precision).sum(-1) * counted).flatten()
-        cells = _cells(renderer, kind[:, n], _phase(place, CELLS_PER_PIXEL))
+        counted = near.inside[:, 0] * (seen[:, n] & objects.present[:, n] & within)[:, None, None]
+        pull = ((left * toward * classes.precision).sum(-1) * counted).flatten()
+        weight = ((toward.square() * classes.precision).sum(-1) * counted).flatten()
+        cells = _cells(renderer, sprite_class[:, n], _phase(place, CELLS_PER_PIXEL))
         sums.pull.view(-1).index_add_(0, cells, pull)
         sums.weight.view(-1).index_add_(0, cells, weight)
-    unit = kinds.precision.mean()  # so that weights are squares of contrast
-    return Sums(sums.pull / unit, sums.weight / unit)
+    unit = classes.precision.mean()  # so that weights are squared contrasts
+    return CellSums(sums.pull / unit, sums.weight / unit)
 
 
 @torch.no_grad()
-def refit(renderer: LayeredRenderer, sums: Sums) -> None:
-    """Sets the tables to what the sums say, or leaves a cell of which they say nothing.
+def set_tables(renderer: LayeredRenderer, sums: CellSums) -> None:
+    """Set the tables to the least-squares opacities; cells without data keep theirs.
 
-    Law: a table that was shifted and warped is mended
-    (test_a_shifted_and_warped_table_is_mended).
+    Law: a shifted and warped table is corrected
+    (test_a_shifted_and_warped_table_is_corrected).
     """
     before = -torch.expm1(-renderer.root_depth.square())
-    opacity = (sums.pull + FEW * before) / (sums.weight + FEW)
+    opacity = (sums.pull + PRIOR_WEIGHT * before) / (sums.weight + PRIOR_WEIGHT)
     renderer.root_depth.copy_((-torch.log1p(-opacity.clamp(0, 1 - DARKEST))).sqrt())
 
 
@@ -103,28 +101,24 @@ def refit(renderer: LayeredRenderer, sums: Sums) -> None:
 def refit_classes(
     renderer: LayeredRenderer, batches: Callable[[], Iterator[InferredBatch]], reduce: Reduce
 ) -> None:
-    """Fits kinds of object to what is found in batches of clips with the renderer as it is."""
-    for _ in range(REFITS):
+    """Fit the sprite classes to batches of clips, inferred with the current renderer."""
+    for _ in range(ROUNDS):
         sums = torch.zeros(2, *renderer.root_depth.shape).to(renderer.root_depth)
         for batch in batches():
-            sums += torch.stack(gather(renderer, *batch))
+            sums += torch.stack(cell_sums(renderer, *batch))
         reduce(sums)
-        refit(renderer, Sums(*sums))
+        set_tables(renderer, CellSums(*sums))
 
 
 def _phase(place: Float[Tensor, "M 2"], phases: int) -> Tensor:
-    """The column and the row of cells of its pixel that each place is in."""
+    """Return the column and row of the cell of its pixel that each position is in."""
     return ((place - place.round() + 0.5) * phases).floor().clamp(0, phases - 1).long()
 
 
-def _cells(renderer: LayeredRenderer, kind: Tensor, phase: Tensor) -> Tensor:
-    """The cells of the tables that pixels around objects show, one object after the other."""
-    taps = (
-        torch.arange(2 * renderer.radius + 1, device=phase.device) * CELLS_PER_PIXEL
-        + CELLS_PER_PIXEL
-        - 1
-    )
+def _cells(renderer: LayeredRenderer, sprite_class: Tensor, phase: Tensor) -> Tensor:
+    """Return the indices of the table cells seen in the pixels around each object."""
+    taps = torch.arange(1, 2 * renderer.radius + 2, device=phase.device) * CELLS_PER_PIXEL - 1
     side = renderer.root_depth.shape[-1]
     rows, columns = taps - phase[:, 1:], taps - phase[:, :1]
-    cells = (kind[:, None, None] * side + rows[:, :, None]) * side + columns[:, None]
+    cells = (sprite_class[:, None, None] * side + rows[:, :, None]) * side + columns[:, None]
     return cells.flatten()

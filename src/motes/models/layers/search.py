@@ -1,4 +1,4 @@
-"""The search for objects in pictures: where each is, of which kind, and who stands in front."""
+"""The steps of the layered search: positions, sprite classes and the depth order."""
 
 import itertools
 from collections.abc import Iterator
@@ -25,16 +25,17 @@ from motes.models.sprites.likelihood_maps import (
     mahalanobis,
 )
 
-MAX_MAHALANOBIS = 16.0  # four standard deviations, squared: a detection in three thousand
-CHUNK_FRAMES = 2**9  # frames, for each object, that are looked at side by side: bounds memory
+MAX_MAHALANOBIS = 16.0  # squared; four standard deviations exclude one detection in three thousand
+CHUNK_FRAMES = 2**9  # frames times objects in one batch, which bounds memory
 
 
 def forward_pass(
     scene: Scene[LayeredRenderer], classes: SpriteClasses, trusted: Bool[Tensor, "B T"]
 ) -> tuple[Detections, Int[Tensor, "B N"]]:
-    """Finds the objects in the first trusted frame and follows them forwards; places and kinds.
+    """Detect the objects in the first trusted frame and filter forwards; also return classes.
 
-    What every frame tells of an object's kind is added up, and the likeliest so far is believed.
+    The evidence for the class of an object accumulates over frames; the class so far is the one
+    with the highest total.
     """
     renderer, present = scene.renderer, scene.present
     (B, N), T = present.shape, scene.observed.shape[1]
@@ -42,47 +43,42 @@ def forward_pass(
     first = trusted.int().argmax(1)
     start, sprite_class = detect(classes, scene.frame(first), scene.num_objects, N)
     wide = (classes.radius**2 / 4 * torch.eye(2, device=start.device)).expand(B, N, 2, 2)
-    tally = classes.log_class_prior.expand(B, N, -1)
+    total = classes.log_class_prior.expand(B, N, -1)
     found = []
     for t in range(T):
-        shown = scene.frame_batch(slice(t, t + 1))
+        batch = scene.frame_batch(slice(t, t + 1))
         prediction = predict_place(scene, belief)
         new = (first == t)[:, None].expand(B, N)
         guess = PixelGaussian.where(new, PixelGaussian(start, wide), prediction)
         prior = PixelGaussian.where(new, PixelGaussian(start, 1e6 * wide), prediction)
-        place, told = (
-            PixelGaussian(*(part.clone() for part in guess)),
-            torch.zeros_like(guess.mean[..., 0]),
-        )
-        evidence = torch.zeros_like(tally)
-        for _ in range(PASSES_PER_FRAME):
-            for n in range(N):
-                near = classes.window_around(place.mean[:, n])
-                rest = render_context(
-                    classes, near, FrameObjects(place.mean, sprite_class, present), n, None
-                )
-                its_prior = PixelGaussian(prior.mean[:, n], prior.covariance[:, n])
-                seen_n = evaluate_window(classes, shown.crop(near)[:, 0], near, rest, its_prior)
-                evidence[:, n] = seen_n.evidence
-                looked = seen_n.select_class((tally[:, n] + evidence[:, n]).argmax(-1))
-                place.mean[:, n], place.covariance[:, n] = looked.moments()
-                told[:, n] = looked.log_likelihood_ratio
-        seen = trusted[:, t, None] & (told > MIN_LLR)
-        place = PixelGaussian.where(seen, place, guess)
-        tally = torch.where(seen[..., None], tally + evidence, tally)
-        sprite_class = torch.where(seen, tally.argmax(-1), sprite_class)
-        found.append(Detections(place, seen))
-        belief = scene.dynamics.update(belief, renderer.from_pixels(place.mean), seen)
+        place = PixelGaussian(*(part.clone() for part in guess))
+        llr, evidence = torch.zeros_like(guess.mean[..., 0]), torch.zeros_like(total)
+        for _, n in itertools.product(range(PASSES_PER_FRAME), range(N)):
+            near = classes.window_around(place.mean[:, n])
+            objects = FrameObjects(place.mean, sprite_class, present)
+            context = render_context(classes, near, objects, n, None)
+            its_prior = PixelGaussian(prior.mean[:, n], prior.covariance[:, n])
+            its = evaluate_window(classes, batch.crop(near)[:, 0], near, context, its_prior)
+            evidence[:, n] = its.evidence
+            window = its.select_class((total[:, n] + evidence[:, n]).argmax(-1))
+            place.mean[:, n], place.covariance[:, n] = window.moments()
+            llr[:, n] = window.log_likelihood_ratio
+        detected = trusted[:, t, None] & (llr > MIN_LLR)
+        place = PixelGaussian.where(detected, place, guess)
+        total = torch.where(detected[..., None], total + evidence, total)
+        sprite_class = torch.where(detected, total.argmax(-1), sprite_class)
+        found.append(Detections(place, detected))
+        belief = scene.dynamics.update(belief, renderer.from_pixels(place.mean), detected)
         belief = scene.dynamics.predict(belief)
     return Detections.joined([detection.one_frame() for detection in found], 2), sprite_class
 
 
 class TrackState(NamedTuple):
-    """Objects through all frames, as they stand while one after the other is looked for."""
+    """The current estimate of all objects in all frames; updated in place, object by object."""
 
     mean: Float[Tensor, "B N T 2"]
     appearance: Appearance
-    expected: PixelGaussian  # the prior, B N T
+    expected: PixelGaussian  # leave-one-out predictions, B N T
 
 
 def evaluate_object(
@@ -94,39 +90,29 @@ def evaluate_object(
     *,
     known: bool,
 ) -> tuple[ClassPosteriors, Detections]:
-    """Appearance for an object near where it stands, in a stretch of frames: [M K], all frames in a row.
+    """Return posteriors and detections of object n in a block of frames, [M K], the others fixed.
 
-    A detection that the other frames all but exclude is none: two objects that were mistaken for
-    one another would stay so, each held where the other should be found.
-
-    Args:
-        scene: frames.
-        classes: how objects look.
-        objects: all of them, the one that is looked for among them.
-        n: which it is.
-        time: of the frames.
-        known: whether its kind is; then no other is tried, and K is 1.
+    The prior is the leave-one-out prediction. A detection that it all but excludes is rejected:
+    two objects with swapped identities would otherwise keep each other where they are. If the
+    class is `known`, it is the only one evaluated (K = 1), and the posterior is refined.
     """
-    shown = scene.frame_batch(time)
-    frames = len(shown.clip) // len(scene.clip)
+    batch = scene.frame_batch(time)
+    frames = len(batch.clip) // len(scene.clip)
     mean = objects.mean[:, :, time].transpose(1, 2).flatten(0, 1)
     expected = PixelGaussian(*(part[:, n, time].flatten(0, 1) for part in objects.expected))
-    everyone = objects.appearance.of_frames(frames)
-    cast = FrameObjects(mean, everyone.sprite_class, scene.present.repeat_interleave(frames, 0))
+    sprite_class, order = objects.appearance.of_frames(frames)
+    present = scene.present.repeat_interleave(frames, 0)
     near = classes.window_around(mean[:, n])
-    rest = render_context(classes, near, cast, n, everyone.order)
-    sprite_class = everyone.sprite_class[:, n] if known else None
-    found = evaluate_window(classes, shown.crop(near)[:, 0], near, rest, expected, sprite_class)
+    context = render_context(classes, near, FrameObjects(mean, sprite_class, present), n, order)
+    crop, its_class = batch.crop(near)[:, 0], sprite_class[:, n] if known else None
+    found = evaluate_window(classes, crop, near, context, expected, its_class)
     if known:
         found = found._replace(windows=refine_subpixel(found.windows, classes.phases))
     place, before = found.windows.moments(), PixelGaussian(*(part[:, None] for part in expected))
     away = mahalanobis((place.mean - before.mean)[..., None, :], before.covariance)[..., 0]
-    seen = (
-        shown.observed[:, None]
-        & (found.windows.log_likelihood_ratio > MIN_LLR)
-        & (away < MAX_MAHALANOBIS)
-    )
-    return found, Detections(PixelGaussian.where(seen, place, before), seen)
+    strong = (found.windows.log_likelihood_ratio > MIN_LLR) & (away < MAX_MAHALANOBIS)
+    detected = batch.observed[:, None] & strong
+    return found, Detections(PixelGaussian.where(detected, place, before), detected)
 
 
 def revisit(
@@ -136,35 +122,29 @@ def revisit(
     appearance: Appearance,
     expected: PixelGaussian,
 ) -> tuple[Detections, Appearance]:
-    """Appearance at all frames, near a guess, with what is expected there as the prior.
+    """Return detections in all frames near a guess, and classes by the evidence of all frames.
 
-    One object after the other, each time as the others stand; its kind is the one that all frames
-    together speak for.
+    Coordinate ascent: one object at a time, given the current estimate of the others.
 
-    Law: the same in stretches (test_layered_search_in_blocks_equals_the_search_at_once).
+    Law: the same in blocks of frames (test_layered_search_in_blocks_equals_the_search_at_once).
     """
     (B, N), T = scene.present.shape, scene.observed.shape[1]
-    objects = TrackState(
-        guess.mean.clone(),
-        appearance._replace(sprite_class=appearance.sprite_class.clone()),
-        expected,
-    )
+    appearance = appearance._replace(sprite_class=appearance.sprite_class.clone())
+    objects = TrackState(guess.mean.clone(), appearance, expected)
     detections = []
     for n in range(N):
-        told, parts = classes.log_class_prior, []
+        total, parts = classes.log_class_prior, []
         for time in scene.blocks(CHUNK_FRAMES // N):
-            found, seen = evaluate_object(scene, classes, objects, n, time, known=False)
+            found, by_class = evaluate_object(scene, classes, objects, n, time, known=False)
             evidence = found.evidence.unflatten(0, (B, -1))
-            told = told + torch.where(scene.observed[:, time, None], evidence, 0.0).sum(1)
-            parts.append(seen.by_clips(B))  # of each kind, not of each object
-        sprite_class = told.argmax(-1)
+            total = total + torch.where(scene.observed[:, time, None], evidence, 0.0).sum(1)
+            parts.append(by_class.by_clips(B))
+        sprite_class = total.argmax(-1)
         its = Detections.joined(parts, 2).reordered(sprite_class[:, None, None].expand(B, 1, T))
-        objects.appearance.sprite_class[:, n], objects.mean[:, n] = (
-            sprite_class,
-            its.place.mean[:, 0],
-        )
+        appearance.sprite_class[:, n] = sprite_class
+        objects.mean[:, n] = its.place.mean[:, 0]
         detections.append(its)
-    return Detections.joined(detections, 1), objects.appearance
+    return Detections.joined(detections, 1), appearance
 
 
 def refine_positions(
@@ -174,37 +154,34 @@ def refine_positions(
     appearance: Appearance,
     expected: PixelGaussian,
 ) -> Iterator[tuple[slice, WindowPosterior, Bool[Tensor, "B N T"]]]:
-    """Cells around a guess and who was seen, with kinds that are known, in stretches of frames.
+    """Yield subpixel posteriors near a guess and detection flags, for known classes, by blocks.
 
-    One object after the other, as in `revisit`.
+    One object at a time, as in `revisit`.
     """
     B, N = scene.present.shape
     objects = TrackState(guess.mean.clone(), appearance, expected)
     for time in scene.blocks(CHUNK_FRAMES // N):
-        found, detections = [], []
+        windows, detections = [], []
         for n in range(N):
-            its, detection = evaluate_object(scene, classes, objects, n, time, known=True)
+            found, detection = evaluate_object(scene, classes, objects, n, time, known=True)
             detections.append(detection.by_clips(B))
             objects.mean[:, n, time] = detections[-1].place.mean[:, 0]
-            found.append(its.windows)
-        yield time, WindowPosterior.by_clips(found, B), Detections.joined(detections, 1).detected
+            windows.append(found.windows)
+        yield time, WindowPosterior.by_clips(windows, B), Detections.joined(detections, 1).detected
 
 
-def explained_llr(
+def frame_llr(
     scene: Scene[LayeredRenderer],
     means: Float[Tensor, "B N T 2"],
     appearance: Appearance,
     layers: tuple[int, ...] | None = None,
 ) -> Float[Tensor, "B T"]:
-    """Nats by which objects explain each seen frame better than the background alone.
-
-    See `LayeredRenderer.gain`.
-    """
+    """Return `LayeredRenderer.log_likelihood_ratio` of each frame; zero for unobserved ones."""
     renderer, parts = scene.renderer, []
     for time in scene.blocks(CHUNK_FRAMES // means.shape[1]):
-        positions = renderer.from_pixels(means[:, :, time])
+        positions, batch = renderer.from_pixels(means[:, :, time]), scene.frame_batch(time)
         parts.append(
-            renderer.gain(positions, scene.present, appearance, scene.frame_batch(time), layers)
+            renderer.log_likelihood_ratio(positions, scene.present, appearance, batch, layers)
         )
     return torch.where(scene.observed, torch.cat(parts, 1), 0.0)
 
@@ -212,13 +189,13 @@ def explained_llr(
 def order_depth(
     scene: Scene[LayeredRenderer], means: Float[Tensor, "B N T 2"], appearance: Appearance
 ) -> Appearance:
-    """The looks with the order that explains the frames best, two objects exchanged at a time."""
+    """Return the appearance with a better depth order, found by swaps of two objects."""
     for pair in itertools.combinations(range(means.shape[1]), 2):
         swapped = appearance.order.clone()
         swapped[:, pair] = appearance.order[:, pair[::-1]]
-        # Away from the two nothing changes.
+        # Only the pixels of the two can change.
         before, after = (
-            explained_llr(scene, means, appearance._replace(order=order), pair).sum(1)
+            frame_llr(scene, means, appearance._replace(order=order), pair).sum(1)
             for order in (appearance.order, swapped)
         )
         better = (after > before)[:, None]
@@ -233,13 +210,14 @@ def select_likelier(
     appearance: Appearance,
     expected: PixelGaussian,
 ) -> Detections:
-    """Of each frame the detections that explain it better, what is expected being the prior."""
+    """Return for each frame the detections with the higher likelihood times prior `expected`."""
 
-    def nats(means: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B T"]:
+    def log_joint(means: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B T"]:
         away = mahalanobis((means - expected.mean)[..., None, :], expected.covariance)[..., 0]
-        unlikely = torch.where(scene.present[..., None], away, 0.0).sum(1)
-        return explained_llr(scene, means, appearance) - 0.5 * unlikely
+        distance = torch.where(scene.present[..., None], away, 0.0).sum(1)
+        return frame_llr(scene, means, appearance) - 0.5 * distance
 
-    better = (nats(other.place.mean) > nats(one.place.mean))[:, None].expand_as(one.detected)
+    better = (log_joint(other.place.mean) > log_joint(one.place.mean))[:, None]
+    better = better.expand_as(one.detected)
     place = PixelGaussian.where(better, other.place, one.place)
     return Detections(place, torch.where(better, other.detected, one.detected))

@@ -1,4 +1,4 @@
-"""Pictures to positions: the search of `tracker`, for kinds of objects and their order as well."""
+"""q(a | v) of the layered family: the sprite search, with sprite classes and depth order."""
 
 from collections.abc import Iterator
 
@@ -8,8 +8,8 @@ from motes.core.axes import Bool, Float, Tensor
 from motes.models.layers.likelihood_maps import SpriteClasses
 from motes.models.layers.renderer import Appearance, LayeredRenderer
 from motes.models.layers.search import (
-    explained_llr,
     forward_pass,
+    frame_llr,
     order_depth,
     refine_positions,
     revisit,
@@ -51,29 +51,27 @@ class LayeredTracker(GridInference):
 def _search(
     scene: Scene[LayeredRenderer], trusted: Bool[Tensor, "B T"], window: int
 ) -> tuple[PixelGaussian, PixelGaussian, Appearance]:
-    """Follow the objects through the trusted frames, then look everywhere.
+    """Run the forward pass over the trusted frames, then refine all frames.
 
-    What comes out is where they are, where the other frames say that they are, and their looks.
+    Returns positions, leave-one-out predictions and the appearance.
     """
     coarse = SpriteClasses.coarse(scene.renderer, window)
     found, sprite_class = forward_pass(scene, coarse, trusted)
     expected = predict_from_other_frames(scene, found)
     place = PixelGaussian.where(trusted[:, None].expand_as(found.detected), found.place, expected)
-    anyhow = torch.arange(sprite_class.shape[1], device=sprite_class.device).expand_as(sprite_class)
-    appearance = order_depth(scene, place.mean, Appearance(sprite_class, anyhow))
+    order = torch.arange(sprite_class.shape[1], device=sprite_class.device).expand_as(sprite_class)
+    appearance = order_depth(scene, place.mean, Appearance(sprite_class, order))
     found, appearance = revisit(scene, coarse, place, appearance, expected)
     expected = predict_from_other_frames(scene, found)
     appearance = order_depth(scene, found.place.mean, appearance)
-    # Objects that were mistaken for one another stay so when one is looked for at a time, each
-    # being held where the other should be found: so once from where all are expected.
+    # Objects with swapped identities stay so when one is evaluated at a time, since each occupies
+    # the position of the other. Hence once with all objects at their predictions.
     again, appearance = revisit(scene, coarse, expected, appearance, expected)
     found = select_likelier(scene, found, again, appearance, expected)
     expected = predict_from_other_frames(scene, found)
     appearance = order_depth(scene, found.place.mean, appearance)
-    # Finely: until now the others stood where a coarse look left them.
-    found, appearance = revisit(
-        scene, SpriteClasses.fine(scene.renderer, FINE_WINDOW), found.place, appearance, expected
-    )
+    fine = SpriteClasses.fine(scene.renderer, FINE_WINDOW)
+    found, appearance = revisit(scene, fine, found.place, appearance, expected)
     return found.place, expected, order_depth(scene, found.place.mean, appearance)
 
 
@@ -84,14 +82,11 @@ def _blocks(
     expected: PixelGaussian,
     appearance: Appearance,
 ) -> Iterator[tuple[slice, GridPosterior]]:
-    """q, the weights of cells around the places found, a stretch of frames at a time."""
+    """Yield q, the weights of cells around the detections, in blocks of frames."""
     fine = SpriteClasses.fine(scene.renderer, FINE_WINDOW)
-    for time, cells, seen in refine_positions(scene, fine, place, appearance, expected):
-        there = PixelGaussian(*(part[:, :, time] for part in expected))
-        yield (
-            time,
-            GridPosterior.of(cells, seen, there, scene.renderer)._replace(appearance=appearance),
-        )
+    for time, cells, detected in refine_positions(scene, fine, place, appearance, expected):
+        q = GridPosterior.of(cells, detected, expected.during(time), scene.renderer)
+        yield time, q._replace(appearance=appearance)
 
 
 def _bound(
@@ -100,12 +95,12 @@ def _bound(
     expected: PixelGaussian,
     appearance: Appearance,
 ) -> Float[Tensor, " B"]:
-    """The bound at the means of q, up to what is the same for all searches of a clip."""
+    """Return the bound at the means of q, up to terms that all searches of a clip share."""
     parts = [
         (q.means, q.detected, q.entropy()) for _, q in _blocks(scene, place, expected, appearance)
     ]
-    means, seen, entropy = (torch.cat(part, 2) for part in zip(*parts, strict=True))
-    of_objects = entropy.sum(-1) + scene.dynamics.track_log_density(means, seen).float()
-    nats = explained_llr(scene, scene.renderer.to_pixels(means), appearance).sum(1)
+    means, detected, entropy = (torch.cat(part, 2) for part in zip(*parts, strict=True))
+    of_objects = entropy.sum(-1) + scene.dynamics.track_log_density(means, detected).float()
+    nats = frame_llr(scene, scene.renderer.to_pixels(means), appearance).sum(1)
     nats = nats + scene.renderer.appearance_log_prior(appearance, scene.present)
     return nats + torch.where(scene.present, of_objects, 0.0).sum(1)

@@ -1,19 +1,19 @@
-"""Kinds and background, found in clips before learning."""
+"""Initialization of sprite classes and background from clips."""
 
 import pytest
 import torch
-from motes.training.sprite_init import Cuttings, aligned, seed_kinds
 from torch.nn.functional import avg_pool2d, interpolate
 
-from layer_scenes import hollow_pictures
+from layer_scenes import disk_and_ring
 from motes.core.errors import InputError
+from motes.models.layers.initialization import Crops, align_crops, initialize_classes
 from motes.models.layers.renderer import Appearance, LayeredRenderer
 from motes.models.sprites.renderer import CELLS_PER_PIXEL
 
 
 def scene(generator: torch.Generator):
-    """Frames of one or two objects anywhere, their kinds and the renderer that drew them."""
-    truth, B, T = hollow_pictures(32), 40, 8
+    """Return the true renderer, frames of one or two objects anywhere, and their number."""
+    truth, B, T = disk_and_ring(32), 40, 8
     counts = 1 + torch.arange(B) % 2
     positions = 8 * (torch.rand(B, 2, T, 2, generator=generator) - 0.5)
     kind = torch.randint(2, (B, 2), generator=generator)
@@ -29,18 +29,18 @@ def fresh() -> LayeredRenderer:
 
 
 @torch.no_grad()
-def test_kinds_of_a_made_up_scene_are_found(generator):
+def test_classes_of_a_synthetic_scene_are_recovered(generator):
     truth, frames, counts = scene(generator)
     found = fresh()
-    seed_kinds(found, frames, counts, None, generator)
+    initialize_classes(found, frames, counts, None, generator)
     # A median of 320 frames: 1.25 * 0.03 / sqrt(320) = 0.002, and objects over it now and then.
     assert (found.background() - truth.background()).abs().max() < 0.02
     colours = found.colours().flatten()
-    # Half of a soft edge may be taken for colour: a twentieth.
+    # Half of a soft edge may be attributed to the colour: a twentieth.
     assert (colours.sort().values - torch.tensor([0.75, 0.95])).abs().max() < 0.05
     ring = found.colours().flatten().argmin()
     opacity = found.opacities().mean((1, 2))
-    # The ring's hole is open and the disk's middle is not, as far as a pixel can tell.
+    # The ring has a hole and the disk does not, up to the resolution of a pixel.
     assert opacity[ring, 4, 4] < 0.3
     assert opacity[1 - ring, 4, 4] > 0.9
     expected = truth.opacities().mean((1, 2))
@@ -48,28 +48,30 @@ def test_kinds_of_a_made_up_scene_are_found(generator):
     assert (opacity - expected).abs().mean() < 0.05
 
 
-def test_clips_in_which_nothing_stands_alone_are_refused(generator):
+def test_clips_without_isolated_objects_are_rejected(generator):
     with pytest.raises(InputError, match="no object stands alone"):
-        seed_kinds(fresh(), torch.full((2, 3, 32, 32), 0.5), torch.ones(2).long(), None, generator)
+        initialize_classes(
+            fresh(), torch.full((2, 3, 32, 32), 0.5), torch.ones(2).long(), None, generator
+        )
 
 
 @torch.no_grad()
-def test_frames_that_were_not_seen_cannot_matter(generator):
+def test_unobserved_frames_have_no_effect(generator):
     _, frames, counts = scene(generator)
     observed = torch.rand(frames.shape[:2], generator=generator) < 0.5
     first, second = fresh(), fresh()
     spoiled = torch.where(observed[..., None, None], frames, 0.7)
     for renderer, given in ((first, frames), (second, spoiled)):
-        seed_kinds(renderer, given, counts, observed, torch.Generator().manual_seed(1))
+        initialize_classes(renderer, given, counts, observed, torch.Generator().manual_seed(1))
     for one, other in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(one, other)
 
 
 @torch.no_grad()
-def test_kinds_are_sharp_within_a_pixel(generator):
+def test_classes_are_sharp_within_a_pixel(generator):
     truth, frames, counts = scene(generator)
     found = fresh()
-    seed_kinds(found, frames, counts, None, generator)
+    initialize_classes(found, frames, counts, None, generator)
     tables = [-torch.expm1(-renderer.root_depth.square()) for renderer in (found, truth)]
     ring = int(found.colours().flatten().argmin())
     sharp, expected = tables[0], tables[1].flip(0) if ring == 0 else tables[1]
@@ -79,16 +81,16 @@ def test_kinds_are_sharp_within_a_pixel(generator):
         mode="bilinear",
         align_corners=False,
     )[0]
-    # Better than the best that pixels which do not know where in them the object is could do.
+    # Better than the best fit without positions within a pixel.
     assert (sharp - expected).abs().mean() < (smooth - expected).abs().mean()
 
 
-def test_aligned_cuttings_have_their_mass_in_the_middle():
+def test_aligned_crops_have_their_mass_at_the_centre():
     x = torch.arange(9.0)
     blob = torch.exp(-0.5 * ((x - 4.3).square() + (x[:, None] - 3.8).square()) / 1.5**2)
     empty = torch.zeros(1, 9, 9, 1)
-    moved = aligned(Cuttings(blob[None, ..., None], empty, torch.tensor([[0.3, -0.2]])))
-    mass = moved.seen[0, ..., 0]
+    moved = align_crops(Crops(blob[None, ..., None], empty, torch.tensor([[0.3, -0.2]])))
+    mass = moved.frame[0, ..., 0]
     # A blob of 1.5 px is cut at 2.5 deviations, which moves its centre by less than 0.02 px.
     assert abs(float((mass.sum(0) * x).sum() / mass.sum()) - 4) < 0.03
     assert abs(float((mass.sum(1) * x).sum() / mass.sum()) - 4) < 0.03
