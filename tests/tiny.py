@@ -1,16 +1,12 @@
-"""Models of a few hundred numbers, the paper's with every one off its special starting value."""
+"""Models of a few hundred numbers; no parameter of the paper's has its special initial value."""
 
 from dataclasses import replace
 
 import torch
 
-from motes.config import (
-    DataConfig,
-    ModelConfig,
-    RunConfig,
-    ScheduleConfig,
-)
+from motes.config import DataConfig, RunConfig, ScheduleConfig
 from motes.models.model import Model, build
+from motes.models.paper.family import PaperSettings
 from motes.training.presets import PRESETS
 
 HEIGHT, WIDTH, MAX_OBJECTS = 6, 8, 3
@@ -26,7 +22,7 @@ def tiny_config(**changes: object) -> RunConfig:
             width=WIDTH,
             num_held_out=4,
         ),
-        model=ModelConfig(inference_state_size=5, renderer_state_size=6),
+        model=PaperSettings(inference_state_size=5, renderer_state_size=6),
         schedule=ScheduleConfig(iterations=8, frozen_dynamics=4),
         batch_size=4,
         log_every=2,
@@ -40,13 +36,13 @@ def tiny_model(seed: int = 0) -> Model:
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for name, value in model.state_dict().items():
-            if name == "temper":  # oracles have q's covariances as they are
+            if name == "calibration_scale":  # the reference results have q's own covariances
                 continue
             value += 0.3 * torch.randn(value.shape, generator=generator, dtype=value.dtype)
     return model
 
 
-def tiny_structured_model() -> Model:
+def tiny_sprite_model() -> Model:
     config = PRESETS["sprites-smoke"]
     return build(replace(config, data=tiny_config().data))
 

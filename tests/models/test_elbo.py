@@ -21,7 +21,7 @@ from tiny import (
     WIDTH,
     tiny_frames,
     tiny_model,
-    tiny_structured_model,
+    tiny_sprite_model,
 )
 
 T, P = 4, 2
@@ -227,7 +227,7 @@ def test_an_object_that_was_not_seen_adds_neither_entropy_nor_prior(
     generator: torch.Generator,
 ) -> None:
     """A search may find that one object is hidden where another one is seen."""
-    model, frames, counts = tiny_structured_model(), tiny_frames(2, 5), torch.tensor([2, 1])
+    model, frames, counts = tiny_sprite_model(), tiny_frames(2, 5), torch.tensor([2, 1])
     found = model.track(frames, counts)
     assert found is not None
     seen = torch.rand(2, MAX_OBJECTS, 5, generator=generator) < 0.5
@@ -247,7 +247,7 @@ def test_an_object_that_was_not_seen_adds_neither_entropy_nor_prior(
         assert float(terms.log_prior[b]) == pytest.approx(prior, rel=1e-5)
 
 
-@pytest.mark.parametrize("model", [tiny_model, tiny_structured_model])
+@pytest.mark.parametrize("model", [tiny_model, tiny_sprite_model])
 def test_every_parameter_learns_from_the_bound(
     model: Callable[[], Model], generator: torch.Generator
 ) -> None:
@@ -262,7 +262,7 @@ def test_every_parameter_learns_from_the_bound(
 
 
 def test_what_hides_objects_learns_only_when_it_may(generator: torch.Generator) -> None:
-    model = tiny_structured_model()
+    model = tiny_sprite_model()
     noise = torch.randn(2, MAX_OBJECTS, 5, 2, generator=generator)
     for allowed in (False, True):
         model.set_occlusion_learning(allowed)

@@ -16,7 +16,7 @@ from motes.queries.answer import COLUMNS, Answer
 from motes.queries.counting import count_log_evidence
 from oracles import gains, log_density, one_model, posterior
 from paper_procedure import most_likely_path, paper_encoding
-from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_frames, tiny_model, tiny_structured_model
+from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_frames, tiny_model, tiny_sprite_model
 
 OF_OBJECTS = {
     "positions": (2,),
@@ -37,7 +37,7 @@ T = len(GAP)
 @pytest.fixture(scope="module", params=["paper", "structured"])
 def model(request: pytest.FixtureRequest) -> Model:
     """Both families keep every promise of an answer."""
-    return tiny_model() if request.param == "paper" else tiny_structured_model()
+    return tiny_model() if request.param == "paper" else tiny_sprite_model()
 
 
 def assert_same(left: Answer, right: Answer) -> None:

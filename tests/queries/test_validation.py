@@ -11,7 +11,7 @@ import motes
 from motes.core.errors import InputError
 from motes.models.model import Model
 from motes.queries.validation import check_counts, check_frames, check_observed
-from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_frames, tiny_model, tiny_structured_model
+from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_frames, tiny_model, tiny_sprite_model
 
 B, T = 2, 4
 
@@ -159,9 +159,9 @@ def test_hidden_frames_may_hold_anything(model: Model) -> None:
 def test_frames_are_not_copied_for_a_search() -> None:
     frames, flags = spoiled(float("nan")), torch.ones(B, T, dtype=torch.bool)
     flags[1, 2] = False
-    assert check_frames(tiny_structured_model(), frames, flags) is frames
+    assert check_frames(tiny_sprite_model(), frames, flags) is frames
     with pytest.raises(InputError, match="NaN"):
-        check_frames(tiny_structured_model(), frames, ~flags)
+        check_frames(tiny_sprite_model(), frames, ~flags)
 
 
 def test_flags_for_all_clips_are_shared_by_them(model: Model) -> None:

@@ -22,7 +22,7 @@ from motes.server.app import PAGE, create_app
 from motes.server.playground import NUM_EXAMPLES, NUM_SAMPLES, Playground, held_out_clips
 from motes.server.queue import JobQueue
 from motes.server.schemas import decode_frames, encode_frames
-from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_config, tiny_frames, tiny_structured_model
+from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_config, tiny_frames, tiny_sprite_model
 
 T = 7
 GAP = [True, True, False, False, True, False, True]
@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def playground() -> Playground:
-    model = tiny_structured_model()
+    model = tiny_sprite_model()
     with torch.no_grad():  # a law that moves places and speeds, so that none can be left out
         model.dynamics.force.copy_(torch.tensor([0.02, 0.04, 0.1, 0.3]))
     return Playground(model, tiny_config(), "tiny")
@@ -339,7 +339,7 @@ def test_a_full_queue_is_reported_at_once(
         JobQueue, "__init__", lambda self, most=1: setattr(self, "max_waiting", most)
     )
     full = TestClient(
-        create_app(Playground(tiny_structured_model(), tiny_config(), "tiny")),
+        create_app(Playground(tiny_sprite_model(), tiny_config(), "tiny")),
         base_url="http://localhost",
     )
     response = full.post("/api/query", json=request(frames))
