@@ -1,4 +1,4 @@
-"""Error bars that are widened until they are honest."""
+"""Calibration of error bars."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from motes.evaluation.calibration import calibrate, calibrate_run
 from motes.models.checkpoint import load, save_model
 from motes.models.model import Model, build
 from motes.models.posterior import GaussianPosterior
-from motes.queries import sightings
+from motes.queries.tracks import observations
 from motes.training.presets import PRESETS
 from tiny import tiny_frames, tiny_model
 
@@ -24,13 +24,13 @@ def test_a_q_that_is_too_narrow_is_widened_by_as_much(monkeypatch: pytest.Monkey
     scales = 0.5 + torch.rand(means.shape, generator=generator)
     narrow = {1: 0.5, 3: 0.8}
 
-    def encode(
-        asked: Model, frames: torch.Tensor, observed: torch.Tensor, num_objects: torch.Tensor
+    def infer(
+        self: Model, frames: torch.Tensor, num_objects: torch.Tensor, *options: object
     ) -> GaussianPosterior:
-        own = narrow[int(num_objects[0])] if asked is model else 1.0
+        own = narrow[int(num_objects[0])] if self is model else 1.0
         return GaussianPosterior(means[: len(frames)], own * scales[: len(frames)])
 
-    monkeypatch.setattr("motes.evaluation.calibration.encode", encode)
+    monkeypatch.setattr(Model, "infer", infer)
     counts = torch.tensor([1, 3]).repeat_interleave(num_clips)
     clips = Clips(pack(tiny_frames(2 * num_clips, num_frames).bool()), counts)
     found = calibrate(model, clips, reference)
@@ -41,7 +41,7 @@ def test_a_q_that_is_too_narrow_is_widened_by_as_much(monkeypatch: pytest.Monkey
     assert found is model.calibration_scale
 
 
-def test_an_answer_is_as_wide_as_the_temper_of_its_count_says():
+def test_an_answer_is_scaled_by_the_calibration_of_its_count():
     model, frames, counts = tiny_model(), tiny_frames(3, 7), torch.tensor([1, 2, 3])
     before = motes.infer(model, frames, counts)
     model.calibration_scale.copy_(torch.tensor([4.0, 1.0, 0.25]))
@@ -50,17 +50,17 @@ def test_an_answer_is_as_wide_as_the_temper_of_its_count_says():
     for clip, factor in enumerate((4.0, 1.0, 0.25)):
         here = clip, slice(clip + 1)
         torch.testing.assert_close(after.covariances[here], factor * before.covariances[here])
-    # What is smoothed from wider sightings is wider, but by less than they are.
+    # A path smoothed from wider observations is wider, but by less than they are.
     wider = after.path_pixel_covariances[0, 0].det() / before.path_pixel_covariances[0, 0].det()
     assert bool(((wider > 1) & (wider < 16)).all())
 
 
-def test_more_objects_than_were_trained_with_have_the_last_temper():
+def test_more_objects_than_in_training_have_the_last_scale():
     model, ones = tiny_model(), torch.ones(1, 4, 5, 2)
     model.calibration_scale[-1] = 9.0
     seen = torch.ones(1, 5, dtype=torch.bool)
-    told = sightings(model, GaussianPosterior(ones, ones), seen, torch.tensor([4]), 5)
-    assert torch.equal(told.covariances, 9 * torch.eye(2).expand(1, 4, 5, 2, 2))
+    given = observations(model, GaussianPosterior(ones, ones), seen, torch.tensor([4]), 5)
+    assert torch.equal(given.covariances, 9 * torch.eye(2).expand(1, 4, 5, 2, 2))
 
 
 @pytest.fixture
@@ -87,12 +87,12 @@ def test_a_run_is_calibrated_and_written_to_another_folder(run, reference, tmp_p
     out, before = tmp_path / "calibrated", load(run)
     scales = calibrate_run(run, out=out, reference=reference, num_clips=6)
     after = load(out)
-    assert torch.equal(after.temper, scales)
-    assert not torch.equal(after.temper, before.temper)
+    assert torch.equal(after.calibration_scale, scales)
+    assert not torch.equal(after.calibration_scale, before.calibration_scale)
     for name, value in before.state_dict().items():
-        if name != "temper":
+        if name != "calibration_scale":
             assert torch.equal(after.state_dict()[name], value)
-    assert torch.equal(load(run).temper, before.temper)
+    assert torch.equal(load(run).calibration_scale, before.calibration_scale)
 
 
 def test_bad_input_of_calibrate_is_named(run, reference, tmp_path):

@@ -18,7 +18,7 @@ def run(tmp_path_factory):
     """An untrained model: figures must not depend on its quality."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     folder.mkdir()
-    save_model(folder, build(PRESETS["smoke"]), PRESETS["smoke"])
+    save_model(folder, build(PRESETS["paper-smoke"]), PRESETS["paper-smoke"])
     return folder
 
 

@@ -1,9 +1,9 @@
 """Calibration of error bars: one scale of q's covariances for each number of objects.
 
 The ELBO hardly penalises a q that is too narrow, so the paper's inference network is
-over-confident where it errs. A sprite model of the same videos, which computes its posterior from
-likelihood maps, says where objects can be; the scale is chosen so that the network's 90 % regions
-hold 90 % of that posterior. No truth is used: both models learn from videos alone. [Choice 28]
+over-confident where it errs. The reference is a sprite model of the same videos, which computes its
+posterior from likelihood maps; the scale is chosen so that the network's 90 % regions hold 90 % of
+that posterior. No truth is used: both models learn from videos alone. [Choice 28]
 """
 
 from pathlib import Path
@@ -44,9 +44,8 @@ def calibrate(model: Model, clips: Clips, reference: Model) -> Float[Tensor, " N
                 for part in own.split(BATCH)
             ]
         )
-        model.calibration_scale[count - 1] = squares.flatten().quantile(LEVEL) / squared_radius(
-            LEVEL
-        )
+        quantile = squares.flatten().quantile(LEVEL)
+        model.calibration_scale[count - 1] = quantile / squared_radius(LEVEL)
     return model.calibration_scale
 
 
@@ -73,7 +72,7 @@ def calibrate_run(
         InputError: The model needs no calibration, or model, reference and clips do not match.
     """
     model, config = load_with_config(run)
-    if config.model.family != "paper":
+    if config.family != "paper":
         raise InputError(
             f"{run} computes its error bars from the frames; calibrate is for the paper's family"
         )

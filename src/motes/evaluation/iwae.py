@@ -1,4 +1,4 @@
-"""Lower bounds on the log probability of clips: the bound itself, and a tighter one."""
+"""Lower bounds of the log-likelihood of clips: the ELBO and the importance-weighted bound."""
 
 import math
 
@@ -16,11 +16,11 @@ NUM_DRAWS = 32
 def bound_and_weighted(
     model: Model, frames: Float[Tensor, "B T height width *channels"], num_objects: int
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
-    """The bound and the importance-weighted bound of each clip, nats.
+    """Return the ELBO and the importance-weighted bound of each clip, in nats.
 
         log 1/S sum_s p(v, a_s) / q(a_s | v),  a_s ~ q
 
-    lies above the bound and, as S grows, comes to log p(v) from below.
+    lies above the ELBO and approaches log p(v) from below as S grows.
 
     Law: for one draw the two have the same mean, and more draws raise the second
     (test_more_draws_tighten_the_bound).
@@ -33,7 +33,7 @@ def bound_and_weighted(
     for _ in range(NUM_DRAWS):
         noise = torch.randn(encoding.means.shape, generator=generator).to(model.device)
         terms = BoundTerms(*(x.double() for x in terms_of(model, encoding, frames, counts, noise)))
-        # The bound has q's entropy; a ratio needs the density of the draw itself.
+        # The ELBO uses q's entropy; a ratio needs the density of the draw itself.
         each = encoding.log_density(noise).double().sum(-1)
         density = torch.where(model.present(counts), each, 0.0).sum(1)
         bounds.append(terms.weighted(1.0))

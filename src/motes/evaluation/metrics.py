@@ -1,7 +1,7 @@
-"""Scores against the truth, in pixels; pure functions. Truth is used here and nowhere else.
+"""Pure functions that compare estimates with the truth, in pixels.
 
-Objects have no names, so estimates are first put in the order of the truth: one permutation for
-the whole clip, so that an identity that swaps half-way costs.
+Objects have no fixed order, so estimates are first matched to the truth: one permutation for the
+whole clip, so that an identity switch is penalised.
 """
 
 import math
@@ -15,20 +15,20 @@ from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
 
 TRACKED_WITHIN = 4.0  # pixels
-GATE = 2.0  # pixels, for identity: the radius of a ball
+GATE = 2.0  # pixels, for identity: the radius of an object
 MOST_PERMUTED = 5  # objects; beyond, all permutations are too many
 
 
 def best_order(
     estimate: Float[Tensor, "B N T 2"], truth: Float[Tensor, "B N T 2"]
 ) -> Int[Tensor, "B N"]:
-    """For each clip the permutation of the estimate that is closest to the truth.
+    """Return, for each clip, the permutation of the estimate that is closest to the truth.
 
-    Closest in summed squared distance; entries where either is NaN (absent objects) count nothing.
+    Closest in summed squared distance; entries where either is NaN (absent objects) are ignored.
 
     Law: undoes any permutation (test_best_order_undoes_any_permutation).
     """
-    # costs[b, i, j]: of estimate i in the place of truth j; float32 would drown in the penalty
+    # costs[b, i, j]: of matching estimate i to truth j; float64, or the penalty swamps them
     costs = (estimate[:, :, None] - truth[:, None]).square().sum(-1).nansum(-1).double()
     # An absent estimate may be matched only with an absent object.
     absent = estimate.isnan().all(-1).all(-1)[:, :, None] != truth.isnan().all(-1).all(-1)[:, None]
@@ -36,7 +36,7 @@ def best_order(
 
 
 def cheapest_order(costs: Float[Tensor, "B N N"]) -> Int[Tensor, "B N"]:
-    """For each clip the permutation i(j) with the least sum over j of costs[i(j), j].
+    """Return, for each clip, the permutation i(j) with the least sum over j of costs[i(j), j].
 
     Law: many objects are matched as few are (test_many_objects_are_matched_as_few_are).
     """
@@ -56,7 +56,7 @@ def cheapest_order(costs: Float[Tensor, "B N N"]) -> Int[Tensor, "B N"]:
 
 
 def reorder(values: Tensor, order: Int[Tensor, "B N"]) -> Tensor:
-    """Values [B, N, ...] with the objects of each clip in the given order."""
+    """Return values [B, N, ...] with the objects of each clip in the given order."""
     return values[torch.arange(len(order), device=order.device)[:, None], order]
 
 
@@ -65,7 +65,7 @@ def rmse(
     truth: Float[Tensor, "B N T 2"],
     frames: Bool[Tensor, " T"] | None = None,
 ) -> float:
-    """Root mean squared Euclidean distance per object and frame, over the chosen frames."""
+    """Return the root mean squared Euclidean distance over objects and the chosen frames."""
     squares = (estimate - truth).square().sum(-1)
     if frames is not None:
         squares = squares[..., frames]
@@ -75,7 +75,7 @@ def rmse(
 def tracked(
     estimate: Float[Tensor, "B N T 2"], truth: Float[Tensor, "B N T 2"]
 ) -> Bool[Tensor, " B"]:
-    """Whether every object of a clip is within 4 px of its true position in every frame."""
+    """Return whether every object is within 4 px of its true position in every frame."""
     distance = (estimate - truth).norm(dim=-1)
     near: Tensor = (distance <= TRACKED_WITHIN) | truth.isnan().any(-1)
     return near.all(-1).all(-1)
@@ -84,7 +84,7 @@ def tracked(
 def within(
     estimate: Float[Tensor, "B N T 2"], truth: Float[Tensor, "B N T 2"]
 ) -> Bool[Tensor, "B N T"]:
-    """Whether an object is within the gate, two pixels, of its true position."""
+    """Return whether an object is within the gate, two pixels, of its true position."""
     near: Tensor = (estimate - truth).norm(dim=-1) <= GATE
     return near
 
@@ -92,11 +92,11 @@ def within(
 def switches(
     estimate: Float[Tensor, "B N T 2"], truth: Float[Tensor, "B N T 2"]
 ) -> Int[Tensor, " B"]:
-    """How often, along the true paths, an object is taken over by another estimate.
+    """Return how often an object is taken over by another estimate.
 
     In every frame each object keeps its estimate while that is within the gate; the others are
-    matched anew, as many as possible and the nearest first. The change of an object's estimate
-    against the last one that it had is a switch; a pause without any is none.
+    matched again, nearest pairs first. A change of an object's estimate from its last one is a
+    switch; frames without a match are not.
 
     Law: swapping two tracks half-way are two switches (test_a_swap_half_way_is_two_switches).
     """
@@ -106,7 +106,7 @@ def switches(
 
 
 def _count_switches(distance: Float[np.ndarray, "N N T"]) -> int:
-    """Switches in one clip, from the distances of truths and estimates."""
+    """Return the switches in one clip, from the distances of truths and estimates."""
     last: dict[int, int] = {}
     total = 0
     for gap in distance.transpose(2, 0, 1):
@@ -127,9 +127,9 @@ def _count_switches(distance: Float[np.ndarray, "N N T"]) -> int:
 def identified(
     estimate: Float[Tensor, "B N T 2"], truth: Float[Tensor, "B N T 2"]
 ) -> Int[Tensor, " B"]:
-    """How many true positions lie within the gate of their own estimate, under the best order.
+    """Return how many true positions lie within the gate of their estimate, in the best order.
 
-    With as many estimates as objects, its share of all positions is the score IDF1.
+    With as many estimates as objects, the share of all positions is IDF1.
     """
     near = (truth[:, None] - estimate[:, :, None]).norm(dim=-1) <= GATE  # B estimate truth T
     hits = near.sum(-1)
@@ -143,17 +143,17 @@ def squared_distance(
     covariances: Float[Tensor, "*batch 2 2"],
     truth: Float[Tensor, "*batch 2"],
 ) -> Float[Tensor, "*batch"]:
-    """The squared Mahalanobis distance of the truth; infinite where a covariance is singular.
+    """Return the squared Mahalanobis distance of the truth; infinite for singular covariances.
 
-    Its mean over honest error bars is 2, the dimension (NEES).
+    Its mean (NEES) is 2, the dimension, for calibrated error bars.
     """
     gap = (truth - estimate).double()
-    # Solved for unit diagonals where nothing is known, so that NaN stays where it is.
+    # Unit matrices replace unknown ones, so that NaN does not spread.
     known = covariances.isfinite().all(-1).all(-1)
     safe = torch.where(known[..., None, None], covariances.double(), torch.eye(2).to(gap))
     solved, singular = torch.linalg.solve_ex(safe, gap)
     squares = (gap * solved).sum(-1)
-    # An ellipse without area, which a model that draws nothing claims, holds nothing.
+    # An ellipse without area, as of a model that draws nothing, contains nothing.
     return torch.where(known & (singular == 0), squares, torch.where(known, torch.inf, torch.nan))
 
 
@@ -162,21 +162,21 @@ def negative_log_density(
     covariances: Float[Tensor, "*batch 2 2"],
     truth: Float[Tensor, "*batch 2"],
 ) -> Float[Tensor, "*batch"]:
-    """The negative log density of the truth under the estimate's Gaussian, in nats (NLL)."""
+    """Return the negative log density of the truth under the estimate's Gaussian, in nats."""
     determinant: Tensor = torch.linalg.det(covariances.double())
     log_scale = math.log(2 * math.pi) + 0.5 * determinant.log()
     return log_scale + 0.5 * squared_distance(estimate, covariances, truth)
 
 
 def squared_radius(level: float) -> float:
-    """The squared Mahalanobis distance within which a plane Gaussian has this probability."""
+    """Return the squared Mahalanobis radius of the 2D Gaussian region with this probability."""
     return -2 * math.log(1 - level)
 
 
 def inside(squares: Float[Tensor, "*batch"], level: float) -> Float[Tensor, "*batch"]:
-    """1 where a squared Mahalanobis distance is within the region of this probability, else 0.
+    """Return 1 where a squared distance is within the region of this probability, else 0.
 
-    NaN where nothing is known.
+    NaN stays NaN.
     """
     within = (squares <= squared_radius(level)).double()
     return torch.where(squares.isnan(), torch.nan, within)
@@ -186,7 +186,7 @@ def frame_losses(
     probabilities: Float[Tensor, "B T height width *channels"],
     frames: Float[Tensor, "B T height width *channels"],
 ) -> Float[Tensor, "B T"]:
-    """Mean Bernoulli cross-entropy of a pixel, in nats, for each frame."""
+    """Return the mean Bernoulli cross-entropy of a pixel, in nats, for each frame."""
     p = probabilities.clamp(1e-6, 1 - 1e-6)
     return _of_a_pixel(-(frames * p.log() + (1 - frames) * (1 - p).log()))
 
@@ -195,9 +195,9 @@ def losses_in_papers_unit(
     probabilities: Float[Tensor, "B T height width *channels"],
     frames: Float[Tensor, "B T height width *channels"],
 ) -> Float[Tensor, "B T"]:
-    """The cross-entropy with the sigmoid taken twice, which may be the unit of the paper's 0.691.
+    """Return the cross-entropy with the sigmoid applied twice, perhaps the paper's unit (0.691).
 
-    A guess: in it, black frames have log 2 = .6931.
+    In this unit black frames have log 2 = 0.6931.
     """
     losses = binary_cross_entropy_with_logits(probabilities, frames, reduction="none")
     return _of_a_pixel(losses)

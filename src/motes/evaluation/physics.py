@@ -60,7 +60,7 @@ def true_initial_states(clips: Clips) -> InitialStates:
 
 
 def first_points_and_steps(clips: Clips) -> tuple[Float[Tensor, "M 2"], Float[Tensor, "M 2"]]:
-    """Return the first noise-free positions of all objects, and their displacement to the second."""
+    """Return the first noise-free positions of all objects and their first displacements."""
     assert clips.clean is not None
     two = clips.clean[:, :, :2].flatten(0, 1)
     two = two[~two.isnan().any(-1).any(-1)]

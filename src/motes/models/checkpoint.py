@@ -32,7 +32,7 @@ from motes.core.files import atomic_path
 from motes.models.model import Model, build
 
 SHIPPED = Path(__file__).parent / "shipped"
-MAX_WEIGHT = 10**6  # larger values are treated as damage
+MAX_WEIGHT = 1e6  # larger values are treated as damage
 ALIASES = {"cannonballs-sprites": "cannonballs-structured"}
 RENAMED = {"temper": "calibration_scale"}  # tensors of version 0.1
 
@@ -121,7 +121,7 @@ def restore(model: Model, tensors: dict[str, Tensor], origin: Path) -> None:
         known = value.dtype in (torch.float16, torch.float32, torch.float64)
         if not known or not bool((value.to(expected[name].dtype).abs() <= MAX_WEIGHT).all()):
             raise InputError(
-                f"{origin}: {name} holds values that are not numbers up to {MAX_WEIGHT}"
+                f"{origin}: {name} holds values that are not numbers up to {MAX_WEIGHT:.0f}"
             )
     model.load_state_dict(tensors)
     if not is_usable(model):

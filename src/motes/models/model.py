@@ -132,7 +132,7 @@ class Model(nn.Module):
         present: Bool[Tensor, "B N"],
         frames: Float[Tensor, "B T height width *channels"],
         appearance: Any = None,
-        detected: Bool[Tensor, "B N T"] | None = None,
+        detected: Bool[Tensor, "B _ T"] | None = None,
     ) -> Float[Tensor, "B T"]:
         """Return log p(v_t | a_t); `detected` affects gradients only."""
         nats = []

@@ -162,7 +162,7 @@ class Renderer(Protocol):
         frames: Float[Tensor, "B T height width *channels"],
         *,
         appearance: Any = None,
-        detected: Bool[Tensor, "B N T"] | None = None,
+        detected: Bool[Tensor, "B _ T"] | None = None,
     ) -> Float[Tensor, "B T"]:
         """Return log p(v_t | a_t) of each frame."""
 

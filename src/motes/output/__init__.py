@@ -1,1 +1,1 @@
-"""Answers as people use them: tables, videos with tracks on them, a picture of the paths."""
+"""Output of answers and scores: tables, overlays, plots, HTML reports."""

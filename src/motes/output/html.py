@@ -34,7 +34,7 @@ td small { display: block } .number { text-align: right; font-variant-numeric: t
   white-space: nowrap } th.number { white-space: normal }
 td:first-child { min-width: 9rem }
 @media (max-width: 40rem) { figure { overflow-x: auto } figcaption { position: sticky; left: 0 }
-  img { max-width: none; width: 44rem } :is(#animation, #starts) img { max-width: 100% } }
+  img { max-width: none; width: 44rem } :is(#animation, #initial_states) img { max-width: 100% } }
 pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line);
   border-radius: .7rem; padding: .8rem 1rem; font-size: .9rem }
 """

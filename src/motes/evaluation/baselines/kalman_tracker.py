@@ -51,18 +51,18 @@ class StraightLine:
         observed: Bool[Tensor, " T"],
         num_objects: int,
     ) -> Prediction:
-        """Return centres in observed frames and the line everywhere, without error bars or frames."""
+        """Return observed centres and the line everywhere, without error bars or frames."""
         times = observed.nonzero()[:, 0].numpy()
 
         def link(explanations: list[np.ndarray]) -> Tracks:
             return nearest_neighbours(explanations, times, self._predict_position)
 
         tracks = find_tracks(frames, observed, num_objects, self.radius, link)
-        seen = tracks[:, :, observed].permute(2, 0, 1, 3).reshape(len(times), -1)
+        centres = tracks[:, :, observed].permute(2, 0, 1, 3).reshape(len(times), -1)
         fall = self._fall(np.arange(len(observed)))
-        straight = seen.numpy() - np.tile(fall[times], seen.shape[1] // 2)
+        straight = centres.numpy() - np.tile(fall[times], centres.shape[1] // 2)
         line = _line(straight, times, np.arange(len(observed)))
-        path = torch.from_numpy(line + np.tile(fall, seen.shape[1] // 2))
+        path = torch.from_numpy(line + np.tile(fall, centres.shape[1] // 2))
         path = path.reshape(len(observed), *tracks.shape[:2], 2).permute(1, 2, 0, 3)
         pixels = torch.where(observed[:, None], tracks, path)
         return Prediction(pixels=pixels.float(), path_pixels=path.float())
@@ -127,7 +127,7 @@ class KalmanTracker:
         observed: Bool[Tensor, " T"],
         num_objects: int,
     ) -> Float[Tensor, "B N T 2"]:
-        """Return the centres of all objects in observed frames, associated; NaN in hidden frames."""
+        """Return the associated centres of observed frames; NaN in hidden frames."""
 
         def link(explanations: list[np.ndarray]) -> Tracks:
             return associate(explanations, observed.numpy(), self.physics, self.beam)

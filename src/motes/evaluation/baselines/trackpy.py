@@ -49,11 +49,11 @@ def locate_features(
 ) -> "pandas.DataFrame":
     """Return the brightest features of every observed frame, at most as many as objects."""
     trackpy = _trackpy()
-    pictures = (255 * clip).byte().numpy()
+    images = (255 * clip).byte().numpy()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about frames without features
         found = [
-            trackpy.locate(pictures[t], diameter, topn=num_objects, separation=2).assign(frame=t)
+            trackpy.locate(images[t], diameter, topn=num_objects, separation=2).assign(frame=t)
             for t in observed.nonzero()[:, 0].tolist()
         ]
     import pandas
@@ -210,7 +210,7 @@ class TrackpyTracker:
         observed: Bool[Tensor, " T"],
         num_objects: int,
     ) -> Prediction:
-        """Return tracks with straight lines over gaps; after the last observed frame objects stay."""
+        """Return tracks with straight lines over gaps, constant after the last observed frame."""
         masks = observed.expand(len(frames), -1)
         shown = frames * observed[:, None, None]  # the background is the median of all frames
         settings = self.settings[num_objects]

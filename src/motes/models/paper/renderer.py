@@ -76,7 +76,7 @@ class PaperRenderer(PlainRenderer):
         frames: Float[Tensor, "B T height width"],
         *,
         appearance: None = None,
-        detected: Bool[Tensor, "B N T"] | None = None,
+        detected: Bool[Tensor, "B _ T"] | None = None,
     ) -> Float[Tensor, "B T"]:
         """Return log p(v_t | a_t), summed over the Bernoulli pixels of each frame."""
         logits = self(positions, present)
