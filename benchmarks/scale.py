@@ -137,10 +137,10 @@ def model_for(family: str, point: Point, state_size: int = STATE_SIZE) -> Model:
     """Return an untrained model for queries of a size."""
     config = FAMILIES[family]
     data = replace(config.data, num_objects=(point.objects,), height=point.size, width=point.size)
-    networks = replace(
-        config.model, inference_state_size=state_size, renderer_state_size=state_size
-    )
-    return build(replace(config, data=data, model=networks))
+    model = config.model
+    if config.family == "paper":
+        model = replace(model, inference_state_size=state_size, renderer_state_size=state_size)
+    return build(replace(config, data=data, model=model))
 
 
 def run_query(family: str, point: Point) -> dict[str, float]:

@@ -23,7 +23,7 @@ def show(line: dict[str, Any]) -> None:
 
 
 def main(folder: Path) -> None:
-    outcome = train(PRESETS["smoke"], folder, report=show)
+    outcome = train(PRESETS["paper-smoke"], folder, report=show)
     print(f"finished at step {outcome.step}, held-out bound {outcome.held_out_bound:.1f}")
     for path in sorted(folder.iterdir()):
         print(f"  {path.name}")
@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
     clips = motes.cannonballs(num_clips=4, num_objects=2, num_frames=8, size=16, seed=1)
     answer = motes.infer(model, clips.frames, num_objects=clips.num_objects)
     print(f"positions in 4 clips: pixels of shape {tuple(answer.pixels.shape)}")
-    print("train a useful model with: motes train --preset small --out runs/small")
+    print("train a useful model with: motes train --preset sprites-small --out runs/small")
 
 
 if __name__ == "__main__":

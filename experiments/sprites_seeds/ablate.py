@@ -29,24 +29,27 @@ from experiments.sprites_seeds.score_seeds import (
 )
 from motes.models.checkpoint import write_json
 from motes.models.sprites.renderer import phase_kernels
+from motes.queries import SEARCH
 
 SIZE, FRAMES = 48, 30
 
 
 class Change(NamedTuple):
-    """A module's constant or function, and what it is for one run."""
+    """A constant or function of a module or class, and its value in one run."""
 
     module: str
     name: str
     value: Any
 
 
-# What is taken away: what is changed for that, while it learns and while it is asked.
+# Names of the removed parts, and the changes that remove them in training and queries.
 PARTS: dict[str, tuple[Change, ...]] = {
-    "one start": (Change("motes.training.initialization", "STARTS", ((1.0, 1.0),)),),
-    "no mixture seeding": (Change("motes.training.step", "seed_mixture", lambda *arguments: None),),
+    "one start": (Change("motes.training.initialization", "RESTARTS", ((1.0, 1.0),)),),
+    "no mixture seeding": (
+        Change("motes.kalman.dynamics.LinearDynamics", "fit_initial_state", lambda *given: None),
+    ),
     "no exploring": (Change("motes.training.step", "EXPLORE", 0.0),),
-    "exploring to the end": (Change("motes.training.step", "EXPLORED", 1.0),),
+    "exploring to the end": (Change("motes.training.step", "EXPLORE_UNTIL", 1.0),),
     "dynamics not settled": (
         Change("motes.training.step", "fit_dynamics", lambda *arguments: None),
     ),
@@ -58,21 +61,21 @@ PARTS: dict[str, tuple[Change, ...]] = {
     "one look at first": (Change("motes.models.sprites.forward_pass", "PASSES_PER_FRAME", 1),),
     "no search of whole frames": (
         Change(
-            "motes.models.sprites.forward_pass", "recover", lambda glyph, frame, found, lost: found
+            "motes.models.sprites.forward_pass", "recover", lambda sprite, frame, found, lost: found
         ),
     ),
     "edges are sightings": (
         Change("motes.models.sprites.likelihood_maps", "MIN_LLR_FRACTION", 0.0),
     ),
     "no second look": (Change("motes.models.sprites.tracker", "REVISITS", 0),),
-    "no exchange": (Change("motes.models.sprites.tracker", "EXCHANGES", 0),),
-    "no later hypotheses": (Change("motes.models.paper.gap_filling", "HYPOTHESES", 1),),
+    "no exchange": (Change("motes.models.sprites.tracker", "MAX_SWAPS", 0),),
+    "no later hypotheses": (Change("motes.queries", "SEARCH", SEARCH._replace(hypotheses=1)),),
 }
 
 
 @contextlib.contextmanager
 def without(part: str) -> Iterator[None]:
-    """Takes a part away, and puts it back."""
+    """Remove a part within the block."""
     with contextlib.ExitStack() as stack:
         for module, name, value in PARTS[part]:
             stack.enter_context(mock.patch(f"{module}.{name}", value))
@@ -80,7 +83,7 @@ def without(part: str) -> Iterator[None]:
 
 
 def score_without(folder: Path, num_clips: int, device: str) -> Record:
-    """Return the scores of a run, asked without what it learned without."""
+    """Return the scores of a run without the part that it was trained without."""
     part = json.loads((folder / "learned.json").read_text("utf-8"))["part"]
     with without(part):
         return score(folder, num_clips, device)

@@ -50,8 +50,8 @@ class Start(NamedTuple):
     nudge: Callable[[Model], None] = lambda model: None  # of weights that no field sets
 
 
-def _ink(factor: float) -> Callable[[Model], None]:
-    """Return what makes the first glyph deeper or fainter."""
+def _mass(factor: float) -> Callable[[Model], None]:
+    """Return a function that scales the mass of the initial sprite."""
 
     def nudge(model: Model) -> None:
         assert isinstance(model.renderer, SpriteRenderer)
@@ -61,7 +61,7 @@ def _ink(factor: float) -> Callable[[Model], None]:
 
 
 def _gravity(factor: float) -> Callable[[Model], None]:
-    """Return what begins with a multiple of the true gravity; the preset begins with none."""
+    """Return a function that sets a multiple of the true gravity; the preset starts with none."""
 
     def nudge(model: Model) -> None:
         clips = cannonballs(60, (1,), 30, model.image_size, seed=0)
@@ -75,10 +75,10 @@ def _gravity(factor: float) -> Callable[[Model], None]:
 # Noises are variances.
 STARTS = {
     "as it is": Start(),
-    "glyph x 4": Start({"glyph_width": 4.0}),
-    "glyph / 4": Start({"glyph_width": 0.25}),
-    "ink x 4": Start(nudge=_ink(4.0)),
-    "ink / 4": Start(nudge=_ink(0.25)),
+    "glyph x 4": Start({"sprite_width": 4.0}),
+    "glyph / 4": Start({"sprite_width": 0.25}),
+    "ink x 4": Start(nudge=_mass(4.0)),
+    "ink / 4": Start(nudge=_mass(0.25)),
     "noise x 4": Start({"position_noise": 16.0}),
     "noise / 4": Start({"position_noise": 1 / 16}),
     "drift x 4": Start({"state_noise": 16.0}),
@@ -111,9 +111,14 @@ def configuration(size: int, frames: int, seed: int, start: Start) -> RunConfig:
     data = dataclasses.replace(
         config.data, height=size, width=size, num_frames=frames, seed=seed + 1
     )
-    changed = {name: by * getattr(config.model, name) for name, by in start.factors.items()}
-    model = dataclasses.replace(config.model, **changed)
-    return dataclasses.replace(config, data=data, model=model, seed=seed)
+    model, dynamics = (_scaled(part, start.factors) for part in (config.model, config.dynamics))
+    return dataclasses.replace(config, data=data, model=model, dynamics=dynamics, seed=seed)
+
+
+def _scaled(settings: Any, factors: Mapping[str, float]) -> Any:
+    """Return settings with those of their fields multiplied that have a factor."""
+    own = {name: by for name, by in factors.items() if hasattr(settings, name)}
+    return dataclasses.replace(settings, **{n: by * getattr(settings, n) for n, by in own.items()})
 
 
 def learn(config: RunConfig, folder: Path, settings: Record, device: str) -> None:

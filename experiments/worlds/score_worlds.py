@@ -47,7 +47,7 @@ TRAINING_SEED = 1
 
 
 def log(line: str) -> None:
-    """Tell a person how far the work is."""
+    """Print progress to standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -58,8 +58,8 @@ def learn(
     config = find(task.preset, "structured")
     if hiding:
         covered = PRESETS["sprites-occluded"]
-        taught, frozen = covered.model.hidden_teach, covered.schedule.frozen_occlusion
-        model = dataclasses.replace(config.model, hidden_teach=taught)
+        model = dataclasses.replace(config.model, models_occlusion=True)
+        frozen = covered.schedule.frozen_occlusion
         schedule = dataclasses.replace(config.schedule, frozen_occlusion=frozen)
         config = dataclasses.replace(config, model=model, schedule=schedule)
     num_clips = num_clips or config.data.num_clips
@@ -68,8 +68,8 @@ def learn(
     if not path.exists():
         save_clips(path, worlds.make(task.learns, num_clips, (1, 2, 3), 30, seed=TRAINING_SEED))
     data = dataclasses.replace(config.data, path=str(path))
-    model = dataclasses.replace(config.model, law=task.law)
-    config = dataclasses.replace(config, data=data, model=model, seed=seed)
+    dynamics = dataclasses.replace(config.dynamics, law=task.law)
+    config = dataclasses.replace(config, data=data, dynamics=dynamics, seed=seed)
     wall, cpu = time.monotonic(), time.process_time()
 
     def report(line: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from motes.models.paper.gap_filling import bytes_of_a_clip
 
 from benchmarks import scale
 from benchmarks.__main__ import main
@@ -21,7 +20,7 @@ from benchmarks.scale import (
     num_points,
     peak_memory,
 )
-from motes.queries import TO_SMOOTH
+from motes.queries import SMOOTHING_BYTES
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "benchmarks" / "records" / "scale.json"
@@ -121,5 +120,7 @@ def test_no_question_about_many_clips_took_more_than_it_is_refused_for(family: s
     point = CURVES["clips"].point(curve["at"][-1])  # what does not grow matters least there
     positions = point.objects * point.frames
     model = scale.model_for(family, point)
-    of_a_clip = TO_SMOOTH * positions + bytes_of_a_clip(model, point.objects, point.frames)
+    num_components = model.dynamics.num_components
+    of_a_clip = model.inference.bytes_per_clip(point.objects, point.frames, num_components)
+    of_a_clip += SMOOTHING_BYTES * positions
     assert curve[family][-1]["peak_mib"] * 2**20 <= point.clips * of_a_clip

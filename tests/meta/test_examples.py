@@ -1,6 +1,5 @@
 """Every example runs and says what it should; an example that is not listed here fails."""
 
-import dataclasses
 import re
 import runpy
 from pathlib import Path
@@ -8,9 +7,10 @@ from pathlib import Path
 import pytest
 
 import motes
-from motes.config import ModelConfig, RunConfig
+from motes.config import RunConfig
 from motes.models.checkpoint import save_model
 from motes.models.model import build
+from motes.models.paper.family import PaperSettings
 from motes.training.presets import PRESETS
 
 FOLDER = Path(__file__).parents[2] / "examples"
@@ -57,8 +57,8 @@ def test_examples_are_short_and_say_how_to_run_them(name: str):
 
 def test_the_readmes_python_does_what_its_comments_say(monkeypatch: pytest.MonkeyPatch):
     (block,) = re.findall(r"```python\n(.*?)```", (FOLDER.parent / "README.md").read_text(), re.S)
-    small = ModelConfig(inference_state_size=8, renderer_state_size=8)
-    untrained = build(dataclasses.replace(RunConfig(), model=small))
+    small = PaperSettings(inference_state_size=8, renderer_state_size=8)
+    untrained = build(RunConfig(model=small))
     monkeypatch.setattr(motes, "load", lambda name: untrained)
     names: dict[str, motes.Answer] = {}
     exec(block, names)

@@ -164,7 +164,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("no GPU here; this compares the two devices of one machine", file=sys.stderr)
         return 2
-    config, steps = PRESETS["smoke" if arguments.smoke else "paper"], 100
+    config, steps = PRESETS["paper-smoke" if arguments.smoke else "paper"], 100
     small = dataclasses.replace(PRESETS["paper-small"], data=PRESETS["paper-smoke"].data)
     queries: dict[str, float] = {}
     for name in arguments.models:

@@ -35,16 +35,16 @@ from motes.training.step import Trainer
 from tests.stress.forked import Ended, run_forked
 
 FAMILIES = {"paper": 40, "structured": 16}  # iterations; checkpoints every 10 and every 4 of them
+PRESETS = {"paper": "paper-smoke", "structured": "sprites-smoke"}
 CLONE_NEWNS, NO_RIGHTS, CODES_DIFFER = 0x20000, 77, 3
 READ_ONLY, REMOUNT, BIND, WHOLE_TREE, PRIVATE = 0x1, 0x20, 0x1000, 0x4000, 0x40000
-# Moments of a write at which a process is killed: [Law of motes.core.files.atomic_path] must hold.
 WRITE_MOMENTS = ("file half written", "before the sync", "before the rename", "after the rename")
 Work = Callable[[], int]
 
 
 def command(family: str, folder: Path, *more: str) -> list[str]:
-    """The command line of a new run of a family."""
-    size = ("--preset", "smoke", "--family", family, "--iterations", str(FAMILIES[family]))
+    """Return the command line of a new run of a family."""
+    size = ("--preset", PRESETS[family], "--iterations", str(FAMILIES[family]))
     return ["train", *size, "--out", str(folder), "--json", *more]
 
 

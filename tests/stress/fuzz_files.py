@@ -27,26 +27,33 @@ from safetensors.torch import save
 import motes
 from motes.config import RunConfig, from_json, to_json
 from motes.data import cannonballs, load_clips, save_clips
-from motes.data.colour import ColourAxis
 from motes.models.checkpoint import load, save_model
 from motes.models.model import Model, build
 from motes.training.presets import PRESETS
 from motes.video import read_frames
 
 
-def _small(*, channels: int = 1, axis: ColourAxis | None = None, **of_model: Any) -> RunConfig:
-    """The structured family's smallest run, of other pixels or another law."""
-    config = PRESETS["sprites-smoke"]
-    data = replace(config.data, channels=channels, colour_axis=axis)
-    return replace(config, data=data, model=replace(config.model, **of_model))
+def _layers(channels: int) -> RunConfig:
+    """Return the smallest run of the layered family."""
+    small, model = PRESETS["sprites-smoke"], PRESETS["layers"].model
+    data, own = replace(small.data, channels=channels), small.model
+    sizes = {name: getattr(own, name) for name in ("sprite_radius", "sprite_width", "window")}
+    return replace(small, data=data, model=replace(model, num_sprite_classes=2, **sizes))
+
+
+def _springs() -> RunConfig:
+    """Return the smallest run of the sprite family with the linear law and a colour axis."""
+    small = PRESETS["sprites-smoke"]
+    data = replace(small.data, colour_axis=(0.3, 0.6, 0.1, 0.0))
+    return replace(small, data=data, dynamics=replace(small.dynamics, law="linear"))
 
 
 CONFIGS: dict[str, RunConfig] = {
     "paper": PRESETS["paper-smoke"],
     "structured": PRESETS["sprites-smoke"],
-    "springs in colour": _small(axis=(0.3, 0.6, 0.1, 0.0), law="linear"),
-    "pictures": _small(pixels="pictures", num_kinds=2),
-    "colour pictures": _small(channels=3, pixels="pictures", num_kinds=2),
+    "springs in colour": _springs(),
+    "pictures": _layers(channels=1),
+    "colour pictures": _layers(channels=3),
 }
 NUMBERS = (0, 1, 2, 3, -1, 7, 12, 16, 255, 256, 1000, 2**31, 2**63, -(2**63), 10**30, 0.5, 1e-300)
 ODD: tuple[Any, ...] = (

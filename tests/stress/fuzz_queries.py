@@ -107,7 +107,7 @@ def command_line(chance: Random, folder: Path) -> int:
     elif verb in ("sample", "evaluate"):
         words += ["--model", str(run)] if verb == "sample" else [str(run), "--num-clips", "2"]
     elif verb == "train":
-        words += ["--preset", "smoke", "--dry-run"]
+        words += ["--preset", "paper-smoke", "--dry-run"]
     for _ in range(chance.choice((0, 1, 1, 2, 3))):
         words.append(chance.choice(FLAGS))
         if chance.random() < 0.8:

@@ -28,7 +28,7 @@ PATIENCE = 300.0  # seconds, for a busy machine
 # float32 sums of a global batch in another order: a part in 10^7 a step, grown by 40 steps.
 TOLERANCE = 1e-4
 TERMS = ("reconstruction", "entropy", "log_prior", "held_out_bound")
-SMOKE = ["train", "--preset", "smoke", "--iterations", str(ITERATIONS)]
+SMOKE = ["train", "--preset", "paper-smoke", "--iterations", str(ITERATIONS)]
 
 
 def start(
