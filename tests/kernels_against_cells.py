@@ -45,9 +45,15 @@ def painting() -> None:
     positions, present = random(R, B, N, T, 2), torch.rand(R, B, N, generator=generator) < 0.7
     positions[~present] = torch.nan
     inputs = (positions, present, random(R, 2, 2 * X), random(R, 2 * X), random(R, X))
-    torch.testing.assert_close(cells.paint(*inputs), kernels.paint(*inputs), **CLOSE)
+    torch.testing.assert_close(
+        cells.render_forward(*inputs), kernels.render_forward(*inputs), **CLOSE
+    )
     gradient = random(R, B, T, X)
-    pairs = zip(cells.unpaint(gradient, *inputs), kernels.unpaint(gradient, *inputs), strict=True)
+    pairs = zip(
+        cells.render_backward(gradient, *inputs),
+        kernels.render_backward(gradient, *inputs),
+        strict=True,
+    )
     for expected, ours in pairs:
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
 

@@ -1,4 +1,4 @@
-"""The folder of a run and the process that works in it: lock, environment, log, signals."""
+"""The folder of a run and its process: lock, environment, log, signals."""
 
 import contextlib
 import dataclasses
@@ -22,10 +22,10 @@ from motes.models.checkpoint import read_config, write_json, write_text
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock; a second process that wants it gets a clear error.
+    """Hold the lock of a folder; raise `InputError` if another process has it.
 
-    The lock is the operating system's, so a killed process leaves none behind. What else such a
-    process may have left, files half written, is deleted.
+    The lock is the operating system's, so a killed process leaves none. Partly written files of
+    such a process are deleted.
     """
     from filelock import FileLock, Timeout  # a requirement of torch, too
 
@@ -45,9 +45,9 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 def begin(out: Path, config: RunConfig, replicas: int) -> None:
-    """Writes what a new run needs to be resumed; `config.json` last, which makes it a run.
+    """Write what a new run needs to be resumed; `config.json` last, which makes it a run.
 
-    With several replicas `replicas.json` says how many; their own folders follow from it.
+    With several replicas, `replicas.json` holds their number, from which their folders follow.
     """
     out.mkdir(parents=True, exist_ok=True)
     for path in (out / "replicas.json", *leftovers(out)):  # of a process that was killed here
@@ -58,7 +58,7 @@ def begin(out: Path, config: RunConfig, replicas: int) -> None:
 
 
 def is_new(out: Path) -> bool:
-    """Whether a run may begin in a folder: nothing is there, or what `begin` left when killed."""
+    """Return whether a folder is empty, or holds only what a killed `begin` left."""
     if not out.exists():
         return True
     entries = {path.name for path in out.iterdir()} - {path.name for path in leftovers(out)}
@@ -66,14 +66,14 @@ def is_new(out: Path) -> bool:
 
 
 def run_folders(out: Path, *, writes: bool) -> list[Path]:
-    """The folders of a run's replicas, made where they are missing; a single run's own folder."""
+    """Return the folders of a run's replicas, created if missing; or the run's own folder."""
     try:
         noted = json.loads((out / "replicas.json").read_text(encoding="utf-8"))
         first, count = int(noted["seed"]), int(noted["replicas"])
     except FileNotFoundError:
         return [out]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{out / 'replicas.json'} is damaged ({error}); start anew") from None
+        raise InputError(f"{out / 'replicas.json'} is damaged ({error}); start again") from None
     folders = [out / f"seed-{first + offset}" for offset in range(count)]
     for offset, folder in enumerate(folders if writes else []):
         if not (folder / "config.json").is_file():
@@ -85,10 +85,10 @@ def run_folders(out: Path, *, writes: bool) -> list[Path]:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Turns Ctrl-C and SIGTERM into a question the loop can ask: was a stop asked for?
+    """Yield a function that returns whether Ctrl-C or SIGTERM requested a stop.
 
-    A second Ctrl-C interrupts at once. Whoever asks also takes the signals back: compilers of GPU
-    kernels put handlers of their own in place, and those let the second of two signals kill.
+    A second Ctrl-C interrupts at once. Each call installs the handlers again: compilers of GPU
+    kernels replace them, after which a second signal would kill the process.
     """
     received: list[int] = []
 
@@ -100,13 +100,13 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, note) for number in numbers]
 
-    def asked() -> bool:
+    def requested() -> bool:
         for number in numbers:
             signal.signal(number, note)
         return bool(received)
 
     try:
-        yield asked
+        yield requested
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
@@ -114,9 +114,9 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def fast_arithmetic() -> Iterator[None]:
-    """TensorFloat-32 products on GPUs, and numbers below 1e-38 as zero on CPUs.
+    """Use TensorFloat-32 products on GPUs and flush denormals on CPUs.
 
-    Blurred frames are full of such numbers, and a CPU takes a hundred times longer over them.
+    Blurred frames contain many denormals, on which a CPU is a hundred times slower.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
@@ -129,7 +129,7 @@ def fast_arithmetic() -> Iterator[None]:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What a result depends on besides its configuration."""
+    """Return what a result depends on besides its configuration."""
     on_gpu = device.type == "cuda"
     return {
         "motes_commit": commit(),
@@ -144,7 +144,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the source tree, marked if the tree was changed; None outside of one."""
+    """Return the commit of the source tree, marked if it has changes; None outside of one."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
@@ -161,7 +161,7 @@ def commit() -> str | None:
 
 
 def processor_name() -> str:
-    """The CPU's name as the system tells it."""
+    """Return the name of the CPU."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -170,7 +170,7 @@ def processor_name() -> str:
 
 
 def drop_lines_after(log: Path, step: int) -> None:
-    """Forgets what a killed process logged beyond the checkpoint that training goes on from."""
+    """Remove log lines beyond the checkpoint that training continues from."""
     if not log.is_file():
         return
     kept = []

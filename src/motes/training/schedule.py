@@ -1,4 +1,4 @@
-"""What training does at a step, as pure functions of the step ([Choice 5])."""
+"""The settings of a training step as pure functions of the step ([Choice 5])."""
 
 import math
 from typing import NamedTuple
@@ -16,23 +16,23 @@ class Phase(NamedTuple):
 
 
 def at_step(schedule: ScheduleConfig, step: int) -> Phase:
-    """The settings of a step, counted from 0."""
-    learning_rate = between(schedule.learning_rate, step)
+    """Return the settings of a step, counted from 0."""
+    learning_rate = interpolate(schedule.learning_rate, step)
     return Phase(
         learning_rate=learning_rate,
         dynamics_learning_rate=(
             0.0 if step < schedule.frozen_dynamics else schedule.dynamics_rate * learning_rate
         ),
-        kl_weight=between(schedule.kl_weight, step),
-        blur=between(schedule.blur, step),
+        kl_weight=interpolate(schedule.kl_weight, step),
+        blur=interpolate(schedule.blur, step),
     )
 
 
-def between(knots: Knots, step: int) -> float:
-    """The value at a step of a curve through knots (step, value).
+def interpolate(knots: Knots, step: int) -> float:
+    """Return the value at a step of a curve through knots (step, value).
 
     Geometric between two positive values, linear if one is zero, constant outside the knots. Two
-    knots at one step are a jump: the later one holds from that step on.
+    knots at one step are a jump to the later one.
 
     Law: passes through its knots and stays between neighbours; tests/training/test_schedule.py.
     """

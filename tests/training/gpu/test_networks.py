@@ -105,10 +105,10 @@ def test_what_absent_objects_hold_cannot_matter_to_a_painting(generator):
     shapes = [(1, 2, 3, 2, 2), (1, 2, 10), (1, 10), (1, 5)]
     positions, *weights = (torch.randn(shape, generator=generator) for shape in shapes)
     present = torch.tensor([[[True, False, False], [True, True, False]]])
-    expected = cells.paint(positions, present, *weights)
+    expected = cells.render_forward(positions, present, *weights)
     positions[~present] = torch.nan
-    assert torch.equal(cells.paint(positions, present, *weights), expected)
-    by_positions, *rest = cells.unpaint(expected, positions, present, *weights)
+    assert torch.equal(cells.render_forward(positions, present, *weights), expected)
+    by_positions, *rest = cells.render_backward(expected, positions, present, *weights)
     assert (by_positions[~present] == 0).all()
     assert all(part.isfinite().all() for part in rest)
 

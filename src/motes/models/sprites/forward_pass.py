@@ -1,4 +1,4 @@
-"""The steps of the search for objects: follow them forwards, expect them, look again."""
+"""The passes of the search: forward through time, then refinement around predictions."""
 
 import math
 from collections.abc import Iterator
@@ -26,8 +26,8 @@ from motes.models.sprites.likelihood_maps import (
 from motes.models.sprites.patches import FrameBatch, Window, nearest_pixel, sliding_crops
 from motes.models.sprites.renderer import PixelRenderer, SpriteRenderer
 
-PASSES_PER_FRAME = 2  # at each frame: the second shares lit pixels out by what the first one found
-CHUNK_PIXELS = 2**22  # pixels of frames, for each object, that are held side by side: bounds memory
+PASSES_PER_FRAME = 2  # the second assigns lit pixels by the result of the first
+CHUNK_PIXELS = 2**22  # pixels per object that are held together, which bounds memory
 
 
 AnyRenderer = TypeVar("AnyRenderer", bound=PixelRenderer)
@@ -35,14 +35,13 @@ AnyRenderer = TypeVar("AnyRenderer", bound=PixelRenderer)
 
 @dataclass(frozen=True)
 class Scene(Generic[AnyRenderer]):
-    """What a search knows: the frames, and the model so far.
+    """The input of B searches: frames, masks and the current model.
 
-    Frames are kept once, however many searches see them: a long video is the largest thing that
-    there is.
+    Frames of a clip are stored once for all searches of it: a long video dominates memory.
     """
 
     frames: Float[Tensor, "clips T height width *C"]
-    clip: Int[Tensor, " B"]  # whose frames each search sees
+    clip: Int[Tensor, " B"]  # index of the frames of each search
     observed: Bool[Tensor, "B T"]
     num_objects: Int[Tensor, " B"]
     present: Bool[Tensor, "B N"]
@@ -50,11 +49,11 @@ class Scene(Generic[AnyRenderer]):
     renderer: AnyRenderer
 
     def repeated(self, times: int) -> "Scene[AnyRenderer]":
-        """All searches, again and again."""
+        """Return all searches, repeated."""
         return self.select(torch.arange(len(self.clip), device=self.clip.device).repeat(times))
 
     def select(self, searches: Int[Tensor, " b"]) -> "Scene[AnyRenderer]":
-        """Some of the searches."""
+        """Return some of the searches."""
         return replace(
             self,
             clip=self.clip[searches],
@@ -64,24 +63,24 @@ class Scene(Generic[AnyRenderer]):
         )
 
     def frame(self, time: Int[Tensor, " B"] | int) -> Float[Tensor, "B height width *C"]:
-        """One frame for each search; nothing of a hidden one."""
+        """Return one frame for each search, zero where it is unobserved."""
         searches = torch.arange(len(self.clip), device=self.clip.device)
-        seen = self.observed[searches, time].view(-1, *[1] * (self.frames.ndim - 2))
-        return self.frames[self.clip, time].masked_fill_(~seen, 0.0)
+        observed = self.observed[searches, time].view(-1, *[1] * (self.frames.ndim - 2))
+        return self.frames[self.clip, time].masked_fill_(~observed, 0.0)
 
     def during(self, time: slice) -> "Scene[AnyRenderer]":
-        """Some of the frames, for each search its own; nothing of hidden ones."""
+        """Return the scene of some frames, copied for each search, zero where unobserved."""
         observed, frames = self.observed[:, time], self.frames[:, time][self.clip]
         frames[~observed] = 0.0
         clips = torch.arange(len(self.clip), device=self.clip.device)
         return replace(self, frames=frames, clip=clips, observed=observed)
 
     def frame_batch(self, time: slice) -> FrameBatch:
-        """The same without a copy."""
+        """Return some of the frames without a copy."""
         return FrameBatch.during(self.frames, self.clip, self.observed, time)
 
     def blocks(self, chunk_frames: int) -> Iterator[slice]:
-        """PosteriorBlocks of the clip; all searches together see so many frames of one, or one each."""
+        """Return slices of time; all searches together hold about `chunk_frames` frames of one."""
         step = chunk_size(chunk_frames, len(self.clip), self.frames)
         return (slice(t, t + step) for t in range(0, self.observed.shape[1], step))
 
@@ -93,10 +92,7 @@ def scene_of(
     renderer: AnyRenderer,
     observed: Bool[Tensor, "B T"] | None = None,
 ) -> Scene[AnyRenderer]:
-    """What one search of each clip knows, all frames seen if it is not said which.
-
-    Only as many objects as the fullest clip holds are looked for.
-    """
+    """Return the input of one search per clip, with slots for the largest count."""
     if observed is None:
         observed = torch.ones(frames.shape[:2], dtype=torch.bool, device=frames.device)
     most, clips = int(num_objects.max()), torch.arange(len(frames), device=frames.device)
@@ -105,9 +101,9 @@ def scene_of(
 
 
 class Detections(NamedTuple):
-    """Where each object is, in each frame or in one, in pixels, and whether it was seen there.
+    """Positions of all objects in one or all frames, in pixels, and whether they were detected.
 
-    Where it was not, the place is what the dynamics say.
+    The position of an undetected object is its prediction.
     """
 
     place: PixelGaussian  # B N T, or B N
@@ -115,33 +111,33 @@ class Detections(NamedTuple):
 
     @staticmethod
     def joined(parts: list["Detections"], axis: int) -> "Detections":
-        """Those of some objects after the others (axis 1), or of some frames (axis 2)."""
+        """Return parts concatenated along objects (axis 1) or frames (axis 2)."""
         means, covariances = zip(*(part.place for part in parts), strict=True)
         place = PixelGaussian(torch.cat(means, axis), torch.cat(covariances, axis))
         return Detections(place, torch.cat([part.detected for part in parts], axis))
 
     def one_frame(self) -> "Detections":
-        """Those in a frame as those in a stretch of one."""
+        """Return the detections of one frame with a time axis."""
         return Detections(
             PixelGaussian(*(part[:, :, None] for part in self.place)), self.detected[..., None]
         )
 
     def by_clips(self, num_clips: int) -> "Detections":
-        """Those in frames, one clip after the other, [M N], as [B N T]."""
+        """Return detections of flattened frames [M N] as [B N T]."""
         place = PixelGaussian(*(by_clip(part, num_clips) for part in self.place))
         return Detections(place, by_clip(self.detected, num_clips))
 
     def select(self, clips: Int[Tensor, " b"]) -> "Detections":
-        """Those of some of the clips."""
+        """Return the detections of some clips."""
         return Detections(self.place.select(clips), self.detected[clips])
 
     def put(self, clips: Int[Tensor, " b"], others: "Detections") -> "Detections":
-        """With those of some clips replaced."""
-        seen = self.detected.index_copy(0, clips, others.detected)
-        return Detections(self.place.put(clips, others.place), seen)
+        """Return the detections with those of some clips replaced."""
+        detected = self.detected.index_copy(0, clips, others.detected)
+        return Detections(self.place.put(clips, others.place), detected)
 
     def reordered(self, source: Int[Tensor, "B N T"]) -> "Detections":
-        """Every object at the place of another one, frame by frame."""
+        """Return the detections with objects permuted in every frame."""
         mean, covariance = self.place
         place = PixelGaussian(
             mean.take_along_dim(source[..., None], 1),
@@ -153,10 +149,10 @@ class Detections(NamedTuple):
 def forward_pass(
     scene: Scene[SpriteRenderer], template: SpriteTemplate, trusted: Bool[Tensor, "B T"]
 ) -> Detections:
-    """Finds the objects in the first trusted frame and follows them forwards from there.
+    """Return the detections of a filter that starts in the first trusted frame.
 
-    One that does not show in that frame, or is lost later, is looked for in the whole of each
-    frame after it, see `recover`.
+    An object that is not detected there, or is lost later, is searched for in every whole frame
+    after it, see `redetect_lost`.
     """
     renderer, present = scene.renderer, scene.present
     (B, N), device = present.shape, present.device
@@ -170,7 +166,7 @@ def forward_pass(
         prediction = predict_place(scene, belief)
         new = (first == t)[:, None] & (nats > template.min_llr)
         place = guess = PixelGaussian.where(new, PixelGaussian(start, wide), prediction)
-        # Of a first place nothing is known before.
+        # A first detection has a flat prior.
         prior = PixelGaussian.where(new, PixelGaussian(start, 1e6 * wide), prediction)
         seen = trusted[:, t, None].expand(B, N)
         around = sliding_crops(frame, template.crop_radius)
@@ -187,7 +183,7 @@ def forward_pass(
         detection = Detections(PixelGaussian.where(seen, place, guess), seen)
         lost = trusted[:, t, None] & present & ~seen
         if bool(lost.any()):
-            detection = recover(template, frame, detection, lost)
+            detection = redetect_lost(template, frame, detection, lost)
         place, seen = detection
         found.append(detection)
         belief = scene.dynamics.update(belief, renderer.from_pixels(place.mean), seen)
@@ -195,23 +191,23 @@ def forward_pass(
     return Detections.joined([detection.one_frame() for detection in found], 2)
 
 
-def recover(
+def redetect_lost(
     template: SpriteTemplate,
     frame: Float[Tensor, "B height width"],
     found: Detections,
     lost: Bool[Tensor, "B N"],
 ) -> Detections:
-    """Appearance for lost objects in a whole frame, in the ink that objects in sight leave unexplained.
+    """Return the detections after searching whole frames for lost objects.
 
-    An object that was hidden may show again farther from its prediction than the window reaches.
-    It is back where that is likelier than that it does not show: by the prediction, which may be
-    wide, and by the ink. [Choice 29]
+    An object that was occluded may reappear outside the window around its prediction. It is
+    detected where that is more likely than that it stays undetected, given the prediction and the
+    lit pixels that detected objects leave unexplained. [Choice 29]
 
     Args:
-        template: What to look for.
+        template: The sprite.
         frame: One frame of each clip.
-        found: The objects in that frame, the lost ones where they are predicted.
-        lost: Those that are looked for.
+        found: The objects in that frame, the lost ones at their predictions.
+        lost: The objects to search for.
     """
     means, covariances = (part.clone() for part in found.place)
     seen = found.detected.clone()
@@ -260,9 +256,9 @@ def revisit_blocks(
     guess: PixelGaussian,
     expected: PixelGaussian,
 ) -> Iterator[tuple[slice, WindowPosterior, Detections]]:
-    """`revisit`, a stretch of frames at a time, so that memory does not grow with the clip.
+    """Yield `revisit` of blocks of frames, so that memory does not grow with the clip.
 
-    Law: equals looking at all frames at once (test_a_long_clip_is_looked_at_as_a_short_one_is).
+    Law: equals one block of all frames (test_a_long_clip_is_refined_as_a_short_one_is).
     """
     pixels = scene.present.shape[1] * math.prod(scene.renderer.image_size)
     for time in scene.blocks(CHUNK_PIXELS // pixels):
@@ -278,11 +274,11 @@ def revisit(
     guess: PixelGaussian,
     expected: PixelGaussian,
 ) -> tuple[WindowPosterior, Detections]:
-    """Appearance at all frames at once, near a guess, with what is expected there as the prior.
+    """Return windows and detections of all frames around a guess, predictions being the prior.
 
-    One object after the other, each time as the others stand: what they light is explained.
-    Frames that were not seen are left out, and objects that are not there; one is then where it is
-    expected. Where something may hide objects, one that is not seen explains nothing.
+    Coordinate ascent: one object at a time, the others fixed and explaining the pixels they light.
+    Unobserved frames and absent objects keep the prediction. With an occlusion model an undetected
+    object explains no pixels.
     """
     (B, T), (size, N) = scene.observed.shape, (scene.renderer.image_size, scene.present.shape[1])
 

@@ -1,4 +1,4 @@
-"""What the search says of a position: a distribution over cells, which is q(a | v) as it is."""
+"""The posterior of a search: for each position a distribution over sub-pixel cells."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -19,11 +19,11 @@ from motes.models.sprites.likelihood_maps import (
 )
 from motes.models.sprites.renderer import PixelRenderer
 
-REGION = 0.9  # the probability whose region an answer's ellipse shall hold
-FINE_CELLS = 16  # the likeliest cells, a pixel of them: if q is narrow, its region cuts them
-CHUNK_POSITIONS = 1024  # positions whose ellipses are found side by side, which bounds memory
+REGION = 0.9  # probability of the region whose ellipse the covariance describes
+FINE_CELLS = 16  # the most likely cells, subdivided where the region cuts them
+CHUNK_POSITIONS = 1024  # positions whose ellipses are computed together, which bounds memory
 
-# the parts of a posterior with axes of objects and of frames
+# fields with axes of objects and frames
 PER_OBJECT = (
     *("origin", "log_weights", "zoom", "detected"),
     *("expected_means", "expected_covariances"),
@@ -40,7 +40,7 @@ class OcclusionPosterior(NamedTuple):
     def draw(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T 2"]:
         """One of the spots, chosen by standard normal noise."""
         number = self.samples.shape[3]
-        index = (made_uniform(noise[..., :1]) * number).long().clamp(max=number - 1)
+        index = (to_uniform(noise[..., :1]) * number).long().clamp(max=number - 1)
         return self.samples.take_along_dim(index[..., None], 3)[..., 0, :]
 
     def select(self, objects: Int[Tensor, " n"]) -> "OcclusionPosterior":
@@ -56,22 +56,21 @@ class OcclusionPosterior(NamedTuple):
 class GridPosterior(NamedTuple):
     """q(a | v): for each object and frame weights of cells, uniform within each. Latent units.
 
-    Where an object was not seen (the frame hidden, or the object behind something) q is what
-    the dynamics say, given the sightings in other frames: there q and the prior are one, so such
-    a position adds nothing to the entropy and the log prior of the bound. Where something may hide
-    objects, q is that and what the frame says by not showing it; it adds their divergence.
+    Where an object was not detected (unobserved frame, or occlusion) q is the prior given the
+    detections in other frames, and adds nothing to entropy and log prior of the bound. With an
+    occlusion model q is also conditioned on the missing detection, and adds the divergence.
     """
 
-    origin: Float[Tensor, "B N T 2"]  # the middle of the window of cells
+    origin: Float[Tensor, "B N T 2"]  # centre of the window of cells
     log_weights: Float[Tensor, "B N T places"]
-    offsets: Float[Tensor, "places 2"]  # from the origin to the middle of each cell
-    cell: float  # its side
-    zoom: Float[Tensor, "B N T"]  # by what offsets and sides are multiplied where q is narrow
+    offsets: Float[Tensor, "places 2"]  # from the origin to the centre of each cell
+    cell: float  # side of a cell
+    zoom: Float[Tensor, "B N T"]  # multiplies offsets and sides where q is narrow
     detected: Bool[Tensor, "B N T"]
-    expected_means: Float[Tensor, "B N T 2"]  # by the other frames
+    expected_means: Float[Tensor, "B N T 2"]  # leave-one-out prediction
     expected_covariances: Float[Tensor, "B N T 2 2"]
-    appearance: Any = None  # of pictures: a point mass on kinds and order
-    occlusion: OcclusionPosterior | None = None  # where something may hide objects
+    appearance: Any = None  # of layered sprites: a point mass on classes and depth order
+    occlusion: OcclusionPosterior | None = None  # with an occlusion model
 
     @staticmethod
     def of(
@@ -81,7 +80,7 @@ class GridPosterior(NamedTuple):
         renderer: PixelRenderer,
         occlusion: OcclusionPosterior | None = None,
     ) -> "GridPosterior":
-        """What a fine look found, and what is expected where nothing was seen."""
+        """Return the posterior of a fine window, and the prediction where nothing was detected."""
         unit = renderer.pixels_per_unit
         return GridPosterior(
             origin=renderer.from_pixels(cells.centre),
@@ -96,12 +95,12 @@ class GridPosterior(NamedTuple):
         )
 
     def draw(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T 2"]:
-        """A draw as a function of standard normal noise.
+        """Return a draw as a function of standard normal noise.
 
-        The first number of the noise, made uniform, chooses the cell by its cumulative weight;
-        how far it fell beyond the cell's lower border is uniform again and places x in the cell.
+        The first coordinate, made uniform, selects the cell by inverse CDF; its remainder is
+        uniform again and places x within the cell.
 
-        Law: draws fall in cells as their weights say and cover them evenly
+        Law: draws follow the weights and cover cells evenly
         (test_draws_follow_the_weights_and_fill_their_cells).
         """
         index, within = self._cell(noise)
@@ -114,7 +113,7 @@ class GridPosterior(NamedTuple):
         return torch.where(self.detected[..., None], found, guessed)
 
     def log_density(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T"]:
-        """The log density of the draw that this noise makes; 0 where the object was not seen."""
+        """Return the log density of the draw that this noise makes; 0 where not detected."""
         index, _ = self._cell(noise)
         weight = self.log_weights.gather(-1, index[..., None])[..., 0]
         return torch.where(self.detected, weight - 2 * self._log_side(), 0.0)
@@ -122,8 +121,8 @@ class GridPosterior(NamedTuple):
     def _cell(
         self, noise: Float[Tensor, "B N T 2"]
     ) -> tuple[Int[Tensor, "B N T"], Float[Tensor, "B N T 2"]]:
-        """The cell that a noise chooses, and where in it: -1/2 to 1/2 of its side."""
-        uniform = made_uniform(noise)
+        """Return the cell that noise selects, and the offset in it: -1/2 to 1/2 of its side."""
+        uniform = to_uniform(noise)
         weights = probabilities(self.log_weights)
         cumulative = weights.cumsum(-1)
         target = uniform[..., :1] * cumulative[..., -1:]  # the last one is 1 up to rounding
@@ -132,22 +131,22 @@ class GridPosterior(NamedTuple):
         return index[..., 0], torch.cat([beyond.clamp(0, 1), uniform[..., 1:]], -1) - 0.5
 
     def entropy(self) -> Float[Tensor, "B N T"]:
-        """The entropy of each position in nats.
+        """Return the entropy of each position in nats.
 
-        Where the object was not seen, less what the prior makes of it: the two belong together.
+        Where the object was not detected, minus the divergence from the prior.
         """
-        # A weight of zero has a log of minus infinity, and no entropy.
+        # A weight of zero has log weight -inf and adds no entropy.
         surprise = -(probabilities(self.log_weights) * self.log_weights.clamp(min=-1e4)).sum(-1)
         cost = torch.zeros_like(surprise) if self.occlusion is None else self.occlusion.divergence
         return torch.where(self.detected, surprise + 2 * self._log_side(), -cost)
 
     def _log_side(self) -> Float[Tensor, "B N T"]:
-        """The log of the side of the cells of each position."""
+        """Return the log of the side of the cells of each position."""
         return self.zoom.log() + math.log(self.cell)
 
     @property
     def localized(self) -> Bool[Tensor, "B N T"]:
-        """Where q says more of a position than the sightings in other frames do."""
+        """Where q is more informative than detections in other frames."""
         return self.detected if self.occlusion is None else self.detected | self.occlusion.occluded
 
     @property
@@ -159,10 +158,10 @@ class GridPosterior(NamedTuple):
         return torch.where(self.detected[..., None], found, self.expected_means)
 
     def covariances(self) -> Float[Tensor, "B N T 2 2"]:
-        """For each position the covariance of the Gaussian whose 90 % ellipse holds 90 % of q.
+        """Return the covariance of the Gaussian whose 90 % ellipse holds 90 % of q.
 
-        q is no Gaussian: a camera that rounds leaves a position anywhere in its pixel. The
-        ellipse of the pixel's own covariance would hold 97 % of it. [Choice 24]
+        q is not Gaussian: rounding leaves a position anywhere in its pixel, and the ellipse of the
+        uniform distribution's covariance would hold 97 % of it. [Choice 24]
 
         Law: the ellipse holds 90 % of the draws
         (test_the_ellipse_of_an_answer_holds_its_share_of_the_draws).
@@ -176,15 +175,15 @@ class GridPosterior(NamedTuple):
     def tracks(
         self, present: Bool[Tensor, "B N"]
     ) -> tuple[Float[Tensor, "M T 2"], Bool[Tensor, "M T"]]:
-        """The means of all objects that are there, and in which frames they were seen."""
+        """Return the means of all present objects, and in which frames they were detected."""
         return self.means[present], self.detected[present]
 
     def gaussian(self) -> GaussianPosterior:
-        """The nearest thing in the paper's family: independent coordinates."""
+        """Return the Gaussian approximation with independent coordinates."""
         return GaussianPosterior(self.means, self.covariances().diagonal(dim1=-2, dim2=-1).sqrt())
 
     def widened(self, slots: int) -> "GridPosterior":
-        """With slots for so many objects; those after the last repeat it and mean nothing."""
+        """Return the posterior with `slots` objects; additional ones repeat the last."""
         size, device = self.detected.shape[1], self.detected.device
         if size == slots:
             return self
@@ -195,12 +194,12 @@ class GridPosterior(NamedTuple):
         return self._replace(appearance=appearance, occlusion=occlusion, **parts)
 
     def pieces(self) -> Iterator[tuple[slice, "GridPosterior"]]:
-        """All of it, for all frames and those after them."""
+        """Yield all of it, for all frames and those after them."""
         yield slice(None), self
 
     @staticmethod
     def joined(blocks: "PosteriorBlocks") -> "GridPosterior":
-        """The posterior of one block of frames after the other."""
+        """Return the posterior of all blocks, concatenated."""
         parts = [q for _, q in blocks()]
         joined: dict[str, Any] = {
             name: torch.cat([getattr(part, name) for part in parts], 2) for name in PER_OBJECT
@@ -215,15 +214,15 @@ PosteriorBlocks = Callable[[], Iterator[tuple[slice, GridPosterior]]]
 
 
 class StreamedPosterior(NamedTuple):
-    """q(a | v) of a long clip: its moments, and cells that are found again when they are needed.
+    """q(a | v) of a long clip: its moments; cells are recomputed when they are needed.
 
     The cells of a clip may take more memory than its frames.
 
-    Law: says what `GridPosterior` does
+    Law: equals `GridPosterior`
     (test_a_posterior_in_blocks_says_what_the_whole_one_does).
     """
 
-    blocks: PosteriorBlocks  # the cells, some frames after the others
+    blocks: PosteriorBlocks  # recomputes the cells, block by block
     means: Float[Tensor, "B N T 2"]
     spreads: Float[Tensor, "B N T 2 2"]
     nats: Float[Tensor, "B N T"]
@@ -233,46 +232,46 @@ class StreamedPosterior(NamedTuple):
 
     @staticmethod
     def of(blocks: PosteriorBlocks) -> "StreamedPosterior":
-        """The posterior whose cells come in these blocks."""
+        """Return the posterior whose cells these blocks recompute."""
         parts = []
         for _, q in blocks():
-            appearance = q.appearance  # the same in all of them
+            appearance = q.appearance  # the same in all blocks
             parts.append((q.means, q.covariances(), q.entropy(), q.detected, q.localized))
         means, spreads, nats, *flags = (torch.cat(part, 2) for part in zip(*parts, strict=True))
         return StreamedPosterior(blocks, means, spreads, nats, flags[0], flags[1], appearance)
 
     def pieces(self) -> Iterator[tuple[slice, GridPosterior]]:
-        """A block after the other; the last one is for all frames after it as well."""
+        """Yield the blocks, the last one open-ended."""
         for time, q in self.blocks():
             ends = time.stop >= self.detected.shape[2]
             yield slice(time.start, None if ends else time.stop), q
 
     def draw(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T 2"]:
-        """A draw as a function of standard normal noise."""
+        """Return a draw as a function of standard normal noise."""
         return torch.cat([q.draw(noise[:, :, time]) for time, q in self.blocks()], 2)
 
     def log_density(self, noise: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B N T"]:
-        """The log density of the draw that this noise makes; 0 where the object was not seen."""
+        """Return the log density of the draw that this noise makes; 0 where not detected."""
         return torch.cat([q.log_density(noise[:, :, time]) for time, q in self.blocks()], 2)
 
     def entropy(self) -> Float[Tensor, "B N T"]:
-        """The entropy of each position in nats, see `GridPosterior.entropy`."""
+        """Return the entropy of each position, see `GridPosterior.entropy`."""
         return self.nats
 
     def covariances(self) -> Float[Tensor, "B N T 2 2"]:
-        """For each position the covariance of the Gaussian whose 90 % ellipse holds 90 % of q."""
+        """Return the covariances, see `GridPosterior.covariances`."""
         return self.spreads
 
 
-def made_uniform(noise: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Standard normal noise as uniform noise from 0 to 1."""
+def to_uniform(noise: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return standard normal noise as uniform noise on (0, 1)."""
     return 0.5 * torch.erfc(-noise * math.sqrt(0.5))
 
 
 def _ellipse(
     weights: Float[Tensor, "M places"], offsets: Float[Tensor, "places 2"], cell: float
 ) -> Float[Tensor, "M 2 2"]:
-    """The covariance over cells, scaled so that its ellipse holds REGION of the weight."""
+    """Return the covariance over cells, scaled so that its ellipse holds REGION of the weight."""
     place = cell_moments(weights, offsets, cell)
     top = weights.topk(min(FINE_CELLS, len(offsets)))
     within = cell * _points_of_a_cell().to(offsets)
@@ -287,7 +286,7 @@ def _ellipse(
 
 
 def _points_of_a_cell() -> Float[Tensor, "points 2"]:
-    """Points spread evenly over a cell of side one: the black fields of a board of 4 x 4."""
+    """Return points spread evenly over a unit cell: half of a 4 x 4 checkerboard."""
     row, column = ((torch.arange(16) // 4), torch.arange(16) % 4)
     board = (torch.stack([column, row], -1) - 1.5) / 4
     return board[(row + column) % 2 == 0]

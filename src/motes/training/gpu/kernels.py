@@ -1,4 +1,4 @@
-"""`motes.training.gpu.reference_ops` as GPU kernels, one for each of its functions.
+"""GPU kernels, one for each function of `motes.training.gpu.reference_ops`.
 
 Those of the renderer and of pixels are in `motes.training.gpu.pixel_kernels`.
 """
@@ -10,12 +10,18 @@ import triton
 import triton.language as tl
 
 from motes.core.axes import Tensor
-from motes.training.gpu.pixel_kernels import bernoulli, paint, unpack, unpaint, weigh
+from motes.training.gpu.pixel_kernels import (
+    bernoulli,
+    render_forward,
+    unpack,
+    render_backward,
+    scale_rows,
+)
 from motes.training.gpu.reference_ops import BETA_1, BETA_2, EPSILON
 
 __all__ = [
-    "adam", "backward", "bernoulli", "clear", "forward", "gather", "paint", "shorten", "unpack",
-    "unpaint", "weigh",
+    "adam", "backward", "bernoulli", "clear", "forward", "gather", "render_forward", "cast", "unpack",
+    "render_backward", "scale_rows",
 ]  # fmt: skip
 
 ELEMENTS = 1024  # of a long vector that one program works on
@@ -39,7 +45,7 @@ def forward(
 
 
 def clear(joined: Tensor, kept: Tensor, num_frames: int) -> None:
-    """See `motes.training.gpu.reference_ops.clear`; writes zeros only where nothing else will be written."""
+    """See `reference_ops.clear`; writes zeros only where nothing else will be written."""
     R, D, N, B, size = joined.shape
     _clear[R * D * N * B,](joined, kept, D, N, B, num_frames, size // 2, ELEMENTS)
 
@@ -73,10 +79,10 @@ def gather(skewed: Tensor, num_frames: int) -> Tensor:
     return total
 
 
-def shorten(values: Tensor, kind: torch.dtype) -> Tensor:
-    """See `motes.training.gpu.reference_ops.shorten`."""
+def cast(values: Tensor, kind: torch.dtype) -> Tensor:
+    """See `motes.training.gpu.reference_ops.cast`."""
     short = torch.empty_like(values, dtype=kind)
-    _shorten[triton.cdiv(values.numel(), ELEMENTS),](values, short, values.numel(), ELEMENTS)
+    _cast[triton.cdiv(values.numel(), ELEMENTS),](values, short, values.numel(), ELEMENTS)
     return short
 
 
@@ -103,13 +109,13 @@ def adam(
 
 
 def _columns(num_cells: int) -> int:
-    """How many columns of a cell a program works on: few cells must share a whole GPU."""
+    """Return the columns of a cell per program, so that few cells fill the GPU."""
     return 256 if num_cells < 256 else 1024
 
 
 @triton.jit
 def _cell(d, N, T, B, S, BLOCK: tl.constexpr):
-    """Which cell a program works on, and where it stands in the buffers."""
+    """Return the cell of a program and its offsets in the buffers."""
     cell = tl.program_id(0).to(tl.int64)
     b, n, r = cell % B, (cell // B) % N, cell // (B * N)
     t, D = d - n, T + N - 1
@@ -193,7 +199,7 @@ def _gather(skewed, total, T, B, size, N: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _shorten(values, short, size, BLOCK: tl.constexpr):
+def _cast(values, short, size, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(values + i, i < size).to(tl.float32)
     tl.store(short + i, value.to(short.dtype.element_ty), i < size)

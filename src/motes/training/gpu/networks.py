@@ -1,9 +1,9 @@
-"""The paper's two networks for R replicas at once, each with its own weights: the form for GPUs.
+"""The paper's two networks for R replicas at once, each with its own weights, for GPUs.
 
-A GPU waits for launches, not for arithmetic. So all replicas go together, what is done element by
-element is one kernel (`motes.training.gpu.kernels`; on a CPU the same in PyTorch,
-`motes.training.gpu.reference_ops`), and gradients are written out. On a GPU, products read 16 bits and add up
-in 32 [Choice 21].
+Small steps on a GPU are bound by launches, not by arithmetic. So replicas are batched, elementwise
+operations are fused kernels (`motes.training.gpu.kernels`; on a CPU the same in PyTorch,
+`motes.training.gpu.reference_ops`), and gradients are written by hand. On a GPU, products read 16
+bits and accumulate in 32 [Choice 21].
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from torch.nn.functional import softplus
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.training.gpu import reference_ops
 
-# The matrices that products read, and the weights whose rows they hold, below one another.
+# The matrices that products read, and the weights whose rows they stack.
 FACTORS = {
     "inference.from_image": ("inference.from_image",),
     "inference.recurrent": ("inference.from_past", "inference.from_below"),
@@ -36,19 +36,19 @@ class Factor(NamedTuple):
 
 
 def factor(*parts: Float[Tensor, "R _ outer"]) -> Factor:
-    """These weights below one another as a factor, through which gradients reach them."""
+    """Return stacked weights as a factor, through which gradients reach them."""
     joined = torch.cat(parts, 1)
     forward, backward = _forward_type(joined), gradient_type(joined)
     return Factor(joined.detach().to(forward), joined.to(backward))
 
 
 def parts_of_factors() -> set[str]:
-    """The names of all weights that are part of a factor."""
+    """Return the names of all weights that are part of a factor."""
     return {part for parts in FACTORS.values() for part in parts}
 
 
 def factors(weights: Mapping[str, Tensor]) -> dict[str, Factor]:
-    """The factors of `FACTORS` by their names, from stacks by theirs."""
+    """Return the factors of `FACTORS` by name, from stacked weights by name."""
     return {name: factor(*(weights[part] for part in parts)) for name, parts in FACTORS.items()}
 
 
@@ -83,10 +83,10 @@ def encode(
         weights["gate_bias"],
         recurrent,
     )
-    told = torch.baddbmm(
+    outputs = torch.baddbmm(
         weights["position_bias"][:, None], states.flatten(1, 3), weights["to_position"]
     )
-    mean, raw = told.view(*states.shape[:-1], 4).permute(0, 3, 1, 2, 4).chunk(2, dim=-1)
+    mean, raw = outputs.view(*states.shape[:-1], 4).permute(0, 3, 1, 2, 4).chunk(2, dim=-1)
     return mean, scale_floor + softplus(raw)
 
 
@@ -97,7 +97,7 @@ def log_likelihood(
     present: Bool[Tensor, "R B N"],
     frames: Float[Tensor, "R B T height width"],
 ) -> Float[Tensor, "R B"]:
-    """Return log p(v | a), as the `Renderer` of each replica and `reconstruction` would.
+    """Return log p(v | a), as the `PaperRenderer` of each replica and `reconstruction` would.
 
     Args:
         weights: the stacked parameters of the renderers by their names.
@@ -109,7 +109,7 @@ def log_likelihood(
     Law: equals the single networks, values and gradients
     (test_stacked_networks_are_the_single_ones).
     """
-    x = _Painting.apply(
+    x = _Rendering.apply(
         positions,
         present,
         weights["from_position"],
@@ -136,11 +136,11 @@ def read(
     Law: equals it, values and gradients (test_stacked_recurrence_is_the_single_one); on a GPU up
     to the rounding of 16-bit factors (test_gpu_networks_are_the_cpus_up_to_short_factors).
     """
-    states: Tensor = _Reading.apply(initial, pixels, *from_image, bias, *recurrent)
+    states: Tensor = _Recurrence.apply(initial, pixels, *from_image, bias, *recurrent)
     return states
 
 
-class _Reading(torch.autograd.Function):
+class _Recurrence(torch.autograd.Function):
     """Row d of a skewed buffer holds diagonal d: cell (n, t) of all replicas is in row t + n.
 
     A diagonal is two launches: one product of what all its cells read, and one kernel. `joined`
@@ -192,26 +192,28 @@ class _Reading(torch.autograd.Function):
                 grad_initial[:, d] = grad_joined[:, d, :, :S]
         by_recurrent = torch.bmm(kept.flatten(1, 3).mT, grad_gates.flatten(1, 3))
         by_sums = kernels.gather(grad_gates, T).flatten(1, 2)
-        by_image = torch.bmm(kernels.shorten(rows, by_sums.dtype).mT, by_sums)
+        by_image = torch.bmm(kernels.cast(rows, by_sums.dtype).mT, by_sums)
         ones = by_sums.new_ones(R, 1, by_sums.shape[1])
         by_bias = _product(ones, by_sums, states.dtype).squeeze(1)
         return grad_initial, None, None, by_image, by_bias, None, by_recurrent
 
 
-class _Painting(torch.autograd.Function):
+class _Rendering(torch.autograd.Function):
     """The renderer's states, its strokes painted again for the gradient instead of kept."""
 
     @staticmethod
     def forward(ctx: Any, positions: Tensor, present: Tensor, *weights: Tensor) -> Tensor:
         positions = positions.contiguous()
         ctx.save_for_backward(positions, present, *weights)
-        x: Tensor = backend(positions).paint(positions, present, *weights)
+        x: Tensor = backend(positions).render_forward(positions, present, *weights)
         return x
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        by_positions, *by_weights = backend(grad).unpaint(grad.contiguous(), *ctx.saved_tensors)
+        by_positions, *by_weights = backend(grad).render_backward(
+            grad.contiguous(), *ctx.saved_tensors
+        )
         return by_positions, None, *by_weights
 
 
@@ -233,18 +235,18 @@ class _Bernoulli(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor, Tensor, None]:
         x, weights, residual = ctx.saved_tensors
-        by_logits, by_bias = backend(x).weigh(residual, grad)
+        by_logits, by_bias = backend(x).scale_rows(residual, grad)
         return (
             _product(by_logits, weights.mT, grad.dtype),
             None,
-            torch.bmm(backend(x).shorten(x, residual.dtype).mT, by_logits),
+            torch.bmm(backend(x).cast(x, residual.dtype).mT, by_logits),
             by_bias,
             None,
         )
 
 
 def backend(like: Tensor) -> ModuleType:
-    """What does the work of `cells` where this tensor lives."""
+    """Return the implementation of `reference_ops` for the device of a tensor."""
     if not like.is_cuda:
         return reference_ops
     from motes.training.gpu import kernels

@@ -1,4 +1,4 @@
-"""GPU kernels of the renderer and of pixels: those of `motes.training.gpu.reference_ops`, clips from bits."""
+"""GPU kernels of the renderer and of pixels, and the unpacking of clips."""
 
 import torch
 import triton
@@ -6,26 +6,26 @@ import triton.language as tl
 
 from motes.core.axes import Tensor
 
-STROKE_COLUMNS, STROKE_ROWS = 128, 8  # of the renderer's state
+LAYER_COLUMNS, LAYER_ROWS = 128, 8  # of the renderer's state
 PIXELS = 1024
-WEIGHED_ROWS, WEIGHED_COLUMNS = 16, 256
+SCALED_ROWS, SCALED_COLUMNS = 16, 256
 
 
-def paint(
+def render_forward(
     positions: Tensor, present: Tensor, from_position: Tensor, bias: Tensor, empty: Tensor
 ) -> Tensor:
-    """See `motes.training.gpu.reference_ops.paint`."""
+    """See `motes.training.gpu.reference_ops.render_forward`."""
     (R, B, N, T, _), X = positions.shape, empty.shape[-1]
     x = positions.new_empty(R, B, T, X)
-    grid = (R, triton.cdiv(B * T, STROKE_ROWS), triton.cdiv(X, STROKE_COLUMNS))
-    _paint[grid](
+    grid = (R, triton.cdiv(B * T, LAYER_ROWS), triton.cdiv(X, LAYER_COLUMNS))
+    _render_forward[grid](
         positions, present, from_position, bias, empty, x,
-        B, T, X, N, STROKE_ROWS, STROKE_COLUMNS, num_warps=1,
+        B, T, X, N, LAYER_ROWS, LAYER_COLUMNS, num_warps=1,
     )  # fmt: skip
     return x
 
 
-def unpaint(
+def render_backward(
     grad: Tensor,
     positions: Tensor,
     present: Tensor,
@@ -33,15 +33,15 @@ def unpaint(
     bias: Tensor,
     empty: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `motes.training.gpu.reference_ops.unpaint`."""
+    """See `motes.training.gpu.reference_ops.render_backward`."""
     (R, B, N, T, _), X = positions.shape, empty.shape[-1]
-    rows, columns = triton.cdiv(B * T, STROKE_ROWS), triton.cdiv(X, STROKE_COLUMNS)
+    rows, columns = triton.cdiv(B * T, LAYER_ROWS), triton.cdiv(X, LAYER_COLUMNS)
     # Each program leaves its share of the sums, over columns and over rows.
     by_positions = positions.new_empty(columns, R, B, N, T, 2)
     by_rest = positions.new_empty(R, rows, 7, X)
-    _unpaint[R, rows, columns](
+    _render_backward[R, rows, columns](
         grad, positions, present, from_position, bias, empty, by_positions, by_rest,
-        R, B, T, X, N, STROKE_ROWS, STROKE_COLUMNS, num_warps=1,
+        R, B, T, X, N, LAYER_ROWS, LAYER_COLUMNS, num_warps=1,
     )  # fmt: skip
     total = by_rest.sum(1)
     by_weights, by_bias = total[:, :4].view(R, 2, 2 * X), total[:, 4:6].view(R, 2 * X)
@@ -57,7 +57,7 @@ def bernoulli(logits: Tensor, bias: Tensor, frames: Tensor, residual: Tensor) ->
 
 
 def unpack(bits: Tensor, indices: Tensor, num_pixels: int) -> Tensor:
-    """What `motes.data.clips.PackedFrames.unpack` gives, in 16 bits, and pixels in one row."""
+    """Return `motes.data.clips.PackedFrames.unpack` in 16 bits, pixels in one row."""
     (b,), (_, T, num_bytes) = indices.shape, bits.shape
     frames = torch.empty(b, T, num_pixels, dtype=torch.float16, device=bits.device)
     _unpack[b * T, triton.cdiv(num_pixels, PIXELS)](
@@ -66,20 +66,20 @@ def unpack(bits: Tensor, indices: Tensor, num_pixels: int) -> Tensor:
     return frames
 
 
-def weigh(residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """See `motes.training.gpu.reference_ops.weigh`."""
+def scale_rows(residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """See `motes.training.gpu.reference_ops.scale_rows`."""
     R, rows, pixels = residual.shape
-    weighed, parts = torch.empty_like(residual), triton.cdiv(rows, WEIGHED_ROWS)
+    scaled, parts = torch.empty_like(residual), triton.cdiv(rows, SCALED_ROWS)
     sums = weight.new_empty(R, parts, pixels)
-    _weigh[R, parts, triton.cdiv(pixels, WEIGHED_COLUMNS)](
-        residual, weight.contiguous(), weighed, sums, rows, pixels, WEIGHED_ROWS, WEIGHED_COLUMNS
+    _scale_rows[R, parts, triton.cdiv(pixels, SCALED_COLUMNS)](
+        residual, weight.contiguous(), scaled, sums, rows, pixels, SCALED_ROWS, SCALED_COLUMNS
     )
-    return weighed, sums.sum(1)
+    return scaled, sums.sum(1)
 
 
 @triton.jit
-def _stroke_weights(from_position, bias, r, X, x, inside):
-    """The four weights and two biases of some columns."""
+def _layer_weights(from_position, bias, r, X, x, inside):
+    """Return the four weights and two biases of some columns."""
     base, at = from_position + r * 4 * X + x, bias + r * 2 * X + x
     return (
         tl.load(base, inside, other=0.0), tl.load(base + 2 * X, inside, other=0.0),
@@ -89,8 +89,8 @@ def _stroke_weights(from_position, bias, r, X, x, inside):
 
 
 @triton.jit
-def _stroke(positions, present, cell, T, t, m0, m1, c0, c1, mb, cb):
-    """Position, presence, alpha and xhat of one object at one frame; cell is [R, B, N]."""
+def _layer(positions, present, cell, T, t, m0, m1, c0, c1, mb, cb):
+    """Return position, presence, alpha and xhat of one object; cell is [R, B, N]."""
     seen = tl.load(present + cell).to(tl.float32)
     at = positions + (cell * T + t) * 2
     a0 = tl.where(seen > 0, tl.load(at), 0.0)
@@ -101,14 +101,14 @@ def _stroke(positions, present, cell, T, t, m0, m1, c0, c1, mb, cb):
 
 
 @triton.jit
-def _paint(
+def _render_forward(
     positions, present, from_position, bias, empty, out,
     B, T, X, N: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     r = tl.program_id(0).to(tl.int64)
     x = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     inside = x < X
-    m0, m1, c0, c1, mb, cb = _stroke_weights(from_position, bias, r, X, x, inside)
+    m0, m1, c0, c1, mb, cb = _layer_weights(from_position, bias, r, X, x, inside)
     canvas = 2 * tl.sigmoid(2 * tl.load(empty + r * X + x, inside, other=0.0)) - 1
     for i in range(ROWS):
         row = tl.program_id(1) * ROWS + i
@@ -117,7 +117,7 @@ def _paint(
             drawn = canvas
             for n in tl.static_range(N):
                 cell = (r * B + b) * N + n
-                _, _, _, alpha, xhat = _stroke(
+                _, _, _, alpha, xhat = _layer(
                     positions, present, cell, T, t, m0, m1, c0, c1, mb, cb
                 )
                 drawn += alpha * (xhat - drawn)
@@ -125,14 +125,14 @@ def _paint(
 
 
 @triton.jit
-def _unpaint(
+def _render_backward(
     grad, positions, present, from_position, bias, empty, by_positions, by_rest,
     R, B, T, X, N: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     r = tl.program_id(0).to(tl.int64)
     x = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     inside = x < X
-    m0, m1, c0, c1, mb, cb = _stroke_weights(from_position, bias, r, X, x, inside)
+    m0, m1, c0, c1, mb, cb = _layer_weights(from_position, bias, r, X, x, inside)
     canvas = 2 * tl.sigmoid(2 * tl.load(empty + r * X + x, inside, other=0.0)) - 1
     g_m0, g_m1, g_mb = tl.zeros_like(m0), tl.zeros_like(m0), tl.zeros_like(m0)
     g_c0, g_c1, g_cb = tl.zeros_like(m0), tl.zeros_like(m0), tl.zeros_like(m0)
@@ -149,12 +149,12 @@ def _unpaint(
                     N - 1 - back
                 ):  # painted again, instead of kept for each object
                     cell = (r * B + b) * N + k
-                    _, _, _, alpha, xhat = _stroke(
+                    _, _, _, alpha, xhat = _layer(
                         positions, present, cell, T, t, m0, m1, c0, c1, mb, cb
                     )
                     below += alpha * (xhat - below)
                 cell = (r * B + b) * N + n
-                a0, a1, seen, alpha, xhat = _stroke(
+                a0, a1, seen, alpha, xhat = _layer(
                     positions, present, cell, T, t, m0, m1, c0, c1, mb, cb
                 )
                 by_mask = g * (xhat - below) * alpha * (1 - alpha)
@@ -213,13 +213,15 @@ def _unpack(bits, indices, frames, T, num_bytes, num_pixels, BLOCK: tl.constexpr
 
 
 @triton.jit
-def _weigh(residual, weight, weighed, sums, rows, pixels, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _scale_rows(
+    residual, weight, scaled, sums, rows, pixels, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
     r, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, i = part * ROWS + tl.arange(0, ROWS), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (i < pixels)[None]
     at = (r * rows + row)[:, None] * pixels + i[None]
     factor = tl.load(weight + r * rows + row, row < rows, other=0.0)
     value = tl.load(residual + at, inside, other=0.0).to(tl.float32) * factor[:, None]
-    tl.store(weighed + at, value.to(weighed.dtype.element_ty), inside)
+    tl.store(scaled + at, value.to(scaled.dtype.element_ty), inside)
     place = (r * tl.num_programs(1) + part) * pixels + i
     tl.store(sums + place, tl.sum(value, 0), i < pixels)

@@ -1,4 +1,4 @@
-"""What the stacked networks do element by element, in plain PyTorch.
+"""Elementwise operations of the stacked networks in plain PyTorch.
 
 Each function does for all replicas what `motes.training.gpu.kernels` does in one GPU kernel, and is
 what that kernel is tested against. `forward` and `backward` are of the recurrence: they write into
@@ -26,7 +26,7 @@ def forward(
     joined: Float[Tensor, "R D N B gates"],
     kept: Float[Tensor, "R D N B gates"],
 ) -> None:
-    """Writes the gates and states of a diagonal, and what the next diagonal reads of them.
+    """Write the gates and states of a diagonal, and the input of the next one.
 
     `kept` receives what `joined` does, in the type that gradients are computed in.
     """
@@ -48,7 +48,7 @@ def forward(
 def clear(
     joined: Float[Tensor, "R D N B gates"], kept: Float[Tensor, "R D N B gates"], num_frames: int
 ) -> None:
-    """Writes zeros where `forward` leaves what it finds: no such cell, or no object below."""
+    """Write zeros where `forward` writes nothing: no such cell, or no object below."""
     S = joined.shape[-1] // 2
     for d, n in ((d, n) for d in range(joined.shape[1]) for n in range(joined.shape[2])):
         start = 0 if not 0 <= d - n < num_frames else S if n == 0 else 2 * S
@@ -64,7 +64,7 @@ def backward(
     grad_gates: Float[Tensor, "R D N B gates"],
     through: Float[Tensor, "2 R N B state"],
 ) -> None:
-    """Writes the gradients of the gates of a diagonal, from what the diagonal after it wants.
+    """Write the gradients of the gates of a diagonal, from those of the diagonal after it.
 
     Args:
         d: the diagonal.
@@ -91,39 +91,39 @@ def backward(
 
 
 def gather(skewed: Float[Tensor, "R D N B gates"], num_frames: int) -> Float[Tensor, "R B T gates"]:
-    """The sum over objects of what each cell of a skewed buffer holds."""
+    """Return the sum over objects of the cells of a skewed buffer."""
     R, _, N, B, size = skewed.shape
     replica, row, column, clip, element = skewed.stride()
     shape = (R, B, num_frames, N, size)
     return skewed.as_strided(shape, (replica, clip, row, row + column, element)).sum(3)
 
 
-def shorten(values: Float[Tensor, "..."], kind: torch.dtype) -> Float[Tensor, "..."]:
-    """The same numbers in another type."""
+def cast(values: Float[Tensor, "..."], kind: torch.dtype) -> Float[Tensor, "..."]:
+    """Return the values in another type."""
     return values.to(kind)
 
 
 def _active(d: int, num_objects: int, num_frames: int) -> list[tuple[int, int]]:
-    """The objects and frames (n, t) of a diagonal."""
+    """Yield the objects and frames (n, t) of a diagonal."""
     return [(n, d - n) for n in range(num_objects) if 0 <= d - n < num_frames]
 
 
-def paint(
+def render_forward(
     positions: Float[Tensor, "R B N T 2"],
     present: Bool[Tensor, "R B N"],
     from_position: Float[Tensor, "R 2 gates"],
     bias: Float[Tensor, "R gates"],
     empty: Float[Tensor, "R state"],
 ) -> Float[Tensor, "R B T state"]:
-    """The renderer's state x^N of every frame; see `motes.models.paper.renderer`."""
-    alpha, xhat = _strokes(positions, present, from_position, bias)
+    """Return the renderer's state x^N of every frame; see `motes.models.paper.renderer`."""
+    alpha, xhat = _layers(positions, present, from_position, bias)
     x = empty.tanh()[:, None, None].expand_as(xhat[:, :, 0])
     for alpha_n, xhat_n in zip(alpha.unbind(2), xhat.unbind(2), strict=True):
         x = x + alpha_n * (xhat_n - x)
     return x
 
 
-def unpaint(
+def render_backward(
     grad: Float[Tensor, "R B T state"],
     positions: Float[Tensor, "R B N T 2"],
     present: Bool[Tensor, "R B N"],
@@ -136,19 +136,19 @@ def unpaint(
     Float[Tensor, "R gates"],
     Float[Tensor, "R state"],
 ]:
-    """The gradients of `paint` by positions, weights, bias and the empty canvas."""
+    """The gradients of `render_forward` by positions, weights, bias and the empty canvas."""
     inputs = (positions, from_position, bias, empty)
     with torch.enable_grad():
         leaves = [part.detach().requires_grad_() for part in inputs]
-        x = paint(leaves[0], present, *leaves[1:])
+        x = render_forward(leaves[0], present, *leaves[1:])
     by_positions, by_weights, by_bias, by_empty = torch.autograd.grad(x, leaves, grad)
     return by_positions, by_weights, by_bias, by_empty
 
 
-def _strokes(
+def _layers(
     positions: Tensor, present: Tensor, from_position: Tensor, bias: Tensor
 ) -> tuple[Float[Tensor, "R B N T state"], Float[Tensor, "R B N T state"]]:
-    """The alpha and xhat of every object."""
+    """Return alpha and xhat of every object."""
     seen = present[..., None, None]
     a = torch.where(seen, positions, 0)
     both = torch.einsum("rbnti,rig->rbntg", a, from_position) + bias[:, None, None, None]
@@ -162,18 +162,18 @@ def bernoulli(
     frames: Float[Tensor, "R rows pixels"],
     residual: Float[Tensor, "R rows pixels"],
 ) -> Float[Tensor, "R rows"]:
-    """The log density of each row of pixels; its gradient by the logits goes to `residual`."""
+    """Return the log density of each row of pixels; write its gradient by logits to `residual`."""
     both = logits + bias[:, None]
     residual.copy_(frames - both.sigmoid())
     return (frames * both - softplus(both)).sum(-1)
 
 
-def weigh(
+def scale_rows(
     residual: Float[Tensor, "R rows pixels"], weight: Float[Tensor, "R rows"]
 ) -> tuple[Float[Tensor, "R rows pixels"], Float[Tensor, "R pixels"]]:
-    """The rows times their weights, and the sum of these."""
-    weighed = residual * weight[..., None].to(residual.dtype)
-    return weighed, weighed.sum(1, dtype=weight.dtype)
+    """Return the rows times their weights, and the sum of these."""
+    scaled = residual * weight[..., None].to(residual.dtype)
+    return scaled, scaled.sum(1, dtype=weight.dtype)
 
 
 def adam(
@@ -186,7 +186,7 @@ def adam(
     bad: Int[Tensor, " R"],
     copies: Sequence[Float[Tensor, "R ..."]] = (),
 ) -> None:
-    """One step of Adam for each replica, in place; `bad` becomes 1 where a gradient is not finite.
+    """Take a step of Adam for each replica in place; set `bad` to 1 where a gradient is not finite.
 
     Args:
         values: the parameters.
