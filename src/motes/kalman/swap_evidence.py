@@ -189,7 +189,7 @@ def _forward_messages(
     observed: Bool[Tensor, "B N T"],
     start: ChunkStart,
 ) -> tuple[StateEstimate, Float[Tensor, "B N K T"], ChunkStart]:
-    """Return each frame's predicted state, the log density before it, and the next chunk's start."""
+    """Return predicted states, log densities before each frame, and the next chunk's start."""
     found, innovation = run_filter(
         model, positions[:, :, None], observed[:, :, None], start.predicted
     )

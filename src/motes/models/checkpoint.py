@@ -12,7 +12,7 @@ A run folder is self-describing:
     replicas.json            several seeds: which, each in a folder of its own
     selection.json           several seeds: their bounds, and the one selected
 
-A model for queries needs only `config.json` and `model.safetensors`. Every file is replaced atomically.
+A model for queries needs only `config.json` and `model.safetensors`. Files are replaced atomically.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """The map from latent positions to pixels, found from the renderer without labels.
 
-One object is rendered at many positions drawn from the model's prior, and an affine map is fitted to
-the centroids of what appears [Choice 6]. The residual, and the share of a latent grid that is
+One object is rendered at positions drawn from the model's prior, and an affine map is fitted to the
+centroids of what appears [Choice 6]. The residual, and the share of a latent grid that is
 rendered with the opposite orientation, show whether the learned map is folded [Choice 27].
 """
 

@@ -5,7 +5,7 @@ A model is a law of motion (`Dynamics`), a `Renderer` and an `Inference`; infere
 module asks which one it has. Renderers and dynamics with parameters are `nn.Module`s.
 
 All tensors of positions have axes [B, N, T, 2] (clips, objects, frames, coordinates) and are in
-latent units. `present` [B, N] flags the objects of each clip, `observed` [B, T] the observed frames,
+latent units. `present` [B, N] flags the objects of a clip, `observed` [B, T] the observed frames,
 `detected` [B, N, T] the frames in which an object was itself detected.
 """
 
@@ -307,7 +307,7 @@ class Inference(Protocol):
         slots: int,
         search: Search,
     ) -> Posterior:
-        """Return q(a | v) with room for `slots` objects; pixels of unobserved frames do not matter."""
+        """Return q(a | v) for `slots` objects; pixels of unobserved frames do not matter."""
 
     def max_objects(self, trained: int) -> int:
         """Return the largest count that can be inferred, given that in the training clips."""

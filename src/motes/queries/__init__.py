@@ -125,7 +125,7 @@ def _query(
     num_objects: Any,
     seed: int,
 ) -> Answer:
-    """Return the answer of infer, forecast and interpolate; frames may end with the observed ones."""
+    """Return the answer of a query; frames may end with the last observed one."""
     check_whole("seed", seed, 0, 2**63 - 1)
     counts = None if num_objects is None else check_counts(model, num_objects, len(frames))
     N = model.max_objects if counts is None else model.present(counts).shape[1]

@@ -67,7 +67,7 @@ class Answer:
         return self.draw_mean_frames()
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Yield one row per clip, frame and present object, in the order of `COLUMNS`, in pixels."""
+        """Yield one row per clip, frame and object, in the order of `COLUMNS`, in pixels."""
         pixels, velocities = self.pixels.tolist(), self.pixel_velocities.tolist()
         covariances, observed = self.pixel_covariances.tolist(), self.observed.tolist()
         for clip, count in enumerate(self.num_objects.tolist()):

@@ -27,7 +27,7 @@ def check_frames(
 ) -> Float[Tensor, "B T height width *channels"]:
     """Return frames as float32 on the model's device; unobserved ones may hold anything.
 
-    Unobserved frames become zero if the inference requires it; otherwise long videos are not copied.
+    Unobserved frames become zero if the inference requires it, else long videos are not copied.
     """
     given = as_numbers("frames", frames)
     height, width = model.image_size

@@ -33,8 +33,8 @@ from motes.training.run_folder import drop_lines_after, environment
 from motes.training.schedule import at_step
 from motes.training.step import Trainer, require_finite
 
-# Called with each line of the log, the folder, the number of steps and the model; during distillation
-# with the number of clips that have pseudo-labels.
+# Called with each line of the log, the folder, the number of steps and the model; during
+# distillation with the number of clips that have pseudo-labels.
 Report = Callable[[dict[str, Any]], None]
 CHECKPOINT = "checkpoint.safetensors"
 ROLL_BACK_RATE = 0.5  # multiple of the learning rates after a roll-back

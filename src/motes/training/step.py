@@ -1,8 +1,8 @@
 """The training step and the state of one model in training.
 
 `training_step` is the loop body for every family and device. It works on an engine: a `Trainer`,
-which holds one model, or `motes.training.gpu.replicas.Replicas`, which computes the steps of several
-models at once. Checkpoints, signals, roll-backs and processes are handled around it, in
+which holds one model, or `motes.training.gpu.replicas.Replicas`, which computes the steps of
+several models at once. Checkpoints, signals, roll-backs and processes are handled around it, in
 `motes.training.run` and `motes.training.train`.
 
 Everything random in a step is a function of (seed, step), so a resumed run continues exactly, and

@@ -12,16 +12,16 @@ import triton.language as tl
 from motes.core.axes import Tensor
 from motes.training.gpu.pixel_kernels import (
     bernoulli,
-    render_forward,
-    unpack,
     render_backward,
+    render_forward,
     scale_rows,
+    unpack,
 )
 from motes.training.gpu.reference_ops import BETA_1, BETA_2, EPSILON
 
 __all__ = [
-    "adam", "backward", "bernoulli", "clear", "forward", "gather", "render_forward", "cast", "unpack",
-    "render_backward", "scale_rows",
+    "adam", "backward", "bernoulli", "clear", "forward", "gather", "render_forward", "cast",
+    "unpack", "render_backward", "scale_rows",
 ]  # fmt: skip
 
 ELEMENTS = 1024  # of a long vector that one program works on

@@ -199,7 +199,7 @@ class _Recurrence(torch.autograd.Function):
 
 
 class _Rendering(torch.autograd.Function):
-    """The renderer's states, its strokes painted again for the gradient instead of kept."""
+    """The renderer's states; its layers are recomputed for the gradient instead of stored."""
 
     @staticmethod
     def forward(ctx: Any, positions: Tensor, present: Tensor, *weights: Tensor) -> Tensor:
@@ -255,19 +255,19 @@ def backend(like: Tensor) -> ModuleType:
 
 
 def _forward_type(like: Tensor) -> torch.dtype:
-    """States and weights are small numbers: float16 keeps as many of their bits as TF32 does."""
+    """Return the type of forward products: float16 keeps as many bits of small values as TF32."""
     return torch.float16 if like.is_cuda else like.dtype
 
 
 def gradient_type(like: Tensor) -> torch.dtype:
-    """Of a factor: gradients may be of any size, and bfloat16 has the range of float32."""
+    """Return the type of gradients: bfloat16, which has the range of float32."""
     return torch.bfloat16 if like.is_cuda else like.dtype
 
 
 def _product(
     left: Float[Tensor, "R rows inner"], right: Float[Tensor, "R inner columns"], kind: torch.dtype
 ) -> Float[Tensor, "R rows columns"]:
-    """One product for each replica, added up and returned in `kind`."""
+    """Return one product for each replica, accumulated and returned in `kind`."""
     if left.dtype == kind:
         return torch.bmm(left, right)
     product: Tensor = torch.bmm(left, right, out_dtype=kind)

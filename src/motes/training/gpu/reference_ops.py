@@ -2,8 +2,8 @@
 
 Each function does for all replicas what `motes.training.gpu.kernels` does in one GPU kernel, and is
 what that kernel is tested against. `forward` and `backward` are of the recurrence: they write into
-the buffers of `motes.training.gpu.networks`, for all replicas, objects and clips of diagonal d; object
-n is at frame t = d - n there, if that is a frame.
+the buffers of `motes.training.gpu.networks`, for all replicas, objects and clips of diagonal d;
+object n is at frame t = d - n there, if that is a frame.
 """
 
 from collections.abc import Sequence

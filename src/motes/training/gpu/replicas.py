@@ -1,8 +1,8 @@
 """Batched training steps of several models: other seeds or settings, one computation.
 
 The models' parameters are views of stacked tensors, so that one batched computation serves all
-(`motes.training.gpu.networks`) while each model can be saved, queried and resumed by itself. On a GPU
-the whole step is captured once as a CUDA graph.
+(`motes.training.gpu.networks`) while each model can be saved, queried and resumed by itself. On a
+GPU the whole step is captured once as a CUDA graph.
 """
 
 import contextlib
@@ -120,7 +120,7 @@ class Replicas:
         return blurred
 
     def terms(self, frames: Float[Tensor, "R B T height width"], inputs: StepInputs) -> BoundTerms:
-        """Return the terms to maximise, of each replica and clip: of the bound or of distillation."""
+        """Return the terms to maximise, per replica and clip: of the bound or of distillation."""
         num_objects = self.data.num_objects[inputs.indices]
         slots = torch.arange(self.config.data.max_objects, device=self.device)
         present, shape = slots < num_objects[..., None], num_objects.shape
