@@ -64,7 +64,9 @@ def backward_messages(
         curvature = A.mT @ Lam @ A + curvatures[..., t, :, :]
         messages.append((curvature, map_vector(A.mT, eta) + slopes[..., t, :], level))
     parts = zip(*messages[: -T - 1 : -1], strict=True)
-    return BackwardMessage(*(torch.stack(part, axis) for part, axis in zip(parts, (-3, -2, -1))))
+    return BackwardMessage(
+        *(torch.stack(part, axis) for part, axis in zip(parts, (-3, -2, -1), strict=True))
+    )
 
 
 def overlap(

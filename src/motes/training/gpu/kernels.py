@@ -20,8 +20,17 @@ from motes.training.gpu.pixel_kernels import (
 from motes.training.gpu.reference_ops import BETA_1, BETA_2, EPSILON
 
 __all__ = [
-    "adam", "backward", "bernoulli", "clear", "forward", "gather", "render_forward", "cast",
-    "unpack", "render_backward", "scale_rows",
+    "adam",
+    "backward",
+    "bernoulli",
+    "cast",
+    "clear",
+    "forward",
+    "gather",
+    "render_backward",
+    "render_forward",
+    "scale_rows",
+    "unpack",
 ]  # fmt: skip
 
 ELEMENTS = 1024  # of a long vector that one program works on
