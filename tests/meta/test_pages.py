@@ -74,7 +74,7 @@ def test_a_table_shows_the_limit_beside_the_scores():
 def test_the_two_families_stand_beside_the_limit_in_one_table():
     records = {"cannonballs-48": record(), "cannonballs-structured": record(), "limit": limit()}
     table = make_tables.scores_of("cannonballs-structured", records, ("forecast_rmse",))
-    assert "| this model | ours, the paper's networks, taught | limit |" in table
+    assert "| this model | ours, the paper's networks, distilled | limit |" in table
     assert "| 0.25 / 0.25 / 0.25 | 0.25 / 0.25 / 0.25 | 2.19 / 2.19 / 2.19 |" in table
 
 
@@ -84,7 +84,7 @@ def test_the_two_families_stand_beside_the_limit_in_one_table():
 def test_no_limit_stands_beside_scores_of_other_clips(change: dict[str, Any]):
     records = {"limit": limit(), "cannonballs-48": record(**change)}
     assert "2.19" not in make_tables.scores_of("cannonballs-48", records, ("forecast_rmse",))
-    assert "taught" not in make_tables.short_table(records)
+    assert "distilled" not in make_tables.short_table(records)
 
 
 def test_every_record_becomes_a_section_and_a_row():

@@ -29,7 +29,7 @@ def test_an_equation_with_its_row_is_no_problem():
 
 
 def test_an_equation_without_a_row_is_a_problem():
-    assert "no row" in "".join(equation_problems(HOME.docstring, [HOME], []))
+    assert "no such row" in "".join(equation_problems(HOME.docstring, [HOME], []))
 
 
 def test_an_equation_with_two_homes_is_a_problem():
