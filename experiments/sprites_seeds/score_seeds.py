@@ -29,6 +29,7 @@ from motes.data import Clips, World, cannonballs
 from motes.evaluation.baselines.bayes_limit import BayesLimit
 from motes.evaluation.evaluate import BATCH, ModelPredictor, compare_physics, evaluate
 from motes.evaluation.physics import true_force
+from motes.kalman.dynamics import require_linear
 from motes.kalman.model import POSITION_DIM
 from motes.models import model as models
 from motes.models.checkpoint import load_with_config, write_json
@@ -66,8 +67,9 @@ def _gravity(factor: float) -> Callable[[Model], None]:
     def nudge(model: Model) -> None:
         clips = cannonballs(60, (1,), 30, model.image_size, seed=0)
         assert isinstance(model.renderer, SpriteRenderer)
-        a_frame = model.dynamics.log_delta.exp() * model.renderer.pixels_per_unit
-        model.dynamics.force.data[POSITION_DIM:] = factor * true_force(clips) / a_frame.detach()
+        law = require_linear(model.dynamics)
+        a_frame = law.log_delta.exp() * model.renderer.pixels_per_unit
+        law.force.data[POSITION_DIM:] = factor * true_force(clips) / a_frame.detach()
 
     return nudge
 
@@ -173,7 +175,7 @@ def unseen(data: DataConfig, num_clips: int) -> Clips:
 @torch.no_grad()
 def learned_scales(model: Model) -> dict[str, float]:
     """Return the pixels that an object lights, and how far it strays from its path, in pixels."""
-    renderer, noise = model.renderer, model.dynamics.components().position_noise
+    renderer, noise = model.renderer, require_linear(model.dynamics).components().position_noise
     assert isinstance(renderer, SpriteRenderer)
     lit = -torch.expm1(-renderer.kernels().mean((0, 1)))
     strays = noise.diagonal().mean().sqrt() * renderer.pixels_per_unit

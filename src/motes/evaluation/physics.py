@@ -6,6 +6,7 @@ import torch
 
 from motes.core.axes import Float, Tensor
 from motes.data import Clips
+from motes.kalman.dynamics import require_linear
 from motes.kalman.linalg import map_vector
 from motes.kalman.model import POSITION_DIM
 from motes.models.model import Model
@@ -31,11 +32,12 @@ def learned_initial_states(model: Model) -> InitialStates:
     Law: equal the moments of many first steps that the model samples
     (test_learned_initial_states_are_the_moments_of_samples).
     """
-    dynamics, to_pixels = model.dynamics.components(), model.pixel_matrix.double()
+    linear = require_linear(model.dynamics)
+    dynamics, to_pixels = linear.components(), model.pixel_matrix.double()
     first, here = dynamics.initial_mean, slice(POSITION_DIM)
     second = map_vector(dynamics.transition, first) + dynamics.force
     return InitialStates(
-        shares=model.dynamics.log_weights().exp(),
+        shares=linear.log_weights().exp(),
         places=model.to_pixels(first[:, here]),
         spreads=to_pixels @ dynamics.initial_covariance[:, here, here] @ to_pixels.mT,
         steps=map_vector(to_pixels, (second - first)[:, here]),
@@ -72,7 +74,7 @@ def learned_force(model: Model) -> Float[Tensor, " 2"]:
 
     The displacement over a frame is delta v + u_position, and v grows by u_velocity per frame.
     """
-    dynamics = model.dynamics
+    dynamics = require_linear(model.dynamics)
     latent = dynamics.log_delta.exp().detach() * dynamics.force.detach()[POSITION_DIM:]
     force: Tensor = model.pixel_matrix.double() @ latent
     return force

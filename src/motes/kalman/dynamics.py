@@ -291,6 +291,18 @@ class LinearDynamics(nn.Module):
         return all(bool((part.abs() <= limit).all()) for part in self.components())
 
 
+def require_linear(dynamics: object) -> LinearDynamics:
+    """Return the dynamics if they are linear-Gaussian with initial-state components.
+
+    Raises:
+        InputError: they are another law of motion.
+    """
+    if isinstance(dynamics, LinearDynamics):
+        return dynamics
+    law = type(dynamics).__name__
+    raise InputError(f"the law of motion is {law}; this needs a linear one (newton or linear)")
+
+
 def _free_factor(variance: float, size: int) -> Float[Tensor, "size size"]:
     """Return the free parameter whose covariance is `variance` times the identity."""
     factor = torch.zeros(size, size, dtype=torch.float64)

@@ -8,7 +8,7 @@ from torch import nn
 from motes.config import RunConfig
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.data.colour import ColourAxis
-from motes.models.protocols import Posterior, Search
+from motes.models.protocols import Dynamics, Inference, Posterior, Renderer, Search
 from motes.models.registry import FAMILIES, find_law
 
 CHUNK_FRAMES = 256  # frames rendered together, which bounds memory
@@ -30,6 +30,9 @@ class Model(nn.Module):
     `motes.evaluation.calibration`.
     """
 
+    dynamics: Dynamics
+    renderer: Renderer
+    inference: Inference
     pixel_matrix: Float[Tensor, "2 2"]
     pixel_offset: Float[Tensor, " 2"]
     calibration_scale: Float[Tensor, " Nmax"]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from motes.core.axes import Bool, Float, Int, Tensor
+from motes.models.protocols import Posterior
 
 
 class GaussianPosterior(NamedTuple):
@@ -53,6 +54,11 @@ class GaussianPosterior(NamedTuple):
     def pieces(self) -> Iterator[tuple[slice, "GaussianPosterior"]]:
         """Yield all of it, for all frames and those after them."""
         yield slice(None), self
+
+    @staticmethod
+    def matching(q: Posterior) -> "GaussianPosterior":
+        """Return the Gaussian with the means and marginal variances of another posterior."""
+        return GaussianPosterior(q.means, q.covariances().diagonal(dim1=-2, dim2=-1).sqrt())
 
     def select(self, clips: Int[Tensor, " b"]) -> "GaussianPosterior":
         """Return the posterior of some clips, all of whose frames are observed."""

@@ -22,8 +22,21 @@ from motes.kalman.mixture import Gaussian, GaussianMixture, SampledTracks, Smoot
 Reduce = Callable[[Tensor], None]  # replaces a tensor by its sum over all training processes
 
 
+class Module(Protocol):
+    """The part of `nn.Module` that training and checkpoints use."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return the parameters to train."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return all tensors to store."""
+
+    def load_state_dict(self, state_dict: dict[str, Tensor]) -> Any:
+        """Restore stored tensors."""
+
+
 @runtime_checkable
-class Dynamics(Protocol):
+class Dynamics(Module, Protocol):
     """A law of motion: a distribution over the positions of all objects of a clip.
 
     Beliefs are opaque to callers, who read them through `observe`; they may be mixtures over any
@@ -142,7 +155,7 @@ class Posterior(Protocol):
 
 
 @runtime_checkable
-class Renderer(Protocol):
+class Renderer(Module, Protocol):
     """p(v | a): the distribution of frames given the positions of objects."""
 
     grey_levels: bool  # pixels are levels with noise; False: black or white
@@ -290,7 +303,7 @@ class Search(NamedTuple):
 
 
 @runtime_checkable
-class Inference(Protocol):
+class Inference(Module, Protocol):
     """q(a | v) from frames, some of which may be unobserved."""
 
     requires_zeroed_frames: bool  # unobserved frames must be zero, not merely flagged
@@ -302,7 +315,7 @@ class Inference(Protocol):
         num_objects: Int[Tensor, " B"],
         observed: Bool[Tensor, "B T"] | None,
         *,
-        dynamics: Any,
+        dynamics: Dynamics,
         renderer: Any,
         slots: int,
         search: Search,

@@ -15,6 +15,7 @@ from motes.core.errors import InputError
 from motes.data import Clips, draw_clips, load_clips
 from motes.data.colour import in_grey
 from motes.evaluation.physics import learned_force, learned_initial_states
+from motes.kalman.dynamics import require_linear
 from motes.kalman.linalg import map_vector
 from motes.kalman.model import draw_path
 from motes.models.checkpoint import load_with_config
@@ -153,7 +154,7 @@ class Playground:
         starts = torch.tensor([(ball.x, ball.y) for ball in request.balls], dtype=torch.float64)
         steps = torch.tensor([(ball.vx, ball.vy) for ball in request.balls], dtype=torch.float64)
         first = self._first_states(starts, steps)
-        components = model.dynamics.components()
+        components = require_linear(model.dynamics).components()
         law = components._replace(
             initial_mean=first,
             initial_covariance=first.new_zeros(4, 4),
@@ -173,7 +174,8 @@ class Playground:
     ) -> Float[Tensor, "N 4"]:
         """Return the latent states of given pixel positions and steps to the second frame."""
         to_latent = torch.linalg.inv(self.model.pixel_matrix.double())
-        components, delta = self.model.dynamics.components(), self.model.dynamics.log_delta.exp()
+        law = require_linear(self.model.dynamics)
+        components, delta = law.components(), law.log_delta.exp()
         positions = map_vector(to_latent, places - self.model.pixel_offset)
         velocities = (map_vector(to_latent, steps) - components.force[:2]) / delta
         return torch.cat([positions, velocities], -1)

@@ -43,10 +43,11 @@ def distillation_terms(
     Law: equals the three densities as loops (test_distillation_is_three_densities_by_naive_loops).
     """
     present = model.present(num_objects)
+    q: Any = model.infer(frames, num_objects)
     positions = labels.draw(noise)
     return BoundTerms(
         reconstruction=reconstruction(model.log_likelihood(positions, present, frames)),
-        entropy=log_density(model.inference(frames, num_objects), positions, present),
+        entropy=log_density(q, positions, present),
         log_prior=log_prior(model.dynamics, positions, present),
     )
 
@@ -116,10 +117,9 @@ def infer_pseudo_labels(
     for indices in torch.arange(total, device=device).split(batch):
         report(int(indices[0]))
         frames, counts = clips.frames(indices), clips.num_objects[indices]
-        q = teacher.infer(frames, counts)
-        scales = q.covariances().diagonal(dim1=-2, dim2=-1).sqrt()
+        q = GaussianPosterior.matching(teacher.infer(frames, counts))
         order = starting_order(teacher.dynamics, q.means[:, :, 0], teacher.present(counts))
-        parts.append((reorder(q.means, order), reorder(scales, order)))
+        parts.append((reorder(q.means, order), reorder(q.scales, order)))
     report(total)
     means, scales = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
     return clips._replace(pseudo_labels=GaussianPosterior(means, scales))

@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from motes.core.axes import Int, Tensor
+from motes.models.protocols import Module
 
 EXIT_TIMEOUT = timedelta(seconds=60)  # for processes that are about to leave
 
@@ -88,7 +89,7 @@ def any_process(flag: bool, device: torch.device) -> bool:
 
 
 @torch.no_grad()
-def broadcast(module: nn.Module) -> None:
+def broadcast(module: Module) -> None:
     """Replace the parameters of a module by those of rank 0."""
     if world_size() > 1:
         for parameter in module.parameters():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
+from motes.models.posterior import GaussianPosterior
 from motes.models.sprites.grid_posterior import OF_OBJECTS, REGION, GridPosterior, StreamedPosterior
 from motes.models.sprites.likelihood_maps import PixelGaussian, WindowPosterior
 from motes.models.sprites.patches import window_offsets
@@ -195,7 +196,7 @@ def test_the_ellipse_has_the_shape_of_q() -> None:
 
 def test_the_gaussian_of_q_has_its_mean_and_the_width_of_its_ellipse() -> None:
     q = posterior_of(shape_of_q("oblong"), window=2)
-    encoding = q.gaussian()
+    encoding = GaussianPosterior.matching(q)
     assert torch.equal(encoding.means, q.means)
     variances = q.covariances().diagonal(dim1=-2, dim2=-1)
     torch.testing.assert_close(encoding.scales.square(), variances)

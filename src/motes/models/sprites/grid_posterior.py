@@ -9,7 +9,6 @@ import torch
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.memory import chunk_size
 from motes.kalman.linalg import map_vector, square_root
-from motes.models.posterior import GaussianPosterior
 from motes.models.sprites.likelihood_maps import (
     PixelGaussian,
     WindowPosterior,
@@ -171,16 +170,6 @@ class GridPosterior(NamedTuple):
         found = torch.cat([_ellipse(part, self.offsets, self.cell) for part in parts])
         found = self.zoom[..., None, None].square() * found.view(*self.detected.shape, 2, 2)
         return torch.where(self.detected[..., None, None], found, self.expected_covariances)
-
-    def tracks(
-        self, present: Bool[Tensor, "B N"]
-    ) -> tuple[Float[Tensor, "M T 2"], Bool[Tensor, "M T"]]:
-        """Return the means of all present objects, and in which frames they were detected."""
-        return self.means[present], self.detected[present]
-
-    def gaussian(self) -> GaussianPosterior:
-        """Return the Gaussian approximation with independent coordinates."""
-        return GaussianPosterior(self.means, self.covariances().diagonal(dim1=-2, dim2=-1).sqrt())
 
     def widened(self, slots: int) -> "GridPosterior":
         """Return the posterior with `slots` objects; additional ones repeat the last."""

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from motes.core.axes import Bool, Float, Float64, Tensor
 from motes.data.clips import PackedFrames
 from motes.kalman.dense import PositionPrior, position_prior
-from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.dynamics import LinearDynamics, require_linear
 from motes.kalman.model import LGSSM
 from motes.models.elbo import BoundTerms, entropy
 from motes.models.model import Model
@@ -210,7 +210,8 @@ class Replicas:
 
     def motion(self) -> tuple[PositionPrior, Float64[Tensor, "R K"]]:
         """Return the prior of positions, with axes [R, B, N, K], and its component weights."""
-        dynamics, own = self.trainers[0].model.dynamics, self._of("dynamics.")
+        own = self._of("dynamics.")
+        dynamics = require_linear(self.trainers[0].model.dynamics)
         models, log_weights = torch.vmap(
             lambda parameters: functional_call(_Parts(dynamics), parameters, ())
         )({f"dynamics.{name}": stack for name, stack in own.items()})
