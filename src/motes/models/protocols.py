@@ -337,4 +337,5 @@ class Family:
     settings: type[Any]  # a frozen dataclass, written to config.json
     build: Callable[[Any, Any, torch.Generator], tuple[Any, Any]]  # (settings, DataConfig, ...)
     networks: bool = False  # inference is a network with gradients, not a search
+    restarts: bool = False  # training starts from the best of short runs with other sprite widths
     keeps_colour: bool = False  # frames keep three channels; else colour becomes one grey level

@@ -41,15 +41,15 @@ class Trial(NamedTuple):
 def initialize(trainer: Trainer, report: Callable[[Trial], None] = lambda trial: None) -> None:
     """Give a new trainer's model the weights that training starts from.
 
-    Those of `config.initial_model`, or of the best restart for families that search; random weights
-    otherwise.
+    Those of `config.initial_model`, or of the best restart for families that have them; else the
+    random ones.
     """
     config, data, model = trainer.config, trainer.data, trainer.model
     if config.initial_model is not None:
         model.load_state_dict(inherited(config), strict=False)
         some = _initial_clips(data)  # the background belongs to the camera of these clips
         model.renderer.initialize_background(data.frames(some), data.observed_in(some))
-    elif not FAMILIES[config.family].networks:
+    elif FAMILIES[config.family].restarts:
         weights = best_restart(config, data, trainer.device, report)
         model.load_state_dict(weights, strict=False)
 

@@ -44,4 +44,4 @@ def build(
     return renderer, LayeredTracker(settings.window)
 
 
-FAMILY = Family("layers", LayerSettings, build, keeps_colour=True)
+FAMILY = Family("layers", LayerSettings, build, restarts=True, keeps_colour=True)

@@ -45,4 +45,4 @@ def build(
     return renderer, Tracker(settings.window)
 
 
-FAMILY = Family("sprites", SpriteSettings, build)
+FAMILY = Family("sprites", SpriteSettings, build, restarts=True)
