@@ -66,7 +66,7 @@ def test_a_model_of_colour_clips_is_asked_with_colour(tmp_path):
     assert torch.equal(answer.pixels, motes.infer(plain, grey[:2], 1).pixels)
     with pytest.raises(InputError, match="3 colours"):
         motes.infer(model, grey[:2], 1)
-    with pytest.raises(InputError, match="learned from grey"):
+    with pytest.raises(InputError, match="trained on grey frames"):
         motes.infer(plain, clips.frames[:2], 1)
 
 
