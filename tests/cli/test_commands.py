@@ -316,7 +316,7 @@ def test_networks_are_taught_by_a_model_of_the_same_clips(
     assert lines[1].endswith(" clips/s")
     config = json.loads((run / "config.json").read_text())
     assert config["teacher"] == str(teacher)
-    assert (config["model"]["family"], config["model"]["law"]) == ("paper", "linear")
+    assert (config["family"], config["dynamics"]["law"]) == ("paper", "linear")
 
 
 def test_a_dry_run_prints_the_configuration_and_writes_nothing(
@@ -341,11 +341,19 @@ def test_a_dry_run_has_the_sizes_of_the_clips(
 @pytest.mark.parametrize(
     ("words", "family"),
     [
-        (["--preset=covered"], "structured"),
+        (["--preset=covered"], "sprites"),
+        (["--preset=sprites-occluded"], "sprites"),
+        (["--preset=paper-small", "--data=clips.npz"], "paper"),
+        (["--preset=small"], "paper"),
+        (["--preset=small", "--family=structured"], "sprites"),
+        (["--preset=robust", "--family=paper"], "paper"),
+        (["--preset=layers"], "layers"),
+        (["--data=clips.npz"], "sprites"),
+        ([], "paper"),
         (["--preset=paper", "--data=clips.npz"], "paper"),
         (["--preset=smoke"], "paper"),
-        (["--preset=smoke", "--data=clips.npz"], "structured"),
-        (["--preset=smoke", "--family=structured"], "structured"),
+        (["--preset=smoke", "--data=clips.npz"], "sprites"),
+        (["--preset=smoke", "--family=structured"], "sprites"),
     ],
 )
 def test_a_run_is_of_the_family_that_has_its_preset(
@@ -358,11 +366,11 @@ def test_a_run_is_of_the_family_that_has_its_preset(
     monkeypatch.chdir(world)
     capsys.readouterr()
     assert cli.main(["train", *words, "--dry-run"]) == 0
-    assert json.loads(capsys.readouterr().out)["model"]["family"] == family
+    assert json.loads(capsys.readouterr().out)["family"] == family
 
 
-@pytest.mark.parametrize("preset", ["video", "covered"])
-def test_presets_for_own_videos_begin_with_a_glyph_of_the_size_of_the_objects(
+@pytest.mark.parametrize("preset", ["sprites-video", "sprites-occluded"])
+def test_presets_for_own_videos_begin_with_a_sprite_of_the_size_of_the_objects(
     preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     white = torch.zeros(4, 6, 32, 32)
@@ -371,9 +379,9 @@ def test_presets_for_own_videos_begin_with_a_glyph_of_the_size_of_the_objects(
     words = ["train", f"--data={tmp_path / 'clips.npz'}", f"--preset={preset}", "--dry-run"]
     assert cli.main(words) == 0
     model = json.loads(capsys.readouterr().out)["model"]
-    assert model["glyph_width"] == pytest.approx(0.9 * 10 / math.pi**0.5)
-    assert model["glyph_reach"] == 12  # twice the radius, to the next pixel
-    assert model["hidden_teach"] == ("hiding" if preset == "covered" else "all")
+    assert model["sprite_width"] == pytest.approx(0.9 * 10 / math.pi**0.5)
+    assert model["sprite_radius"] == 12  # twice the radius, to the next pixel
+    assert model["models_occlusion"] == (preset == "sprites-occluded")
 
 
 def test_bench_times_training_and_queries_and_stores_the_result(
@@ -408,14 +416,14 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "span backwards": (["interpolate", "clips.npz", "--hide", "6:3"], "'6:3'"),
     "span too long": (["interpolate", "clips.npz", "--hide", "3:99"], "'3:99'"),
     "span before the start": (["interpolate", "clips.npz", "--hide=-1"], "'-1'"),
-    "nothing seen": (["interpolate", "clips.npz", "--hide", "0:12"], "no observed frame"),
+    "nothing observed": (["interpolate", "clips.npz", "--hide", "0:12"], "no observed frame"),
     "no such folder for a table": (["infer", "clips.npz", "--out=none/x.csv"], "none/x.csv"),
     "no such folder for a gif": (
         ["infer", "clips.npz", "--out=x.csv", "--gif=none/x.gif"],
         "none/x.gif",
     ),
     "no clips": (["sample", "--num-clips=0"], "num_clips is 0"),
-    "too many imagined objects": (["sample", "--num-objects=9"], "num_objects is 9"),
+    "too many sampled objects": (["sample", "--num-objects=9"], "num_objects is 9"),
     "no clips to make": (["data", "--num-clips=0"], "num_clips"),
     "calibration of a shipped model in place": (["calibrate", "cannonballs-48"], "--out"),
     "calibration of a sprite model": (["calibrate", "cannonballs-structured"], "paper's family"),
@@ -435,7 +443,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no iterations": (["train", "--preset=smoke", "--iterations=0", "--out=new"], "iterations"),
     "a preset that a family lacks": (
         ["train", "--family=structured", "--preset=paper", "--out=new"],
-        "no preset 'paper'",
+        "leave out --family",
     ),
     "teacher of other clips": (
         ["train", "--preset=taught", "--data=clips.npz", "--out=new"],
@@ -453,6 +461,11 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "teacher without lessons": (
         ["train", "--preset=smoke", "--teacher=cannonballs-structured", "--out=new"],
         "--preset taught",
+    ),
+    "unknown preset": (
+        ["train", "--preset=none", "--out=new"],
+        "'none'; expected one of paper, paper-curriculum, paper-small, paper-distilled, paper-smoke, "
+        "sprites, sprites-small, sprites-video, sprites-occluded, sprites-smoke, layers",
     ),
     "no replicas": (["train", "--preset=smoke", "--replicas=0", "--out=new"], "replicas is 0"),
 }

@@ -45,21 +45,22 @@ def train(
 ) -> None:
     """Train a model on unlabelled clips.
 
-    Example: motes train --preset small --out runs/small
+    Example: motes train --preset paper-small --out runs/small
 
     Example: motes train --data clips.npz --from runs/other --out runs/mine
 
-    Example: motes train --preset taught --data clips.npz --teacher runs/mine --out runs/networks
+    Example: motes train --preset paper-distilled --data clips.npz --teacher runs/mine --out runs/net
 
     Example: motes train --resume runs/small
 
     Args:
-        preset: small (two cores, minutes), robust (GPU), paper (as written), taught (distilled
-            from the structured family, GPU), video (your own, two cores, minutes), covered (the
-            same with occlusion), pictures (grey or colour frames of a still camera, two cores,
-            minutes), smoke (seconds); default: video for your own clips, else small.
-        family: paper (its networks) or structured (sprite and tracker); default: the family that
-            has the preset; if both have it, structured for your own clips.
+        preset: networks of the paper: paper (as published, GPU), paper-curriculum (GPU),
+            paper-distilled (from a sprite model, GPU), paper-small (minutes on two cores),
+            paper-smoke (seconds); sprites: sprites, sprites-small, sprites-video (your own video),
+            sprites-occluded (the same with occlusion), sprites-smoke; layers (grey or colour frames
+            of a still camera); default: sprites-video with --data, else paper-small.
+        family: deprecated, the preset implies it; selects between equal preset names of version
+            0.1 (small, robust, smoke).
         data: clip file: npz from motes prepare, or any with frames and num_objects; default: the
             paper's cannonballs.
         out: output folder: the new run; must be new or empty.
@@ -82,12 +83,12 @@ def train(
     config = dataclasses.replace(PRESETS[name], seed=seed)
     if data is not None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(data)))
-        config = (
-            fit_sprite_size(config) if name in ("sprites-video", "sprites-occluded") else config
-        )
+        if name in ("sprites-video", "sprites-occluded"):
+            config = fit_sprite_size(config)
     if begin_with is not None:
         config = with_initial_model(config, begin_with)
-    config = with_teacher(config, teacher) if teacher is not None else config
+    if teacher is not None:
+        config = with_teacher(config, teacher)
     if iterations is not None:
         config = dataclasses.replace(config, schedule=config.schedule.stretched(iterations))
     if dry_run:
@@ -106,14 +107,8 @@ def train(
             )
         else:
             assert out is not None
-            outcome = training.train(
-                config,
-                out,
-                device=own_device,
-                replicas=replicas,
-                roll_backs=roll_backs,
-                report=report,
-            )
+            options = {"replicas": replicas, "roll_backs": roll_backs}
+            outcome = training.train(config, out, device=own_device, report=report, **options)
     if not silent:
         _store_preparation(outcome.folder)
         _print_outcome(outcome, as_json)
