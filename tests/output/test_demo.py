@@ -60,7 +60,7 @@ def learned(lesson, tmp_path_factory):
     """The demo that learns first."""
     out = tmp_path_factory.mktemp("learned")
     clips = demo.unseen_clips(lesson[0].config, 4, seed=77)
-    return demo.run(demo.trained_model(lesson[0]), clips, out, seed=77), out
+    return demo.run(demo.demo_model(lesson[0]), clips, out, seed=77), out
 
 
 def test_a_known_model_leaves_one_file(outcome):

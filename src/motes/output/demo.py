@@ -75,7 +75,7 @@ def existing_model(name_or_folder: str) -> DemoModel:
     return DemoModel(Path(name_or_folder).name, model, config)
 
 
-def trained_model(training: TrainedRun) -> DemoModel:
+def demo_model(training: TrainedRun) -> DemoModel:
     """Return the model of a run that has just ended."""
     return DemoModel("trained just now", training.model, training.config, training)
 
