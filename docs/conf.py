@@ -14,6 +14,7 @@ exclude_patterns = ["images"]
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_default_options = {"show-inheritance": False}
+napoleon_use_ivar = True
 napoleon_attr_annotations = False  # axes such as *channels are no markup
 myst_heading_anchors = 3
 # Pages link to source files and notes, which are on disk beside the site but not part of it.
@@ -30,9 +31,10 @@ def as_restructured_text(
         formula = line.startswith("    ") and found[-1:] == [""] and found[-2:-1] != []
         if formula and not found[-2].startswith(" ") and not found[-2].endswith(":"):
             found += ["::", ""]
-        found.append(
-            line if line.startswith("    ") else re.sub(r"(?<![\w*`])\*(?=\w)", r"\*", line)
-        )
+        if not line.startswith("    "):
+            line = re.sub(r"(?<![\w*`])\*(?=\w)", r"\*", line)
+            line = re.sub(r"((?<!`)`[^`]+`)(?=\w)", r"\1\\ ", line)  # `Module`s
+        found.append(line)
     lines[:] = found
 
 
