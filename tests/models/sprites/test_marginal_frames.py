@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
+from motes.kalman.mixture import Gaussian
 from motes.models.sprites.grid_posterior import GridPosterior
-from motes.models.sprites.likelihood_maps import PixelGaussian
 from motes.models.sprites.marginal_frames import expected_frames
 from motes.models.sprites.patches import window_offsets
 from motes.models.sprites.renderer import CELLS_PER_PIXEL, SpriteRenderer
@@ -34,14 +34,14 @@ def posterior_at(
         offsets=window_offsets(4, WINDOW) / UNIT,
         cell=0.25 / UNIT,
         zoom=torch.ones(1, N, 1),
-        seen=torch.ones(1, N, 1, dtype=torch.bool),
+        detected=torch.ones(1, N, 1, dtype=torch.bool),
         expected_means=torch.zeros(1, N, 1, 2),
         expected_covariances=torch.eye(2).expand(1, N, 1, 2, 2),
     )
 
 
 def repeated(q: GridPosterior, clips: int, frames: int) -> GridPosterior:
-    """The same q for many clips and frames."""
+    """Return the same q for many clips and frames."""
     tensors = {
         name: value.repeat(clips, 1, frames, *[1] * (value.ndim - 3))
         for name, value in q._asdict().items()
@@ -50,15 +50,15 @@ def repeated(q: GridPosterior, clips: int, frames: int) -> GridPosterior:
     return q._replace(**tensors)
 
 
-def nowhere(num_objects: int) -> tuple[torch.Tensor, PixelGaussian]:
-    """Predictions that no object needs."""
+def unused(num_objects: int) -> tuple[torch.Tensor, Gaussian]:
+    """Return predictions that are NaN, since no object needs them."""
     weights = torch.full((1, num_objects, K), torch.nan, dtype=torch.float64)
     means = torch.full((1, num_objects, K, 1, 2), torch.nan, dtype=torch.float64)
-    return weights, PixelGaussian(means, means[..., None].expand(*means.shape, 2))
+    return weights, Gaussian(means, means[..., None].expand(*means.shape, 2))
 
 
 def only(*cells: int) -> torch.Tensor:
-    """Log weights of 144 cells, of which these alone may hold the object."""
+    """Return log weights of 144 cells that exclude all but these."""
     weights = torch.full((144,), -1e4)
     weights[list(cells)] = torch.arange(len(cells)) * 0.5
     return weights
@@ -69,7 +69,7 @@ def test_the_expected_frame_of_an_object_in_a_known_cell_is_its_rendering() -> N
     renderer, present = renderer_of(), torch.tensor([[True]])
     for cell, centre in itertools.product(range(0, 144, 11), ([6, 5], [0, 0], [13, 11])):
         q = posterior_at(renderer, [centre], only(cell)[None])
-        ours = expected_frames(renderer, q, present, *nowhere(1))
+        ours = expected_frames(renderer, q, present, *unused(1))
         theirs = renderer(q.means, present).sigmoid()
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)  # float32
 
@@ -85,7 +85,7 @@ def test_expected_frames_of_detected_objects_are_the_weighted_sum_over_cells() -
         offsets = torch.stack([q.offsets[cell] for cell in pair])[None, :, None]
         weight = torch.stack([q.log_weights[0, n, 0, cell] for n, cell in enumerate(pair)]).sum()
         total += weight.exp() * renderer(q.origin + offsets, present).sigmoid()
-    ours = expected_frames(renderer, q, present, *nowhere(2))
+    ours = expected_frames(renderer, q, present, *unused(2))
     torch.testing.assert_close(ours, total, rtol=1e-5, atol=1e-6)  # float32
 
 
@@ -93,15 +93,17 @@ def test_expected_frames_of_detected_objects_are_the_weighted_sum_over_cells() -
 def test_an_undetected_object_is_uniform_in_each_pixel_with_the_mass_of_its_gaussians() -> None:
     renderer = renderer_of()
     q = posterior_at(renderer, [[6, 5]], only(3)[None])
-    hidden = q._replace(detected=~q.detected)
+    undetected = q._replace(detected=~q.detected)
     weights = torch.tensor([0.4, 0.6], dtype=torch.float64)
     middles = torch.tensor([[5.3, 3.8], [12.9, 8.1]], dtype=torch.float64)
     deviations = torch.tensor([[0.7, 1.4], [2.0, 0.9]], dtype=torch.float64)
-    predicted = PixelGaussian(
+    predicted = Gaussian(
         renderer.from_pixels(middles)[None, None, :, None],
         (deviations / UNIT).square().diag_embed()[None, None, :, None],
     )
-    ours = expected_frames(renderer, hidden, torch.tensor([[True]]), weights[None, None], predicted)
+    ours = expected_frames(
+        renderer, undetected, torch.tensor([[True]]), weights[None, None], predicted
+    )
     kernel = (1 - (-renderer.kernels()).exp()).mean((0, 1)).numpy()
     lit = np.zeros((HEIGHT, WIDTH))
     for y, x in itertools.product(range(-2, HEIGHT + 2), range(-2, WIDTH + 2)):
@@ -120,9 +122,9 @@ def test_an_undetected_object_is_uniform_in_each_pixel_with_the_mass_of_its_gaus
 @pytest.mark.statistical
 @torch.no_grad()
 def test_expected_frames_are_the_average_of_draws(generator: torch.Generator) -> None:
-    """Two objects in two frames; the second is hidden in the second frame."""
+    """Two objects in two frames; the second is undetected in the second frame."""
     renderer, present, draws = renderer_of(), torch.ones(1, 2, dtype=torch.bool), 20_000
-    # A camera that rounds: where in its pixel a hidden object is does not matter.
+    # A camera that rounds: where in its pixel a undetected object is does not matter.
     root = renderer.root_depth[::CELLS_PER_PIXEL, ::CELLS_PER_PIXEL].clone()
     renderer.root_depth.copy_(
         root.repeat_interleave(CELLS_PER_PIXEL, 0).repeat_interleave(CELLS_PER_PIXEL, 1)
@@ -134,7 +136,7 @@ def test_expected_frames_are_the_average_of_draws(generator: torch.Generator) ->
     middles = renderer.from_pixels(torch.tensor([[5.3, 3.8], [9.6, 8.1]]).double())
     shape = torch.tensor([[[2.2, 1.2], [1.2, 3.0]], [[3.0, -0.8], [-0.8, 2.0]]]).double()
     spread = shape / UNIT**2
-    predicted = PixelGaussian(
+    predicted = Gaussian(
         middles[None, None, :, None].expand(1, 2, K, 2, 2),
         spread[None, None, :, None].expand(1, 2, K, 2, 2, 2),
     )
@@ -143,8 +145,8 @@ def test_expected_frames_are_the_average_of_draws(generator: torch.Generator) ->
     positions = repeated(q, draws, 1).draw(torch.randn(draws, 2, 2, 2, generator=generator))
     kind = torch.multinomial(weights[0, 1], draws, replacement=True, generator=generator)
     normal = torch.randn(draws, 2, 1, generator=generator, dtype=torch.float64)
-    hidden = middles[kind] + (torch.linalg.cholesky(spread)[kind] @ normal)[..., 0]
-    positions[:, 1, 1] = hidden.float()
+    undetected = middles[kind] + (torch.linalg.cholesky(spread)[kind] @ normal)[..., 0]
+    positions[:, 1, 1] = undetected.float()
     pictures = renderer(positions, present.expand(draws, 2)).sigmoid()
     # 336 pixels, one false alarm in 1e6.
     limit = 6 * pictures.std(0) / draws**0.5 + 1e-6
@@ -162,10 +164,10 @@ def test_expected_frames_are_the_average_of_draws(generator: torch.Generator) ->
 def test_absent_objects_are_not_in_the_frame() -> None:
     renderer = renderer_of()
     q = posterior_at(renderer, [[6, 5], [8, 7]], torch.stack([only(3), only(20)]))
-    some = expected_frames(renderer, q, torch.tensor([[True, False]]), *nowhere(2))
+    some = expected_frames(renderer, q, torch.tensor([[True, False]]), *unused(2))
     alone = posterior_at(renderer, [[6, 5]], only(3)[None])
-    assert torch.equal(some, expected_frames(renderer, alone, torch.tensor([[True]]), *nowhere(1)))
-    empty = expected_frames(renderer, q, torch.tensor([[False, False]]), *nowhere(2))
+    assert torch.equal(some, expected_frames(renderer, alone, torch.tensor([[True]]), *unused(1)))
+    empty = expected_frames(renderer, q, torch.tensor([[False, False]]), *unused(2))
     torch.testing.assert_close(empty[0, 0], 1 - (-renderer.background()).exp())
 
 
@@ -175,7 +177,7 @@ def test_chunks_do_not_change_the_expected_frames(monkeypatch: pytest.MonkeyPatc
     q = posterior_at(renderer, [[6, 5], [8, 7]], torch.stack([only(3, 4), only(20)]))
     q = repeated(q, 3, 1)
     present = torch.tensor([[True, True], [True, False], [False, True]])
-    weights, predicted = nowhere(2)
+    weights, predicted = unused(2)
     whole = expected_frames(renderer, q, present, weights.expand(3, 2, K), predicted)
     monkeypatch.setattr("motes.models.sprites.marginal_frames.CHUNK_FRAMES", 2)
     pieces = expected_frames(renderer, q, present, weights.expand(3, 2, K), predicted)

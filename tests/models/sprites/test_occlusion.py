@@ -157,29 +157,28 @@ def test_tracker_infers_occluded_positions_only_if_the_renderer_models_occlusion
     usual = track(frames, 1, renderer)
     assert torch.equal(ours.detected, usual.detected)
     assert usual.occlusion is None
-    assert torch.equal(usual.known, usual.detected)
+    assert torch.equal(usual.localized, usual.detected)
     assert ours.occlusion is not None
-    assert ours.known.all()
-    unseen = ~ours.detected[0, 0]
-    assert 2 <= unseen.sum() <= 6
+    assert ours.localized.all()
+    undetected = ~ours.detected[0, 0]
+    assert 2 <= undetected.sum() <= 6
     last = renderer.to_pixels(torch.stack([q.means[0, 0, -1] for q in (ours, usual)]))[:, 0]
     assert last[0] < last[1]  # by its speed it would be at 14, where part of it is visible
     draws = ours.draw(torch.randn(1, 1, FRAMES, 2, generator=torch.Generator().manual_seed(0)))
-    x = renderer.to_pixels(draws)[0, 0, unseen, 0]
+    x = renderer.to_pixels(draws)[0, 0, undetected, 0]
     # At most two of the 13 pixels are visible of a disk at 11 or 16.
     assert ((x > 10.5) & (x < 16.5)).all()
     torch.testing.assert_close(x, x.round())  # a sample is the centre of a pixel
-    assert (ours.entropy()[0, 0, unseen] <= 1e-6).all()
+    assert (ours.entropy()[0, 0, undetected] <= 1e-6).all()
 
 
 def occlusion_model() -> tuple[torch.Tensor, Model]:
     frames, renderer = behind_an_occluder()
     config = PRESETS["sprites-smoke"]
     data = dataclasses.replace(config.data, height=SIZE, width=SIZE, num_objects=(1,))
-    shape = dataclasses.replace(
-        config.model, num_components=1, glyph_reach=3, hidden_teach="hiding"
-    )
-    model = build(dataclasses.replace(config, data=data, model=shape))
+    settings = dataclasses.replace(config.model, sprite_radius=3, models_occlusion=True)
+    dynamics = dataclasses.replace(config.dynamics, num_components=1)
+    model = build(dataclasses.replace(config, data=data, model=settings, dynamics=dynamics))
     model.renderer.load_state_dict(renderer.state_dict())
     model.dynamics.load_state_dict(straight().state_dict())
     align(model, FRAMES)
@@ -203,8 +202,8 @@ def test_occlusion_does_not_shift_the_map_to_pixels() -> None:
 def test_answers_hold_occluded_positions_and_forecasts_follow_the_dynamics() -> None:
     frames, model = occlusion_model()
     answer = motes.forecast(model, frames, 1, horizon=4)
-    q = model.track(frames, torch.tensor([1]), torch.ones(1, FRAMES, dtype=torch.bool))
-    assert q is not None
+    q = model.infer(frames, torch.tensor([1]))
+    assert isinstance(q, GridPosterior)
     assert q.occlusion is not None
     torch.testing.assert_close(answer.positions[:, :, :FRAMES], q.means)
     assert not answer.found[0, 0, FRAMES - 1]
