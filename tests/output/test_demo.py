@@ -9,7 +9,6 @@ import torch
 
 from motes.cli import main
 from motes.evaluation.physics import learned_initial_states
-from motes.kalman.mixture import draw_prior
 from motes.models.checkpoint import load, load_with_config, save_model
 from motes.models.model import build
 from motes.output import demo, learning
@@ -212,10 +211,10 @@ def test_learned_initial_states_are_the_moments_of_samples(model, generator):
         loaded.dynamics.initial_mean[:, 2:] = torch.tensor([[1.0, -2.0], [-3.0, 0.5]])
         loaded.pixel_matrix.copy_(torch.tensor([[3.0, 0.4], [-0.2, -2.0]]))
         loaded.pixel_offset.copy_(torch.tensor([7.0, 8.0]))
-        component, path = draw_prior(loaded.dynamics, (20_000,), 2, generator)
+        component, states, _ = loaded.dynamics.sample((20_000,), 2, generator)
     found = learned_initial_states(loaded)
     for k in range(2):
-        points = loaded.to_pixels(path.states[component == k, :, :2]).detach()
+        points = loaded.to_pixels(states[component == k, :, :2]).detach()
         steps = points[:, 1] - points[:, 0]
         # Five standard errors: a false alarm in less than one of 100,000 seeds.
         for draws, mean in ((points[:, 0], found.places[k]), (steps, found.steps[k])):
