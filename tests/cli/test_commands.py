@@ -464,8 +464,9 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "unknown preset": (
         ["train", "--preset=none", "--out=new"],
-        "'none'; expected one of paper, paper-curriculum, paper-small, paper-distilled, paper-smoke, "
-        "sprites, sprites-small, sprites-video, sprites-occluded, sprites-smoke, layers",
+        "'none'; expected one of paper, paper-curriculum, paper-small, paper-distilled, "
+        "paper-smoke, sprites, sprites-small, sprites-video, sprites-occluded, sprites-smoke, "
+        "layers",
     ),
     "no replicas": (["train", "--preset=smoke", "--replicas=0", "--out=new"], "replicas is 0"),
 }

@@ -49,7 +49,7 @@ def train(
 
     Example: motes train --data clips.npz --from runs/other --out runs/mine
 
-    Example: motes train --preset paper-distilled --data clips.npz --teacher runs/mine --out runs/net
+    Example: motes train --preset paper-distilled --data clips.npz --teacher runs/mine -o runs/net
 
     Example: motes train --resume runs/small
 
