@@ -88,7 +88,7 @@ def report(found: Trace, listed: bool) -> str:
         f"{len(found.edges)} edges between {len(found.modules)} modules, "
         f"{len(found.functions)} functions",
         f"{len(own)} edges without services, "
-        f"{sum(a != b for a, b in packages)} of them between packages",
+        f"{sum(a != b for a, b in packages)} edges between packages",
         f"{len(returns)} returns to a module that was left",
         *(f"  {a} -> {b}" for a, b in returns),
     ]

@@ -43,5 +43,5 @@ def test_services_are_reported_apart() -> None:
     found = Trace(edges, {("core.files", "cli"): None}, {("queries", "infer")})
     text = report(found, listed=False)
     assert "3 edges between 1 modules" in text
-    assert "1 edges without services, 1 of them between packages" in text
+    assert "1 edges without services, 1 edges between packages" in text
     assert "0 returns" in text
