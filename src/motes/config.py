@@ -178,6 +178,9 @@ class RunConfig:
     seed: int = 0  # of initial weights, batches and noise
     teacher: str | None = None  # a sprite model that gives pseudo-labels: a name or run folder
     initial_model: str | None = optional(None)  # a model whose weights training starts from
+    # A first stage on the clips of one object, whose tracks are the pseudo-labels of
+    # `schedule.distillation_steps`; see `motes.training.self_distillation`.
+    single_object_schedule: ScheduleConfig | None = optional(None)  # noqa: RUF009
     log_every: int = 100
     checkpoint_every: int = 2_000
 
@@ -194,6 +197,21 @@ class RunConfig:
             f"teacher is {self.teacher!r:.200}, but schedule.distillation_steps is 0: "
             "use --preset paper-distilled",
         )
+        require(
+            self.single_object_schedule is None
+            or (self.teacher is None and self.initial_model is None and self.family == "paper"),
+            "single_object_schedule is given, a first stage of the paper's networks, which are "
+            "then their own teacher: leave out --teacher and --from",
+        )
+
+    def stretched(self, iterations: int) -> "RunConfig":
+        """Return the configuration with its schedules over another number of iterations."""
+        first = self.single_object_schedule
+        if first is not None:
+            factor = iterations / self.schedule.iterations
+            first = first.stretched(max(round(factor * first.iterations), 1))
+        schedule = self.schedule.stretched(iterations)
+        return dataclasses.replace(self, schedule=schedule, single_object_schedule=first)
 
     @property
     def family(self) -> str:

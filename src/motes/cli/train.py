@@ -90,7 +90,7 @@ def train(
     if teacher is not None:
         config = with_teacher(config, teacher)
     if iterations is not None:
-        config = dataclasses.replace(config, schedule=config.schedule.stretched(iterations))
+        config = config.stretched(iterations)
     if dry_run:
         print(to_json(training.fitted(config)), end="")
         return

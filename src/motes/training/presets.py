@@ -114,6 +114,33 @@ PRESETS: dict[str, RunConfig] = {
         ),
         checkpoint_every=10_000,
     ),
+    # From scratch by self-distillation: no other model. See `motes.training.self_distillation`.
+    "paper-scratch": RunConfig(
+        data=DataConfig(num_clips=80_000, num_objects=(1, 2, 2, 3, 3, 3)),
+        dynamics=DynamicsConfig(initial_spread=3.0),
+        model=PaperSettings(scale_floor=0.03, initial_scale=0.3),
+        batch_size=64,
+        single_object_schedule=ScheduleConfig(
+            iterations=20_000,
+            frozen_dynamics=6_000,
+            learning_rate=((0, 1e-3), (10_000, 1e-3), (20_000, 2e-5)),
+            kl_weight=((0, 1.0), (2_000, 15.0), (6_600, 15.0), (15_000, 4.0)),
+            blur=((0, 8.0), (4_000, 0.3), (4_000, 0.0)),
+            dynamics_rate=0.2,
+        ),
+        schedule=ScheduleConfig(
+            iterations=54_000,
+            frozen_dynamics=34_000,
+            distillation_steps=30_000,
+            learning_rate=(
+                *((0, 1e-3), (30_000, 1e-3)),
+                *((30_000, 3e-4), (36_000, 3e-4), (54_000, 1e-5)),
+            ),
+            kl_weight=((0, 1.0), (30_000, 1.0), (30_000, 4.0)),
+            dynamics_rate=0.2,
+        ),
+        checkpoint_every=10_000,
+    ),
     # Seconds, to see that everything runs.
     "paper-smoke": RunConfig(
         data=_SMOKE_DATA,

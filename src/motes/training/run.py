@@ -31,6 +31,7 @@ from motes.training.initialization import Trial, initialize
 from motes.training.inputs import TrainingData
 from motes.training.run_folder import drop_lines_after, environment
 from motes.training.schedule import at_step
+from motes.training.self_distillation import PseudoLabelled, continue_from
 from motes.training.step import Trainer, require_finite
 
 # Called with each line of the log, the folder, the number of steps and the model; during
@@ -62,8 +63,9 @@ class Run:
         device: torch.device,
         report: Report,
         roll_backs: int = 0,
+        labelled: PseudoLabelled | None = None,
     ) -> None:
-        self.folder, self.config, self.dataset = folder, config, dataset
+        self.folder, self.config, self.dataset, self.labelled = folder, config, dataset, labelled
         self.device, self.report, self.roll_backs = device, report, roll_backs
         self.checkpoint = folder / CHECKPOINT
         self.last_saved: int | None = None
@@ -80,6 +82,9 @@ class Run:
             initialize(self.trainer, self._report_trial)
             if teacher is not None:
                 self.trainer.model.dynamics.load_state_dict(teacher.dynamics.state_dict())
+            if self.labelled is not None:
+                continue_from(self.trainer.model, self.labelled.model)
+            self._select_clips()
         if distributed.is_main():
             write_json(self.folder / "environment.json", environment(self.device))
             drop_lines_after(self.folder / "log.jsonl", self.trainer.step)
@@ -99,6 +104,13 @@ class Run:
         slower = dataclasses.replace(self.config, schedule=schedule)
         self.trainer = Trainer(slower, self.dataset.training, self.device)
         self.trainer.restore(tensors, step)
+        self._select_clips()
+
+    def _select_clips(self) -> None:
+        """Give the trainer the clips of its step: combined ones while it distils itself."""
+        distills = self.trainer.step < self.config.schedule.distillation_steps
+        combined = self.labelled if distills else None
+        self.trainer.data = self.dataset.training if combined is None else combined.clips
 
     @property
     def unfinished(self) -> bool:
@@ -122,14 +134,17 @@ class Run:
     @property
     def due(self) -> bool:
         """Whether a log line or a checkpoint is due after this step."""
-        every = (self.config.log_every, self.config.checkpoint_every)
-        return not self.unfinished or any(self.trainer.step % steps == 0 for steps in every)
+        step, every = self.trainer.step, (self.config.log_every, self.config.checkpoint_every)
+        distilled = self.labelled is not None and step == self.config.schedule.distillation_steps
+        return not self.unfinished or distilled or any(step % steps == 0 for steps in every)
 
     def after_step(self) -> None:
         """Log and save when they are due."""
         step = self.trainer.step
         if step % self.config.log_every == 0:
             self.log_terms()
+        if self.labelled is not None and step == self.config.schedule.distillation_steps:
+            self._select_clips()
         if step % self.config.checkpoint_every == 0 or not self.unfinished:
             self.save()
 

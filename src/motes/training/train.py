@@ -3,15 +3,15 @@
 import contextlib
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
-from motes.config import RunConfig
+from motes.config import RunConfig, to_json
 from motes.core.errors import InputError
 from motes.core.files import atomic_path
-from motes.models.checkpoint import read_config, write_json
+from motes.models.checkpoint import read_config, write_json, write_text
 from motes.models.model import Model
 from motes.models.registry import FAMILIES
 from motes.training import distributed
@@ -28,6 +28,15 @@ from motes.training.run_folder import (
     run_folders,
     stop_signals,
 )
+from motes.training.self_distillation import (
+    PseudoLabelled,
+    fit_final_dynamics,
+    label_combined_clips,
+    single_object_config,
+    single_object_dataset,
+)
+
+FIRST_STAGE = "single_object"  # folder of the first stage, inside that of the run
 
 
 def train(
@@ -97,9 +106,20 @@ def resume(
         dataset = make_dataset(configs[0], place)
         if teacher is not None:
             dataset = with_pseudo_labels(dataset, teacher, out, report)
+        labelled: Sequence[PseudoLabelled | None] = [None] * len(folders)
+        if configs[0].single_object_schedule and min(map(saved_step, folders)) < distilled:
+            first = first_stage(folders, configs, dataset, place, report, roll_backs)
+            with stop_signals() as stopping, fast_arithmetic():
+                outcomes = run_all(first, lambda: distributed.any_process(stopping(), place))
+                if all(outcome.finished for outcome in outcomes):
+                    models = [run.trainer.model for run in first]
+                    labelled = label_combined_clips(models, configs, dataset)
+                if None in labelled or distributed.any_process(stopping(), place):
+                    best = max(outcomes, key=lambda outcome: outcome.held_out_bound)
+                    return best._replace(folder=out, finished=False)
         runs = [
-            Run(folder, config, dataset, place, report, roll_backs)
-            for folder, config in zip(folders, configs, strict=True)
+            Run(folder, config, dataset, place, report, roll_backs, own)
+            for folder, config, own in zip(folders, configs, labelled, strict=True)
         ]
         for run in runs:
             run.start(teacher)
@@ -120,6 +140,26 @@ def resume(
              {outcome.folder.name: outcome.held_out_bound for outcome in outcomes}},
         )  # fmt: skip
     return best._replace(folder=out, finished=finished)
+
+
+def first_stage(
+    folders: list[Path],
+    configs: list[RunConfig],
+    dataset: Dataset,
+    device: torch.device,
+    report: Report,
+    roll_backs: int,
+) -> list[Run]:
+    """Return the started runs of the first stage of self-distillation."""
+    singles, runs = single_object_dataset(dataset), []
+    for folder, config in zip(folders, configs, strict=True):
+        first, place = single_object_config(config), folder / FIRST_STAGE
+        if distributed.is_main() and not (place / "config.json").is_file():
+            place.mkdir(exist_ok=True)
+            write_text(place / "config.json", to_json(first))
+        runs.append(Run(place, first, singles, device, report, roll_backs))
+        runs[-1].start()
+    return runs
 
 
 def with_pseudo_labels(dataset: Dataset, teacher: Model, out: Path, report: Report) -> Dataset:
@@ -154,6 +194,7 @@ class Team:
 
     def __init__(self, runs: list[Run], together: bool) -> None:
         self.runs, self.trainers = runs, [run.trainer for run in runs]
+        self.clips = [trainer.data for trainer in self.trainers]
         self.groups = Groups(self.trainers) if together else None
 
     def synchronize(self) -> None:
@@ -163,8 +204,9 @@ class Team:
 
     @property
     def broken_up(self) -> bool:
-        """Whether a run was rolled back and is at another step than the others."""
-        return any(run.trainer is not t for run, t in zip(self.runs, self.trainers, strict=True))
+        """Whether a run was rolled back to another step, or continues with other clips."""
+        before = zip(self.runs, self.trainers, self.clips, strict=True)
+        return any(run.trainer is not t or t.data is not clips for run, t, clips in before)
 
 
 def find_teams(runs: list[Run]) -> list[Team]:
@@ -183,11 +225,21 @@ def take_step(team: Team) -> None:
         run = team.runs[0]
         with run.handling_faults():
             run.trainer.advance()
+            fit_finished([run])
             run.after_step()
         return
     team.groups.advance()
     if any(run.due for run in team.runs):
         team.synchronize()
+        fit_finished(team.runs)
         for run in team.runs:
             with run.handling_faults():
                 run.after_step()
+
+
+def fit_finished(runs: list[Run]) -> None:
+    """Fit the dynamics of runs of self-distillation after their last step."""
+    ended = [run for run in runs if run.config.single_object_schedule and not run.unfinished]
+    if ended:
+        models, configs = [run.trainer.model for run in ended], [run.config for run in ended]
+        fit_final_dynamics(models, configs, ended[0].dataset.training)

@@ -138,9 +138,9 @@ class Replicas:
         # The rest treats the clips of all replicas as one batch.
         clips = GaussianPosterior(means.flatten(0, 1), scales.flatten(0, 1))
         noise = inputs.noise.flatten(0, 1)
-        labels = self.data.pseudo_labels
-        if labels is not None and self.step < self.config.schedule.distillation_steps:
-            positions = labels.select(inputs.indices.flatten()).draw(noise)
+        distills = self.step < self.config.schedule.distillation_steps
+        if distills and self.data.pseudo_labels is not None:
+            positions = self.labels(inputs).draw(noise)
             spread = log_density(clips, positions, present.flatten(0, 1))
         else:
             positions = clips.draw(noise)
@@ -152,6 +152,15 @@ class Replicas:
             self._of("renderer."), factors["renderer.to_image"], positions, present, frames
         )
         return BoundTerms(likelihood, spread.unflatten(0, shape), evidence)
+
+    def labels(self, inputs: StepInputs) -> GaussianPosterior:
+        """Return the pseudo-labels of the step's clips, of one replica after another."""
+        own = []
+        for trainer, indices in zip(self.trainers, inputs.indices, strict=True):
+            assert trainer.data.pseudo_labels is not None
+            own.append(trainer.data.pseudo_labels.select(indices))
+        means, scales = (torch.cat([getattr(q, part) for q in own]) for part in ("means", "scales"))
+        return GaussianPosterior(means, scales)
 
     def factors(self) -> dict[str, networks.Factor]:
         """Return the matrices of the networks as products read them."""

@@ -1,0 +1,260 @@
+"""Self-distillation: a model's own tracks of single objects as pseudo-labels for several objects.
+
+No other model and no labels are used. A run has three stages:
+
+1. The bound is maximised on the clips that show one object, where identities cannot be confused.
+2. The model infers the tracks of these clips, and its dynamics are fitted to them. Single-object
+   clips are combined to clips of several objects, whose pseudo-labels are the tracks of their
+   members in initial-state component order. The networks are trained on them by distillation.
+3. The bound is maximised on all clips; in the end the dynamics are fitted once more.
+
+Assumptions beyond the paper's: objects move independently, a frame of several objects is the union
+of the white pixels of their own frames, the number of objects of each clip is known, and some clips
+show one object.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from motes.config import RunConfig
+from motes.core.axes import Bool, Float, Int, Tensor
+from motes.core.errors import InputError
+from motes.data.clips import PackedFrames
+from motes.evaluation.metrics import reorder
+from motes.models.model import Model
+from motes.models.paper.family import PaperSettings
+from motes.models.pixel_map import align, is_visible, rendered_centroids
+from motes.models.posterior import GaussianPosterior
+from motes.training import distributed
+from motes.training.dataset import Dataset
+from motes.training.distillation import starting_order
+from motes.training.dynamics_fit import fit_dynamics
+from motes.training.inputs import TrainingData
+
+BATCH = 1_000  # clips inferred at a time
+RENDERED = 20_000  # positions rendered at a time
+FITTED_TRACKS = 2_000  # tracks that the dynamics are fitted to
+FIRST_BATCH = 40  # clips in a step of the first stage, at most
+COMBINED = 2  # combined clips for each training clip
+OUTLIERS = 0.02  # share of the least likely tracks, which the second fit leaves out
+
+
+class Tracks(NamedTuple):
+    """Inferred positions of single objects, in latent units."""
+
+    means: Float[Tensor, "M T 2"]
+    scales: Float[Tensor, "M T 2"]
+
+
+class CombinedClips(NamedTuple):
+    """Clips of several objects, each the union of single-object clips."""
+
+    video: PackedFrames
+    num_objects: Int[Tensor, " M"]
+    members: Int[Tensor, "M N"]  # single-object clips; entries of absent objects have no meaning
+
+
+class PseudoLabelled(NamedTuple):
+    """What the second stage of a run starts from."""
+
+    model: Model  # of the first stage, with fitted dynamics
+    clips: TrainingData  # combined clips with pseudo-labels
+
+
+def single_objects(clips: TrainingData) -> TrainingData:
+    """Return the clips that show one object.
+
+    Raises:
+        InputError: there are none, or frames are not black and white.
+    """
+    single = (clips.num_objects == 1).nonzero()[:, 0]
+    if len(single) == 0 or not isinstance(clips.video, PackedFrames):
+        raise InputError(
+            f"got {len(single)} clips of one object, frames as {type(clips.video).__name__}; "
+            "self-distillation combines black-and-white clips of one object: add such clips, or "
+            "use another preset"
+        )
+    return clips._replace(video=clips.video[single], num_objects=clips.num_objects[single])
+
+
+def single_object_dataset(dataset: Dataset) -> Dataset:
+    """Return the training and held-out clips of the first stage."""
+    return Dataset(single_objects(dataset.training), single_objects(dataset.held_out))
+
+
+def single_object_config(config: RunConfig) -> RunConfig:
+    """Return the configuration of the first stage: one object, the default scales of q."""
+    assert config.single_object_schedule is not None
+    default = PaperSettings()
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, num_objects=(1,)),
+        model=dataclasses.replace(
+            config.model, scale_floor=default.scale_floor, initial_scale=default.initial_scale
+        ),
+        schedule=config.single_object_schedule,
+        single_object_schedule=None,
+        batch_size=min(config.batch_size, FIRST_BATCH),
+    )
+
+
+def combine(
+    singles: PackedFrames, counts: Sequence[int], num_clips: int, seed: int
+) -> CombinedClips:
+    """Return clips of several objects made of single-object clips, drawn with replacement.
+
+    Args:
+        singles: Clips of one object.
+        counts: Numbers of objects, all equally likely.
+        num_clips: How many clips to make.
+        seed: Of the draws.
+
+    Law: a frame is the union of its members' frames (test_combined_frames_are_unions).
+    """
+    random = np.random.Generator(np.random.Philox(key=(seed, 1)))
+    device = singles.bits.device
+    number = torch.from_numpy(random.choice(np.array(counts), size=num_clips)).to(device)
+    chosen = random.integers(len(singles), size=(num_clips, max(counts)))
+    members = torch.from_numpy(chosen).to(device)
+    bits = singles.bits[members[:, 0]]
+    for n in range(1, max(counts)):
+        present = (number > n).nonzero()[:, 0]
+        bits[present] |= singles.bits[members[present, n]]
+    return CombinedClips(PackedFrames(bits, singles.height, singles.width), number, members)
+
+
+@torch.no_grad()
+def infer_tracks(model: Model, clips: TrainingData) -> Tracks:
+    """Return the positions that a model infers from single-object clips."""
+    parts = []
+    for indices in torch.arange(len(clips.num_objects), device=model.device).split(BATCH):
+        q = model.inference(clips.frames(indices), clips.num_objects[indices])
+        parts.append((q.means[:, 0], q.scales[:, 0]))
+    return Tracks(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
+
+
+@torch.no_grad()
+def straighten(model: Model, positions: Float[Tensor, "M T 2"]) -> Float[Tensor, "M T 2"]:
+    """Return positions in coordinates that are an affine map of pixels.
+
+    The learned latent plane may be curved: an object is not rendered exactly where the affine pixel
+    map takes its position. Each visible position is replaced by the one that the map takes to the
+    rendered centroid.
+    """
+    straight = []
+    inverse = torch.linalg.inv(model.pixel_matrix)
+    for points in positions.flatten(0, 1).split(RENDERED):
+        centroids, mass = rendered_centroids(model, points)
+        moved = (centroids - model.pixel_offset) @ inverse.T
+        straight.append(torch.where(is_visible(mass)[:, None], moved, points))
+    return torch.cat(straight).view_as(positions)
+
+
+def fit_to_tracks(dynamics: Any, tracks: Tracks, seed: int) -> None:
+    """Fit all parameters of the dynamics to tracks of single objects, by EM and L-BFGS, twice.
+
+    The second fit leaves out the least likely tracks, of objects that were lost. On the CPU in
+    float64. The dynamics do not change if a fit meets a singular matrix.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    number = min(FITTED_TRACKS, len(tracks.means))
+    some = torch.linspace(0, len(tracks.means) - 1, number).round().long()
+    means, scales = (part[some.to(part.device)].cpu().double() for part in tracks)
+    positions = means + scales * torch.randn(means.shape, generator=generator).double()
+    observed = torch.ones(positions.shape[:2], dtype=torch.bool)
+    fitted = copy.deepcopy(dynamics).cpu()
+    try:
+        fitted.fit_initial_state(positions, observed)
+        fit_dynamics(fitted, positions, observed)
+        with torch.no_grad():
+            likelihood = fitted.track_log_density(positions)
+        kept = likelihood >= likelihood.quantile(OUTLIERS)
+        fitted.fit_initial_state(positions[kept], observed[kept])
+        fit_dynamics(fitted, positions[kept], observed[kept])
+    except torch.linalg.LinAlgError:
+        return
+    dynamics.load_state_dict(fitted.state_dict())
+
+
+def infer_labels(model: Model, singles: TrainingData, num_frames: int, seed: int) -> Tracks:
+    """Fit a model's dynamics to its tracks of single objects; return these, straightened."""
+    tracks = infer_tracks(model, singles)
+    fit_to_tracks(model.dynamics, tracks, seed)
+    align(model, num_frames)
+    straight = tracks._replace(means=straighten(model, tracks.means))
+    fit_to_tracks(model.dynamics, straight, seed)
+    return straight
+
+
+@torch.no_grad()
+def combine_labels(dynamics: Any, tracks: Tracks, combined: CombinedClips) -> GaussianPosterior:
+    """Return the tracks of the members of combined clips in initial-state component order."""
+    number, members = combined.num_objects, combined.members
+    present: Bool[Tensor, "M N"] = (
+        torch.arange(members.shape[1], device=members.device) < number[:, None]
+    )
+    labels = []
+    for indices in torch.arange(len(number), device=members.device).split(BATCH):
+        means, scales = (part[members[indices]] for part in tracks)
+        order = starting_order(dynamics, means[:, :, 0], present[indices])
+        labels.append((reorder(means, order), reorder(scales, order)))
+    return GaussianPosterior(*(torch.cat(pieces) for pieces in zip(*labels, strict=True)))
+
+
+def label_combined_clips(
+    models: Sequence[Model], configs: Sequence[RunConfig], dataset: Dataset
+) -> list[PseudoLabelled]:
+    """Return for each run the combined clips, the same for all, with its own pseudo-labels."""
+    singles, data = single_objects(dataset.training), configs[0].data
+    assert isinstance(singles.video, PackedFrames)
+    number = COMBINED * len(dataset.training.num_objects)
+    combined = combine(singles.video, data.num_objects, number, data.seed)
+    clips = singles._replace(video=combined.video, num_objects=combined.num_objects)
+    tracks = for_each(
+        models,
+        lambda k: infer_labels(models[k], singles, data.num_frames, configs[k].seed),
+    )
+    labelled = []
+    for model, own in zip(models, tracks, strict=True):
+        distributed.broadcast(model.dynamics)
+        labels = combine_labels(model.dynamics, own, combined)
+        labelled.append(PseudoLabelled(model, clips._replace(pseudo_labels=labels)))
+    return labelled
+
+
+def for_each(models: Sequence[Model], task: Callable[[int], Any]) -> list[Any]:
+    """Return the results of a task for each model; with a GPU in threads, for fits use the CPU."""
+    workers = len(models) if models[0].device.type == "cuda" else 1
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(task, range(len(models))))
+
+
+@torch.no_grad()
+def continue_from(model: Model, first: Model) -> None:
+    """Copy the weights of the first stage; initial states of several objects stay as drawn."""
+    own, theirs = model.state_dict(), first.state_dict()
+    fits = {name: part for name, part in theirs.items() if own[name].shape == part.shape}
+    model.load_state_dict(fits, strict=False)
+    initial: Tensor = model.get_parameter("inference.initial")
+    initial[0, 0] = theirs["inference.initial"][0, 0]
+
+
+def fit_final_dynamics(
+    models: Sequence[Model], configs: Sequence[RunConfig], clips: TrainingData
+) -> None:
+    """Fit the dynamics of trained models once more, to their tracks of single objects."""
+    singles = single_objects(clips)
+    for_each(
+        models,
+        lambda k: fit_to_tracks(
+            models[k].dynamics, infer_tracks(models[k], singles), configs[k].seed
+        ),
+    )
+    for model in models:
+        distributed.broadcast(model.dynamics)
