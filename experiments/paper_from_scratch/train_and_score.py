@@ -107,7 +107,8 @@ def score(
 ) -> None:
     """Add the scores of all seeds on the clips of one test seed; the chosen seed comes first."""
     clips, folder = test_clips(config, given.clips, seed), given.run
-    limit = score_limit(clips) if given.smoke else json.loads(LIMITS.read_text("utf-8"))[str(seed)]
+    stored = json.loads(LIMITS.read_text("utf-8"))
+    limit = score_limit(clips) if given.smoke else stored.get(str(seed))
     part: Record = {"test_seed": seed, "clips": given.clips, "limit": limit, "runs": {}}
     record[name] = part
     for own in sorted(record["bounds"], key=lambda own: (own != record["chosen"], own)):

@@ -134,7 +134,7 @@ def infer_tracks(model: Model, clips: TrainingData) -> Tracks:
     """Return the positions that a model infers from single-object clips."""
     parts = []
     for indices in torch.arange(len(clips.num_objects), device=model.device).split(BATCH):
-        q = model.inference(clips.frames(indices), clips.num_objects[indices])
+        q: Any = model.infer(clips.frames(indices), clips.num_objects[indices])
         parts.append((q.means[:, 0], q.scales[:, 0]))
     return Tracks(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
 
@@ -177,7 +177,7 @@ def fit_to_tracks(dynamics: Any, tracks: Tracks, seed: int) -> None:
         kept = likelihood >= likelihood.quantile(OUTLIERS)
         fitted.fit_initial_state(positions[kept], observed[kept])
         fit_dynamics(fitted, positions[kept], observed[kept])
-    except torch.linalg.LinAlgError:
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         return
     dynamics.load_state_dict(fitted.state_dict())
 
@@ -229,7 +229,7 @@ def label_combined_clips(
 
 
 def for_each(models: Sequence[Model], task: Callable[[int], Any]) -> list[Any]:
-    """Return the results of a task for each model; with a GPU in threads, for fits use the CPU."""
+    """Return the results of a task for each model; in threads with a GPU: fits are on the CPU."""
     workers = len(models) if models[0].device.type == "cuda" else 1
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(task, range(len(models))))
