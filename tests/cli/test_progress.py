@@ -19,8 +19,8 @@ def test_a_terminal_shows_the_progress_of_pseudo_labels_and_steps(
     step = {"step": 30, "of": 60, "kl_weight": 1.0, "blur": 0.0, "iterations_per_second": 7.0}
     with training_bar(None) as report:
         for done in (0, 200, 500):
-            lessons = {"lessons": done, "of": 500, "clips_per_second": done / 4}
-            report({"folder": "runs/new", **lessons})
+            labels = {"pseudo_labels": done, "of": 500, "clips_per_second": done / 4}
+            report({"folder": "runs/new", **labels})
         report({"folder": "runs/new", **step, **terms})
     shown = capsys.readouterr().err
     for row in (

@@ -57,19 +57,15 @@ def training_bar(events: Path | None) -> Iterator[Callable[[dict[str, Any]], Non
         tasks: dict[str, Any] = {}
 
         def report(line: dict[str, Any]) -> None:
-            title = (
-                f"pseudo-labels for {line['folder']}" if "pseudo_labels" in line else line["folder"]
-            )
+            labels = line.get("pseudo_labels")  # clips labelled so far, for distillation
+            title = line["folder"] if labels is None else f"pseudo-labels for {line['folder']}"
             if title not in tasks:
                 tasks[title] = progress.add_task(
                     "", total=line["of"], folder=title, rate="", terms=""
                 )
-            task, text, done = (
-                tasks[title],
-                describe(line),
-                line.get("pseudo_labels", line.get("step")),
-            )
-            if "pseudo_labels" in line:
+            task, text = tasks[title], describe(line)
+            done = line.get("step") if labels is None else labels
+            if labels is not None:
                 progress.update(task, completed=done, rate=text, refresh=True)
             if "bound" in line:
                 rate = f"{line['iterations_per_second']:.1f} it/s"
@@ -79,7 +75,7 @@ def training_bar(events: Path | None) -> Iterator[Callable[[dict[str, Any]], Non
                 return
             if not sys.stderr.isatty():
                 console.print(f"{title} {done}/{line['of']} {text}", soft_wrap=True)
-            if write is not None and "pseudo_labels" not in line:
+            if write is not None and labels is None:
                 write(line)
 
         yield report
