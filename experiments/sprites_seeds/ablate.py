@@ -28,6 +28,7 @@ from experiments.sprites_seeds.score_seeds import (
     score_new,
 )
 from motes.models.checkpoint import write_json
+from motes.models.sprites import marginal_frames  # noqa: F401 (before it is patched)
 from motes.models.sprites.renderer import phase_kernels
 from motes.queries import SEARCH
 

@@ -32,7 +32,7 @@ COMMANDS = (
     "evaluate cannonballs-structured --num-clips 3 --report report.html",
     "bench --smoke --json",
     "calibrate --help",
-    "train --preset smoke --iterations 2 --out run",
+    "train --preset paper-smoke --iterations 2 --out run",
 )
 WRITTEN = ("clips.npz", "tracks.npz", "figures/strip.png", "report.html", "run/model.safetensors")
 
