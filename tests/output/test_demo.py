@@ -151,7 +151,7 @@ def test_the_short_run_is_the_preset_with_less_of_it():
     full, short = PRESETS["sprites"], learning.short_run()
     assert short.model == full.model
     assert short.schedule.iterations < full.schedule.iterations
-    assert max(short.schedule.seed_mixture) < short.schedule.iterations
+    assert max(short.schedule.mixture_em_steps) < short.schedule.iterations
 
 
 def test_every_score_that_the_report_tells_is_there(outcome):

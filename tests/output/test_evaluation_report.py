@@ -11,6 +11,7 @@ import pytest
 from motes.cli import main
 from motes.data import cannonballs, save_clips, worlds
 from motes.models.checkpoint import save_model
+from motes.models.layers.family import LayerSettings
 from motes.models.model import build
 from motes.output.evaluation_report import _comparable, _describe_error
 from motes.output.plots import TRUTH, View
@@ -114,7 +115,7 @@ def test_a_model_of_colour_has_a_scorecard_and_needs_clips(
     config = replace(
         base,
         data=replace(base.data, path="clips.npz", channels=3, num_objects=(1,)),
-        model=replace(base.model, pixels="pictures", num_kinds=2, glyph_reach=2),
+        model=LayerSettings(num_sprite_classes=2, sprite_radius=2),
     )
     (tmp_path / "run").mkdir()
     save_model(tmp_path / "run", build(config), config)
