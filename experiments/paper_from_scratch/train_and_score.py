@@ -73,15 +73,22 @@ def report(line: Record) -> None:
 
 def learn(config: RunConfig, folder: Path, replicas: int, device: str, seconds: float) -> Outcome:
     """Train into a folder or continue there; stop and save after so many seconds."""
-    timer = threading.Timer(max(seconds, 1.0), os.kill, (os.getpid(), signal.SIGTERM))
-    timer.daemon = True
-    timer.start()
+    done, end = threading.Event(), time.monotonic() + seconds
+
+    def stop_in_time() -> None:
+        while not done.wait(1.0):
+            if time.monotonic() > end:  # repeated: between stages the signal is ignored
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=stop_in_time, daemon=True).start()
     try:
         if (folder / "config.json").is_file():
             return resume(folder, device=device, report=report)
         return train(config, folder, device=device, replicas=replicas, report=report)
     finally:
-        timer.cancel()
+        done.set()
+        signal.signal(signal.SIGTERM, before)
 
 
 def hand_over(folder: Path, out: Path) -> None:
