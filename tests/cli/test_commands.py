@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ import motes
 from motes import cli
 from motes.data import Clips, worlds, write_gif
 from motes.queries.answer import COLUMNS
+from motes.training.presets import PRESETS
 from motes.video import read_frames
 
 T, SIZE, NUM_CLIPS = 12, 16, 6
@@ -369,6 +371,13 @@ def test_a_run_is_of_the_family_that_has_its_preset(
     assert json.loads(capsys.readouterr().out)["family"] == family
 
 
+def test_help_names_every_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    shown = capsys.readouterr().out
+    assert [name for name in PRESETS if not re.search(rf"\b{name}\b", shown)] == []
+
+
 @pytest.mark.parametrize("preset", ["sprites-video", "sprites-occluded"])
 def test_presets_for_own_videos_begin_with_a_sprite_of_the_size_of_the_objects(
     preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -451,22 +460,20 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "teacher of other clips, dry": (
         ["train", "--preset=taught", "--data=clips.npz", "--dry-run"],
-        "this run has binary frames of 16x16",
+        "this run has frames of 16x16",
     ),
     "teacher of the paper's family": (
         ["train", "--preset=taught", "--data=clips.npz", "--teacher=run", "--out=new"],
         "paper family",
     ),
     "unknown teacher": (["train", "--preset=taught", "--teacher=none", "--out=new"], "'none'"),
-    "teacher without lessons": (
+    "teacher without distillation": (
         ["train", "--preset=smoke", "--teacher=cannonballs-structured", "--out=new"],
-        "--preset taught",
+        "--preset paper-distilled",
     ),
     "unknown preset": (
         ["train", "--preset=none", "--out=new"],
-        "'none'; expected one of paper, paper-curriculum, paper-small, paper-distilled, "
-        "paper-smoke, sprites, sprites-small, sprites-video, sprites-occluded, sprites-smoke, "
-        "layers",
+        f"'none'; expected one of {', '.join(PRESETS)}",
     ),
     "no replicas": (["train", "--preset=smoke", "--replicas=0", "--out=new"], "replicas is 0"),
 }
