@@ -63,14 +63,14 @@ def test_one_clip_is_too_few_and_counts_must_be_known(tmp_path: Path) -> None:
 def test_clips_without_objects_or_without_light_are_refused(tmp_path: Path) -> None:
     clips = motes.cannonballs(4, (1,), 7, 8, seed=3)
     motes.save_clips(tmp_path / "none.npz", Clips(clips.video, torch.tensor([1, 0, 1, 1])))
-    with pytest.raises(InputError, match=r"none.npz holds clips without objects"):
+    with pytest.raises(InputError, match=r"none.npz has clips without objects"):
         fit_to_data(of_file(tmp_path / "none.npz"))
     motes.save_clips(tmp_path / "dark.npz", Clips(torch.zeros(4, 7, 8, 8), torch.ones(4).long()))
-    with pytest.raises(InputError, match=r"dark.npz shows black frames alone"):
+    with pytest.raises(InputError, match=r"dark.npz has black frames only"):
         fit_sprite_size(of_file(tmp_path / "dark.npz"))
 
 
-def test_the_glyph_has_the_size_of_objects_in_colour_and_between_lost_frames(
+def test_the_sprite_has_the_size_of_objects_in_colour_and_with_unobserved_frames(
     tmp_path: Path, generator: torch.Generator
 ) -> None:
     clips = motes.cannonballs(20, (1, 2), 12, 24, seed=3)
@@ -84,7 +84,7 @@ def test_the_glyph_has_the_size_of_objects_in_colour_and_between_lost_frames(
     hues = (hues + 0.003 * torch.randn(hues.shape, generator=generator)).clamp(0, 1)
     motes.save_clips(tmp_path / "hues.npz", replace(clips, video=hues))
     width = {
-        name: fit_sprite_size(of_file(tmp_path / f"{name}.npz")).model.glyph_width
+        name: fit_sprite_size(of_file(tmp_path / f"{name}.npz")).model.sprite_width
         for name in ("plain", "lost", "hues")
     }
     assert width["plain"] == pytest.approx(0.9 * 2, rel=0.05)  # of a disk of 13 pixels
@@ -95,7 +95,7 @@ def test_the_glyph_has_the_size_of_objects_in_colour_and_between_lost_frames(
     assert width["hues"] == pytest.approx(width["plain"], rel=0.1)
 
 
-def test_what_lost_frames_hold_cannot_matter_to_training(tmp_path: Path) -> None:
+def test_unobserved_pixels_cannot_matter_to_training(tmp_path: Path) -> None:
     clips = worlds.make("drops", 40, (1, 2), num_frames=12, size=16, seed=3)
     config = PRESETS["sprites-smoke"]
     weights = []
@@ -115,7 +115,7 @@ def test_what_lost_frames_hold_cannot_matter_to_training(tmp_path: Path) -> None
         assert torch.equal(value, weights[1][name]), name
 
 
-def test_the_paper_s_family_refuses_clips_with_lost_frames(tmp_path: Path) -> None:
+def test_the_paper_s_networks_refuse_clips_with_unobserved_frames(tmp_path: Path) -> None:
     motes.save_clips(tmp_path / "clips.npz", worlds.make("drops", 20, 1, num_frames=9, size=16))
-    with pytest.raises(InputError, match=r"lost frames.*structured"):
+    with pytest.raises(InputError, match=r"unobserved frames.*sprites-video"):
         fit_to_data(of_file(tmp_path / "clips.npz"))

@@ -1,4 +1,4 @@
-"""The rough starts, of which the bound chooses one."""
+"""Initial weights: the restarts, of which the bound selects one, and other models."""
 
 import dataclasses
 
@@ -9,13 +9,13 @@ from motes.config import ScheduleConfig
 from motes.core.errors import InputError
 from motes.models.checkpoint import load, save_model
 from motes.models.model import build
-from motes.training import initialization as beginnings
+from motes.training import initialization
 from motes.training.dataset import make_dataset
 from motes.training.initialization import (
-    STARTS,
-    best_start,
+    RESTARTS,
+    best_restart,
     check_initial_model,
-    first_weights,
+    initialize,
     with_initial_model,
 )
 from motes.training.presets import PRESETS
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 def with_scales(width, noise):
-    """A small run of one ball whose first scales are these multiples of the preset's."""
+    """Return a small run of one ball with multiples of the preset's initial scales."""
     config = PRESETS["sprites"]
     return dataclasses.replace(
         config,
@@ -39,41 +39,40 @@ def with_scales(width, noise):
             height=24,
             width=24,
         ),
-        model=dataclasses.replace(
-            config.model,
-            glyph_width=width * config.model.glyph_width,
-            position_noise=noise * config.model.position_noise,
+        model=dataclasses.replace(config.model, sprite_width=width * config.model.sprite_width),
+        dynamics=dataclasses.replace(
+            config.dynamics, position_noise=noise * config.dynamics.position_noise
         ),
     )
 
 
-def start_again(config):
-    """The place of the start that should be taken, the ends of all, and the weights taken."""
-    told = []
+def run_restarts(config):
+    """Return the index of the best restart, the ends of all, and the selected weights."""
+    trials = []
     data = make_dataset(config, CPU).training
-    weights = best_start(config, data, CPU, told.append)
-    ends = [trial for trial in told if trial.step == beginnings.STEPS]
-    assert [trial.start for trial in ends] == [1, 2, 3, 4]
+    weights = best_restart(config, data, CPU, trials.append)
+    ends = [trial for trial in trials if trial.step == initialization.STEPS]
+    assert [trial.restart for trial in ends] == [1, 2, 3, 4]
     bounds = [trial.bound for trial in ends]
     return bounds.index(max(bounds)), ends, weights
 
 
-def test_the_start_with_the_highest_bound_is_taken(monkeypatch):
-    seen = []
+def test_the_restart_with_the_highest_bound_is_taken(monkeypatch):
+    scales = []
 
     class Noted(Trainer):
         def __init__(self, config, data, device):
-            seen.append((config.model.glyph_width, config.model.position_noise))
+            scales.append((config.model.sprite_width, config.dynamics.position_noise))
             super().__init__(config, data, device)
 
-    monkeypatch.setattr(beginnings, "Trainer", Noted)
-    monkeypatch.setattr(beginnings, "STEPS", 4)
+    monkeypatch.setattr(initialization, "Trainer", Noted)
+    monkeypatch.setattr(initialization, "STEPS", 4)
     config = with_scales(2.0, 0.5)
-    taken, ends, weights = start_again(config)
-    # Every start is a multiple of the run's own scales, and they lead to different places.
-    width, noise = config.model.glyph_width, config.model.position_noise
-    assert seen == [(w * width, v * noise) for w, v in STARTS]
-    assert len({trial.bound for trial in ends}) == len(STARTS)
+    taken, ends, weights = run_restarts(config)
+    # Every restart multiplies the run's own scales, and they end differently.
+    width, noise = config.model.sprite_width, config.dynamics.position_noise
+    assert scales == [(w * width, v * noise) for w, v in RESTARTS]
+    assert len({trial.bound for trial in ends}) == len(RESTARTS)
     for place, trial in enumerate(ends):
         own = trial.model.state_dict()
         same = all(torch.equal(weights[name], value) for name, value in own.items())
@@ -81,10 +80,10 @@ def test_the_start_with_the_highest_bound_is_taken(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_glyph_four_times_too_wide_begins_from_another_start():
-    narrow, *_ = start_again(with_scales(0.25, 1.0))
-    wide, *_ = start_again(with_scales(4.0, 1.0))
-    assert STARTS[wide][0] < STARTS[narrow][0]
+def test_a_sprite_four_times_too_wide_selects_another_restart():
+    narrow, *_ = run_restarts(with_scales(0.25, 1.0))
+    wide, *_ = run_restarts(with_scales(4.0, 1.0))
+    assert RESTARTS[wide][0] < RESTARTS[narrow][0]
 
 
 @pytest.fixture
@@ -102,23 +101,32 @@ def in_frames_of(config, height, width):
     )
 
 
-def test_a_run_begins_with_what_fits_of_another_model(other):
+def test_a_run_starts_from_the_weights_of_another_model_that_fit(other):
     own = in_frames_of(with_scales(1.0, 1.0), 20, 24)
     config = with_initial_model(
-        dataclasses.replace(own, model=dataclasses.replace(own.model, law="linear", window=4)),
+        dataclasses.replace(
+            own,
+            model=dataclasses.replace(own.model, window=4),
+            dynamics=dataclasses.replace(own.dynamics, law="linear"),
+        ),
         other,
     )
-    assert (config.model.law, config.model.window) == ("linear", 4)
-    weights = first_weights(config, make_dataset(config, CPU).training, CPU)
+    assert (config.dynamics.law, config.model.window) == ("linear", 4)
     fresh, theirs = build(config).state_dict(), load(other).state_dict()
-    anew = {"renderer.root_background", "renderer.visibility_logit", "dynamics.force_field"}
-    assert set(fresh) - set(weights) == anew
-    assert all(torch.equal(weights[name], theirs[name]) for name in weights)
+    new_law = {"dynamics.force_field"}
+    new_view = {"renderer.root_background", "renderer.visibility_logit"}
     same_size = in_frames_of(config, 24, 24)
-    assert set(fresh) - set(first_weights(same_size, None, CPU)) == {"dynamics.force_field"}
+    for own, kept in ((config, new_law | new_view), (same_size, new_law)):
+        trainer = Trainer(own, make_dataset(own, CPU).training, CPU)
+        random = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+        initialize(trainer)
+        for name, value in trainer.model.state_dict().items():
+            expected = random[name] if name in kept else theirs[name]
+            assert torch.equal(value, expected), name
+    assert set(fresh) >= new_law | new_view
 
 
-def test_training_goes_on_from_the_other_model(other, tmp_path):
+def test_training_continues_from_the_other_model(other, tmp_path):
     config = with_initial_model(with_scales(1.0, 1.0), other)
     schedule = ScheduleConfig(
         iterations=2, frozen_dynamics=0, learning_rate=((0, 1e-9),), steps_per_search=1
@@ -130,16 +138,16 @@ def test_training_goes_on_from_the_other_model(other, tmp_path):
     torch.testing.assert_close(mine.root_depth, theirs.root_depth, rtol=0, atol=1e-8)
 
 
-def test_a_model_of_another_kind_is_refused_before_a_run_begins(other, tmp_path):
+def test_a_model_of_another_family_is_refused_before_a_run_starts(other, tmp_path):
     paper = PRESETS["paper-smoke"]
-    with pytest.raises(InputError, match=r"is of the structured family; this run is of the paper"):
+    with pytest.raises(InputError, match=r"is of the sprites family; this run is of the paper"):
         train(with_initial_model(paper, other), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_the_paper_s_networks_go_on_in_frames_of_their_size_only(tmp_path):
+def test_the_paper_s_networks_continue_with_frames_of_their_size_only(tmp_path):
     config = PRESETS["paper-smoke"]
     save_model(tmp_path, build(config), config)
     larger = in_frames_of(with_initial_model(config, str(tmp_path)), 20, 24)
-    with pytest.raises(InputError, match=r"draws 16x16 frames, yours are 20x24: prepare them with"):
+    with pytest.raises(InputError, match=r"takes 16x16 frames, yours are 20x24: prepare them with"):
         check_initial_model(larger)

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from motes.config import ScheduleConfig
 from motes.training.presets import PRESETS
-from motes.training.schedule import Phase, at_step, between
+from motes.training.schedule import Phase, at_step, interpolate
 
 ALL_PRESETS = PRESETS
 LR = 1e-3
@@ -16,52 +16,52 @@ TABLE = {
     ("paper", 35_000): (LR, LR, 10, 0),  # half-way from 100 to 1 on a logarithmic scale
     ("paper", 60_000): (LR, LR, 1, 0),
     ("paper", 199_999): (LR, LR, 1, 0),
-    ("robust", 0): (LR, 0, 1, 8),
-    ("robust", 1_600): (LR, 0, 15 ** (1_600 / 2_720), 8 * (0.3 / 8) ** 0.5),
-    ("robust", 2_719): (LR, 0, 15 ** (2_719 / 2_720), 8 * (0.3 / 8) ** (2_719 / 3_200)),
-    ("robust", 2_720): (LR, LR, 15, 8 * (0.3 / 8) ** (2_720 / 3_200)),
-    ("robust", 3_199): (LR, LR, 15, 8 * (0.3 / 8) ** (3_199 / 3_200)),
-    ("robust", 3_200): (LR, LR, 15, 0),
-    ("robust", 5_280): (LR, LR, 15, 0),
-    ("robust", 8_000): (LR, LR, 15 * (4 / 15) ** (2_720 / 6_720), 0),
-    ("robust", 12_000): (LR * 0.02**0.5, LR * 0.02**0.5, 4, 0),
-    ("robust", 16_000): (0.02 * LR, 0.02 * LR, 4, 0),
-    ("small", 0): (LR, 0, 1, 6),
-    ("small", 1_999): (LR, 0, 15 ** (1_999 / 2_000), 6 * (0.3 / 6) ** (1_999 / 4_000)),
-    ("small", 2_000): (LR, LR, 15, 6 * (0.3 / 6) ** 0.5),
-    ("small", 3_999): (LR, LR, 15, 6 * (0.3 / 6) ** (3_999 / 4_000)),
-    ("small", 4_000): (LR, LR, 15, 0),
-    ("small", 8_000): (LR, LR, 4, 0),
-    ("small", 10_000): (LR / 10, LR / 10, 4, 0),
-    ("small", 12_000): (LR / 100, LR / 100, 4, 0),
-    ("taught", 0): (LR, 0, 1, 0),
-    ("taught", 35_999): (LR, 0, 1, 0),
-    ("taught", 36_000): (0.3 * LR, 0, 4, 0),
-    ("taught", 39_999): (0.3 * LR, 0, 4, 0),
-    ("taught", 40_000): (0.3 * LR, 0.3 * LR, 4, 0),
-    ("taught", 42_000): (0.3 * LR, 0.3 * LR, 4, 0),
-    ("taught", 51_000): (LR * 0.003**0.5, LR * 0.003**0.5, 4, 0),
-    ("taught", 60_000): (0.01 * LR, 0.01 * LR, 4, 0),
-    ("smoke", 0): (LR, 0, 1, 3),
-    ("smoke", 4): (LR, 0, 5**0.8, 3 * 0.1**0.4),
-    ("smoke", 5): (LR, LR, 5, 3 * 0.1**0.5),
-    ("smoke", 9): (LR, LR, 5 * 0.2**0.4, 3 * 0.1**0.9),
-    ("smoke", 10): (LR, LR, 5 * 0.2**0.5, 0),
-    ("smoke", 15): (LR, LR, 1, 0),
-    ("smoke", 19): (LR, LR, 1, 0),
+    ("paper-curriculum", 0): (LR, 0, 1, 8),
+    ("paper-curriculum", 1_600): (LR, 0, 15 ** (1_600 / 2_720), 8 * (0.3 / 8) ** 0.5),
+    ("paper-curriculum", 2_719): (LR, 0, 15 ** (2_719 / 2_720), 8 * (0.3 / 8) ** (2_719 / 3_200)),
+    ("paper-curriculum", 2_720): (LR, LR, 15, 8 * (0.3 / 8) ** (2_720 / 3_200)),
+    ("paper-curriculum", 3_199): (LR, LR, 15, 8 * (0.3 / 8) ** (3_199 / 3_200)),
+    ("paper-curriculum", 3_200): (LR, LR, 15, 0),
+    ("paper-curriculum", 5_280): (LR, LR, 15, 0),
+    ("paper-curriculum", 8_000): (LR, LR, 15 * (4 / 15) ** (2_720 / 6_720), 0),
+    ("paper-curriculum", 12_000): (LR * 0.02**0.5, LR * 0.02**0.5, 4, 0),
+    ("paper-curriculum", 16_000): (0.02 * LR, 0.02 * LR, 4, 0),
+    ("paper-small", 0): (LR, 0, 1, 6),
+    ("paper-small", 1_999): (LR, 0, 15 ** (1_999 / 2_000), 6 * (0.3 / 6) ** (1_999 / 4_000)),
+    ("paper-small", 2_000): (LR, LR, 15, 6 * (0.3 / 6) ** 0.5),
+    ("paper-small", 3_999): (LR, LR, 15, 6 * (0.3 / 6) ** (3_999 / 4_000)),
+    ("paper-small", 4_000): (LR, LR, 15, 0),
+    ("paper-small", 8_000): (LR, LR, 4, 0),
+    ("paper-small", 10_000): (LR / 10, LR / 10, 4, 0),
+    ("paper-small", 12_000): (LR / 100, LR / 100, 4, 0),
+    ("paper-distilled", 0): (LR, 0, 1, 0),
+    ("paper-distilled", 35_999): (LR, 0, 1, 0),
+    ("paper-distilled", 36_000): (0.3 * LR, 0, 4, 0),
+    ("paper-distilled", 39_999): (0.3 * LR, 0, 4, 0),
+    ("paper-distilled", 40_000): (0.3 * LR, 0.3 * LR, 4, 0),
+    ("paper-distilled", 42_000): (0.3 * LR, 0.3 * LR, 4, 0),
+    ("paper-distilled", 51_000): (LR * 0.003**0.5, LR * 0.003**0.5, 4, 0),
+    ("paper-distilled", 60_000): (0.01 * LR, 0.01 * LR, 4, 0),
+    ("paper-smoke", 0): (LR, 0, 1, 3),
+    ("paper-smoke", 4): (LR, 0, 5**0.8, 3 * 0.1**0.4),
+    ("paper-smoke", 5): (LR, LR, 5, 3 * 0.1**0.5),
+    ("paper-smoke", 9): (LR, LR, 5 * 0.2**0.4, 3 * 0.1**0.9),
+    ("paper-smoke", 10): (LR, LR, 5 * 0.2**0.5, 0),
+    ("paper-smoke", 15): (LR, LR, 1, 0),
+    ("paper-smoke", 19): (LR, LR, 1, 0),
 }
 TABLE |= {
-    (f"structured {name}", step): (rate, 0.3 * rate, 1, 0)
-    for name in ("robust", "small", "smoke")
+    (name, step): (rate, 0.3 * rate, 1, 0)
+    for name in ("sprites", "sprites-small", "sprites-smoke")
     for step, rate in ((0, 0.1), (216, 0.1), (288, 0.1 * 0.1**0.5), (360, 0.01))
 }
 TABLE |= {
-    (f"structured {name}", step): (rate, 0.5 * rate, 1, 0)
-    for name in ("video", "covered")
+    (name, step): (rate, 0.5 * rate, 1, 0)
+    for name in ("sprites-video", "sprites-occluded")
     for step, rate in ((0, 0.03), (200, 0.03), (250, (0.03 * 0.005) ** 0.5), (300, 0.005))
 }
 TABLE |= {
-    ("structured pictures", step): (rate, rate, 1, 0)
+    ("layers", step): (rate, rate, 1, 0)
     for step, rate in ((0, 0.03), (72, 0.03), (96, 0.03 * 0.1**0.5), (120, 0.003))
 }
 
@@ -96,7 +96,7 @@ def test_a_curve_passes_through_its_knots(knots: tuple[tuple[int, float], ...]) 
     last_at = dict(knots)  # of several knots at one step the last one holds
     for step, value in last_at.items():
         # exp(log(value)) is off by an ulp of the logarithm, which is below 15
-        assert between(knots, step) == pytest.approx(value, rel=1e-14)
+        assert interpolate(knots, step) == pytest.approx(value, rel=1e-14)
 
 
 @given(curves(), st.integers(-10, 1010))
@@ -105,13 +105,13 @@ def test_a_curve_stays_between_its_neighbours(
 ) -> None:
     past = [value for at, value in knots if at <= step][-1:]
     future = [value for at, value in knots if at > step][:1]
-    value, slack = between(knots, step), 1 + 1e-13
+    value, slack = interpolate(knots, step), 1 + 1e-13
     assert min(past + future) / slack <= value <= max(past + future) * slack
 
 
 def test_a_curve_is_geometric_between_positive_values_and_linear_to_zero() -> None:
-    assert between(((0, 1.0), (10, 100.0)), 5) == pytest.approx(10.0, rel=1e-13)
-    assert between(((0, 4.0), (8, 0.0)), 2) == pytest.approx(3.0, rel=1e-13)
+    assert interpolate(((0, 1.0), (10, 100.0)), 5) == pytest.approx(10.0, rel=1e-13)
+    assert interpolate(((0, 4.0), (8, 0.0)), 2) == pytest.approx(3.0, rel=1e-13)
 
 
 def test_the_dynamics_are_released_at_their_step() -> None:

@@ -10,15 +10,18 @@ from torch import distributed as dist
 from torch import multiprocessing
 
 from motes.config import RunConfig, ScheduleConfig
+from motes.core.axes import Tensor
 from motes.data import cannonballs
 from motes.models.elbo import BoundTerms
+from motes.models.protocols import Posterior, Search
 from motes.training import distributed
 from motes.training.dataset import Dataset, make_dataset
 from motes.training.inputs import TrainingData, blur, step_inputs
 from motes.training.presets import PRESETS
 from motes.training.run import Run, held_out_bound
 from motes.training.schedule import at_step
-from motes.training.step import EXPLORE, SETTLED, VISIBILITY_PACE, Trainer
+from motes.training.step import EXPLORE, FIT_BATCHES, OCCLUSION_RATE, Trainer
+from motes.training.train import Team, take_step
 from tiny import tiny_config
 
 CPU = torch.device("cpu")
@@ -78,18 +81,18 @@ def test_blur_keeps_the_peak_of_a_lone_disk_near_one(width: float) -> None:
     # The divisor is exact for a round disk of 13 pixels' area, whose radius is 2.03; the ball of
     # pixels has the second moment 28 / 13 instead of 13 / 2 pi, so that for wide lenses the peak
     # is off by (28 / 13 - 13 / 2 pi) / 2 w^2, and by less than 2 % for narrow ones.
-    peak = blur(disk(65, 32, 32), torch.tensor(width), ink=13.0).max()
+    peak = blur(disk(65, 32, 32), torch.tensor(width), mass=13.0).max()
     assert float(peak) == pytest.approx(1.0, abs=0.03)
 
 
 def test_blur_of_width_zero_is_the_identity(generator: torch.Generator) -> None:
     frames = torch.rand(2, 3, 9, 11, generator=generator)
-    assert torch.equal(blur(frames, torch.tensor(0.0), ink=13.0), frames)
+    assert torch.equal(blur(frames, torch.tensor(0.0), mass=13.0), frames)
 
 
 @pytest.mark.parametrize("width", [0.5, 2.0, 4.0])
 def test_blur_leaves_the_mass_in_its_place(width: float) -> None:
-    blurred = blur(disk(65, 30, 35), torch.tensor(width), ink=13.0)[0, 0].double()
+    blurred = blur(disk(65, 30, 35), torch.tensor(width), mass=13.0)[0, 0].double()
     mass = blurred.sum()
     x = (blurred.sum(0) * torch.arange(65)).sum() / mass
     y = (blurred.sum(1) * torch.arange(65)).sum() / mass
@@ -103,15 +106,15 @@ def test_blur_leaves_the_mass_in_its_place(width: float) -> None:
 
 def test_blur_is_a_gaussian_average_by_naive_loops(generator: torch.Generator) -> None:
     frames = (torch.rand(1, 1, 5, 7, generator=generator) < 0.1).float()
-    width, ink = 1.3, 3.0
+    width, mass = 1.3, 3.0
     norm = sum(math.exp(-0.5 * (d / width) ** 2) for d in range(-30, 31)) ** 2
     expected = torch.zeros(5, 7)
     for i, j in np.ndindex(5, 7):
         for k, m in np.ndindex(5, 7):
             weight = math.exp(-0.5 * ((i - k) ** 2 + (j - m) ** 2) / width**2) / norm
             expected[i, j] += weight * frames[0, 0, k, m]
-    expected /= 1 - math.exp(-ink / (2 * math.pi * width**2))
-    ours = blur(frames, torch.tensor(width), ink)[0, 0]
+    expected /= 1 - math.exp(-mass / (2 * math.pi * width**2))
+    ours = blur(frames, torch.tensor(width), mass)[0, 0]
     # The code sums its norm over one frame's reach: 5 px are 3.8 widths, 1e-4 of the mass.
     torch.testing.assert_close(ours, expected.clamp(0, 1), rtol=1e-3, atol=1e-4)
 
@@ -129,7 +132,7 @@ def test_frozen_dynamics_do_not_move_and_released_ones_do() -> None:
         assert not torch.equal(value, start[name]), name
 
 
-def test_nothing_hides_objects_until_the_glyph_is_known() -> None:
+def test_no_occluder_is_learned_before_the_sprite() -> None:
     trainer = trainer_of(replace(PRESETS["sprites-smoke"], data=tiny_config().data))
     schedule = trainer.config.schedule
     assert 0 < schedule.frozen_occlusion < schedule.iterations
@@ -144,33 +147,35 @@ def test_nothing_hides_objects_until_the_glyph_is_known() -> None:
         assert all(moved.values())
 
 
-def test_q_explores_until_glyphs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, told = trainer_of(PRESETS["sprites-smoke"]), []  # 8 steps, a look each 4
-    track = trainer.model.track
+def test_q_explores_during_the_first_part_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, shares = trainer_of(PRESETS["sprites-smoke"]), []  # 8 steps, a search every 4
+    infer = trainer.model.infer
 
-    def noted(*arguments: object, **named: float) -> object:
-        told.append(named.get("explore"))
-        return track(*arguments, **named)  # type: ignore[arg-type]
+    def noted(frames: Tensor, counts: Tensor, observed: Tensor | None, search: Search) -> Posterior:
+        shares.append(search.explore)
+        return infer(frames, counts, observed, search)
 
-    monkeypatch.setattr(trainer.model, "track", noted)
-    monkeypatch.setattr("motes.training.step.EXPLORED", 0.5)
+    monkeypatch.setattr(trainer.model, "infer", noted)
+    monkeypatch.setattr("motes.training.step.EXPLORE_UNTIL", 0.5)
     for _ in range(5):
         trainer.advance()
-    assert told == [EXPLORE, 0.0]
+    assert shares == [EXPLORE, 0.0]
 
 
-def test_in_the_end_the_kinds_of_start_are_fitted_to_clips_from_all_over_the_data(
+def test_the_final_fit_of_initial_states_uses_clips_from_all_over_the_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = PRESETS["sprites-smoke"]
     data = make_dataset(config, CPU).training
-    assert len(data.num_objects) <= SETTLED * config.batch_size
+    assert len(data.num_objects) <= FIT_BATCHES * config.batch_size
     fits = []
-    monkeypatch.setattr("motes.training.step.seed_mixture", lambda *given: fits.append(given))
     trainer = Trainer(config, data, CPU)
+    monkeypatch.setattr(
+        trainer.model.dynamics, "fit_initial_state", lambda *given: fits.append(given)
+    )
     while trainer.step < config.schedule.iterations:
         trainer.advance()
-    of_a_batch, of_all = (positions for _, positions, _ in fits)
+    of_a_batch, of_all = (positions for positions, _ in fits)
     assert len(of_a_batch) <= config.batch_size * config.data.max_objects
     assert len(of_all) == int(data.num_objects.sum())
     # Every clip once: no two objects have the same track.
@@ -251,13 +256,14 @@ def test_a_run_that_breaks_names_its_last_good_checkpoint_and_keeps_it(tmp_path:
     config = tiny_config()  # logs every 2 steps, saves every 4
     clips = dataset(config)
     run = Run(tmp_path, config, clips, CPU, lambda line: None)
+    team = Team([run], together=False)
     for _ in range(4):
-        run.advance()
+        take_step(team)
     saved = (tmp_path / "checkpoint.safetensors").read_bytes()
-    run.advance()
+    take_step(team)
     poison(run.trainer, "log_prior")
     with pytest.raises(FloatingPointError) as caught:
-        run.advance()
+        take_step(team)
     message = str(caught.value)
     assert "log_prior is not finite at step 5" in message
     assert re.search(r"last good checkpoint is \S*checkpoint\.safetensors of step 4", message)
@@ -267,10 +273,11 @@ def test_a_run_that_breaks_names_its_last_good_checkpoint_and_keeps_it(tmp_path:
 def test_a_run_that_breaks_at_once_says_that_nothing_was_saved(tmp_path: Path) -> None:
     config = tiny_config()
     run = Run(tmp_path, config, dataset(config), CPU, lambda line: None)
+    team = Team([run], together=False)
     poison(run.trainer, "reconstruction")
-    run.advance()
+    take_step(team)
     with pytest.raises(FloatingPointError, match="no checkpoint had been saved yet"):
-        run.advance()
+        take_step(team)
 
 
 def test_the_held_out_bound_is_a_mean_over_clips_however_they_are_batched() -> None:
@@ -286,19 +293,19 @@ def test_the_held_out_bound_is_a_mean_over_clips_however_they_are_batched() -> N
 def test_packed_and_grey_clips_train_alike() -> None:
     config = tiny_config()
     packed = dataset(config).training
-    grey = TrainingData(packed.frames(torch.arange(12)), packed.num_objects, packed.ink)
+    grey = TrainingData(packed.frames(torch.arange(12)), packed.num_objects, packed.mass)
     trainers = [Trainer(config, clips, CPU) for clips in (packed, grey)]
     for trainer in trainers:
         trainer.advance()
     assert same(trainers[0].state(), trainers[1].state())
 
 
-def test_the_ink_of_an_object_is_its_number_of_pixels() -> None:
+def test_the_mass_of_an_object_is_its_number_of_pixels() -> None:
     config = tiny_config()
     config = replace(config, data=replace(config.data, num_objects=(1,), height=32, width=32))
     clips = cannonballs(16, (1,), 7, (32, 32), seed=config.data.seed).frames
     lit = float(clips[:12].sum()) / (12 * 7)
-    assert dataset(config).training.ink == pytest.approx(lit, rel=1e-6)
+    assert dataset(config).training.mass == pytest.approx(lit, rel=1e-6)
 
 
 SHARED_BATCH = tiny_config(batch_size=5)  # not divisible by two, so that the shares differ
@@ -351,5 +358,5 @@ def test_what_hides_objects_is_learned_at_a_pace_of_its_own() -> None:
     trainer.advance()
     moved = {name: (part - before[name]).abs().max() for name, part in renderer.named_parameters()}
     torch.testing.assert_close(
-        moved["visibility_logit"], VISIBILITY_PACE * moved["root_background"], rtol=1e-3, atol=0
+        moved["visibility_logit"], OCCLUSION_RATE * moved["root_background"], rtol=1e-3, atol=0
     )

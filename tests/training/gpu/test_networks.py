@@ -13,8 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from motes.models.paper.inference import InferenceNetwork
 from motes.models.paper.recurrence import recur
 from motes.models.paper.renderer import PaperRenderer
-from motes.training.gpu import networks as stacked
-from motes.training.gpu import reference_ops as cells
+from motes.training.gpu import networks, reference_ops
 
 # Float64: sums of at most some hundred products of order one, through at most eight cells.
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-10}
@@ -29,8 +28,8 @@ def test_stacked_recurrence_is_the_single_one(R, N, T, B, S, generator):
     inputs = [part.requires_grad_() for part in inputs]
     initial, from_image, bias, past, below = inputs
     pixels = torch.randn(R, B, T, V, generator=generator, dtype=torch.float64)
-    factors = stacked.factor(from_image), bias, stacked.factor(past, below)
-    ours = stacked.read(initial, pixels, *factors)
+    factors = networks.factor(from_image), bias, networks.factor(past, below)
+    ours = networks.read(initial, pixels, *factors)
     image = torch.einsum("rbtv,rvg->rbtg", pixels, from_image) + bias[:, None, None]
     single = [recur(initial[r], image[r].transpose(0, 1), past[r], below[r]) for r in range(R)]
     expected = torch.stack(single)
@@ -68,13 +67,13 @@ def stacks_of(networks):
 def losses(weights, frames, num_objects, noise, floor):
     """Every output of the stacked networks once, as R numbers."""
     renderers, inferences = weights
-    from_image = stacked.factor(inferences["from_image"])
-    recurrent = stacked.factor(inferences["from_past"], inferences["from_below"])
-    mean, scale = stacked.encode(inferences, from_image, recurrent, frames, num_objects, floor)
+    from_image = networks.factor(inferences["from_image"])
+    recurrent = networks.factor(inferences["from_past"], inferences["from_below"])
+    mean, scale = networks.encode(inferences, from_image, recurrent, frames, num_objects, floor)
     positions = mean + scale * noise
     present = torch.arange(3, device=frames.device) < num_objects[..., None]
-    to_image = stacked.factor(renderers["to_image"])
-    nats = stacked.log_likelihood(renderers, to_image, positions, present, frames)
+    to_image = networks.factor(renderers["to_image"])
+    nats = networks.log_likelihood(renderers, to_image, positions, present, frames)
     return nats.sum(1) + mean.square().sum((1, 2, 3, 4)) + scale.log().sum((1, 2, 3, 4))
 
 
@@ -89,7 +88,7 @@ def test_stacked_networks_are_the_single_ones(generator):
     ours = losses(weights, frames, num_objects, noise, 0.01)
     gradients = torch.autograd.grad(ours.sum(), leaves)
     for r, (renderer, inference) in enumerate(pairs):
-        mean, scale = inference(frames[r], num_objects[r])
+        mean, scale, _ = inference(frames[r], num_objects[r])
         present = torch.arange(3) < num_objects[r][:, None]
         logits = renderer(mean + scale * noise[r], present)
         nats = -binary_cross_entropy_with_logits(logits, frames[r], reduction="none")
@@ -105,10 +104,10 @@ def test_what_absent_objects_hold_cannot_matter_to_a_painting(generator):
     shapes = [(1, 2, 3, 2, 2), (1, 2, 10), (1, 10), (1, 5)]
     positions, *weights = (torch.randn(shape, generator=generator) for shape in shapes)
     present = torch.tensor([[[True, False, False], [True, True, False]]])
-    expected = cells.render_forward(positions, present, *weights)
+    expected = reference_ops.render_forward(positions, present, *weights)
     positions[~present] = torch.nan
-    assert torch.equal(cells.render_forward(positions, present, *weights), expected)
-    by_positions, *rest = cells.render_backward(expected, positions, present, *weights)
+    assert torch.equal(reference_ops.render_forward(positions, present, *weights), expected)
+    by_positions, *rest = reference_ops.render_backward(expected, positions, present, *weights)
     assert (by_positions[~present] == 0).all()
     assert all(part.isfinite().all() for part in rest)
 
@@ -122,9 +121,9 @@ def test_adam_is_that_of_pytorch(generator):
     bad, copy = torch.zeros(2, dtype=torch.int32), torch.zeros_like(start, dtype=torch.float32)
     for step in range(1, 6):
         gradient = torch.randn(start.shape, generator=generator, dtype=torch.float64)
-        pace = rates / (1 - cells.BETA_1**step)
-        correction = torch.full((2,), 1 / (1 - cells.BETA_2**step), dtype=torch.float64)
-        cells.adam(values, gradient, mean, square, pace, correction, bad, [copy])
+        pace = rates / (1 - reference_ops.BETA_1**step)
+        correction = torch.full((2,), 1 / (1 - reference_ops.BETA_2**step), dtype=torch.float64)
+        reference_ops.adam(values, gradient, mean, square, pace, correction, bad, [copy])
         for single, optimizer, own in zip(singles, optimizers, gradient, strict=True):
             single.grad = own.clone()
             optimizer.step()
@@ -141,7 +140,7 @@ def test_adam_moves_by_the_mean_and_keeps_it_in_its_own_type(generator):
     for own in (mean.clone(), mean.float()):
         moved, bad = values.clone(), torch.zeros(2, dtype=torch.int32)
         one = torch.ones(2, dtype=torch.float64)
-        cells.adam(moved, gradient.bfloat16(), own, square.clone(), one, one, bad)
+        reference_ops.adam(moved, gradient.bfloat16(), own, square.clone(), one, one, bad)
         results.append((moved, own))
     (ours, short), (expected, long) = results
     assert torch.equal(ours, expected)
@@ -154,14 +153,16 @@ def test_adam_says_whose_gradient_is_not_finite():
     zero, gradient = torch.zeros(3, 4), torch.zeros(3, 4)
     gradient[1, 2], gradient[2, 0] = torch.inf, torch.nan
     bad = torch.zeros(3, dtype=torch.int32)
-    cells.adam(zero, gradient, zero.clone(), zero.clone(), torch.ones(3), torch.ones(3), bad)
+    reference_ops.adam(
+        zero, gradient, zero.clone(), zero.clone(), torch.ones(3), torch.ones(3), bad
+    )
     assert bad.tolist() == [0, 1, 1]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_kernels_do_what_pytorch_does():
     """On Triton's interpreter, in a process of its own: it is chosen when Triton is imported."""
-    script = Path(__file__).parents[2] / "kernels_against_cells.py"
+    script = Path(__file__).parents[2] / "kernels_against_reference_ops.py"
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()

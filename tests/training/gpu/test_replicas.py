@@ -14,19 +14,19 @@ from motes.training.gpu.replicas import Groups, Replicas, keep_factors
 from motes.training.inputs import InputBlocks, TrainingData, joined_inputs, step_inputs
 from motes.training.run import Run
 from motes.training.step import Trainer
-from motes.training.train import Team, find_teams
+from motes.training.train import Team, find_teams, take_step
 from tiny import tiny_config
 
 CPU = torch.device("cpu")
 
 
-def configs(taught: int = 0) -> list[RunConfig]:
+def configs(distilled: int = 0) -> list[RunConfig]:
     """Three seeds, each with a schedule of its own."""
     schedules = [
         ScheduleConfig(
             iterations=8,
             frozen_dynamics=2 + seed,
-            taught=taught,
+            distillation_steps=distilled,
             learning_rate=((0, 1e-3 * (1 + seed)),),
             kl_weight=((0, 1.0 + seed),),
             blur=((0, 2.0 * seed), (4, 0.3)),
@@ -38,12 +38,12 @@ def configs(taught: int = 0) -> list[RunConfig]:
 
 def data_for(config: RunConfig) -> TrainingData:
     data = make_dataset(config, CPU).training
-    if config.schedule.taught == 0:
+    if config.schedule.distillation_steps == 0:
         return data
     generator = torch.Generator().manual_seed(5)
     shape = (len(data.num_objects), 3, config.data.num_frames, 2)
     means = torch.randn(shape, generator=generator)
-    return data._replace(lessons=GaussianPosterior(means, torch.full(shape, 0.3)))
+    return data._replace(pseudo_labels=GaussianPosterior(means, torch.full(shape, 0.3)))
 
 
 def close(ours: Trainer, theirs: Trainer, steps: int) -> None:
@@ -59,10 +59,10 @@ def close(ours: Trainer, theirs: Trainer, steps: int) -> None:
             assert gap.max() <= 1e-4 * max(1.0, float(value.abs().max())), name
 
 
-@pytest.mark.parametrize(("taught", "kept"), [(0, False), (3, False), (0, True)])
-def test_replicas_take_the_steps_of_their_single_runs(taught: int, kept: bool) -> None:
+@pytest.mark.parametrize(("distilled", "kept"), [(0, False), (3, False), (0, True)])
+def test_replicas_take_the_steps_of_their_single_runs(distilled: int, kept: bool) -> None:
     """Also with factors that are kept from step to step, as on a GPU."""
-    own = configs(taught)
+    own = configs(distilled)
     data = data_for(own[0])
     singles, together = ([Trainer(config, data, CPU) for config in own] for _ in range(2))
     replicas = Replicas(together)
@@ -90,7 +90,7 @@ def test_groups_take_the_steps_of_their_single_runs(monkeypatch: pytest.MonkeyPa
         groups.advance()
         for trainer in singles:
             trainer.advance()
-    groups.wait()
+    groups.synchronize()
     for ours, theirs in zip(together, singles, strict=True):
         assert ours.step == theirs.step == 4
         close(ours, theirs, 4)
@@ -156,11 +156,11 @@ def test_a_team_breaks_up_when_one_of_it_goes_back(tmp_path: Path) -> None:
     runs = runs_in(tmp_path)  # they log every 2 steps and save every 4
     team = Team(runs, together=True)
     for _ in range(5):
-        team.advance()
+        take_step(team)
     assert not team.broken_up
     with torch.no_grad():
         runs[1].trainer.model.get_parameter("renderer.image_bias")[0] = torch.nan
-    team.advance()
+    take_step(team)
     assert team.broken_up
     assert [run.trainer.step for run in runs] == [6, 4, 6]
     assert [run.rolled_back for run in runs] == [0, 1, 0]
