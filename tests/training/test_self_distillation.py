@@ -12,6 +12,7 @@ from motes.data import PackedFrames, cannonballs
 from motes.models.checkpoint import load, read_tensors
 from motes.models.model import build
 from motes.models.pixel_map import is_visible, rendered_centroids
+from motes.training import dynamics_fit
 from motes.training import train as training
 from motes.training.dataset import to_device
 from motes.training.distillation import starting_order
@@ -30,6 +31,12 @@ from motes.training.train import Team, resume, train
 from tiny import tiny_model
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few iterations instead of fits of the dynamics to convergence."""
+    monkeypatch.setattr(dynamics_fit, "ITERATIONS", 3)
 
 
 def staged_config() -> RunConfig:
@@ -115,6 +122,7 @@ def test_weights_of_the_first_stage_are_copied() -> None:
     assert torch.equal(ours["inference.initial"][0, 0], theirs["inference.initial"][0, 0])
 
 
+@pytest.mark.usefixtures("short_fits")
 def test_a_run_goes_through_its_stages_and_resumes_in_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +154,7 @@ def test_a_run_goes_through_its_stages_and_resumes_in_each(
             assert torch.equal(value, theirs[name]), name
 
 
+@pytest.mark.usefixtures("short_fits")
 def test_replicas_trained_together_continue_with_the_bound_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
