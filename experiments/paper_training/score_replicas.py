@@ -4,7 +4,7 @@ Works for clips of any size and length. A stopped run resumes. The seed of the t
 used to choose anything.
 
 Usage: python -m experiments.paper_training.score_replicas OPTIONS
-    --learn --run runs/taught --preset taught --device cuda
+    --learn --run runs/distilled --preset paper-distilled --device cuda
     --learn --run runs/taught-32 --size 32 --teacher runs/teacher
     --score --run runs/taught-32 --out experiments/paper_training/taught_32.json
 """
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--learn", action="store_true")
     parser.add_argument("--score", action="store_true")
     parser.add_argument("--run", type=Path, required=True, help="folder of all seeds")
-    parser.add_argument("--preset", choices=PRESETS, default="taught")
+    parser.add_argument("--preset", choices=PRESETS, default="paper-distilled")
     parser.add_argument("--size", type=int, default=48)
     parser.add_argument("--frames", type=int, default=30)
     parser.add_argument("--teacher", help="a model of the structured family, of that size")

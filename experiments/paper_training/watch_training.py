@@ -5,7 +5,7 @@ seed tracks, by number of balls, and for the first seed the inferred positions. 
 for scoring only.
 
 Usage: python -m experiments.paper_training.watch_training --out FOLDER
-           [--device cuda] [--replicas 4] [--preset small]
+           [--device cuda] [--replicas 4] [--preset paper-small]
 """
 
 import argparse
@@ -75,7 +75,7 @@ def main() -> None:
     """Trains and writes one record and one file of arrays."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--preset", default="small")
+    parser.add_argument("--preset", default="paper-small")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--iterations", type=int)

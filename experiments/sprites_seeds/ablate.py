@@ -62,7 +62,9 @@ PARTS: dict[str, tuple[Change, ...]] = {
     "one look at first": (Change("motes.models.sprites.forward_pass", "PASSES_PER_FRAME", 1),),
     "no search of whole frames": (
         Change(
-            "motes.models.sprites.forward_pass", "recover", lambda sprite, frame, found, lost: found
+            "motes.models.sprites.forward_pass",
+            "redetect_lost",
+            lambda sprite, frame, found, lost: found,
         ),
     ),
     "edges are sightings": (

@@ -55,7 +55,7 @@ def learn(
     task: Task, seed: int, folder: Path, num_clips: int | None, *, hiding: bool = False
 ) -> None:
     """Train on fresh clips of a world into a new folder, with a record of how that went."""
-    config = find(task.preset, "structured")
+    config = find(task.preset)
     if hiding:
         covered = PRESETS["sprites-occluded"]
         model = dataclasses.replace(config.model, models_occlusion=True)

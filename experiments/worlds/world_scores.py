@@ -41,7 +41,7 @@ class Task(NamedTuple):
     num_frames: int | None = None  # of test clips; None: the world's own
     context: int = CONTEXT
     law: Literal["newton", "linear"] = "newton"  # of motion, that is learned
-    preset: str = "robust"  # of the structured family
+    preset: str = "sprites"
 
 
 TASKS: dict[str, Task] = {
@@ -50,8 +50,8 @@ TASKS: dict[str, Task] = {
     "bar": Task("bar", "bar", (1, 2, 3)),
     # Of ten frames about five are observed.
     "drops": Task("drops", "drops", (1, 2, 3), context=10),
-    "pictures": Task("pictures", "pictures", (1, 2, 3), preset="pictures"),
-    "colour": Task("colour", "colour", (1, 2, 3), preset="pictures"),
+    "pictures": Task("pictures", "pictures", (1, 2, 3), preset="layers"),
+    "colour": Task("colour", "colour", (1, 2, 3), preset="layers"),
     "weightless": Task("weightless", "weightless", (1, 2, 3)),
     "wind": Task("wind", "wind", (1, 2, 3)),
     "drag": Task("drag", "drag", (1, 2, 3), law="linear"),

@@ -20,7 +20,7 @@ def test_all_seeds_are_scored_beside_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, out = tmp_path / "run", tmp_path / "record.json"
-    sizes = ("--preset", "smoke", "--size", 16, "--frames", 12, "--replicas", 2)
+    sizes = ("--preset", "paper-smoke", "--size", 16, "--frames", 12, "--replicas", 2)
     run(monkeypatch, "--learn", "--run", folder, *sizes)
     run(monkeypatch, "--learn", "--run", folder, *sizes)  # finished: nothing is left to do
     run(monkeypatch, "--score", "--run", folder, "--clips", 8, "--out", out)
