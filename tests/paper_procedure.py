@@ -9,7 +9,7 @@ from oracles import log_density, one_model, posterior
 from tiny import MAX_OBJECTS
 
 
-def paper_encoding(
+def paper_posterior(
     model: Model, frames: torch.Tensor, before: int, after: int, count: int
 ) -> GaussianPosterior:
     """The section "Inference using past and future observations" for one clip, step by step.

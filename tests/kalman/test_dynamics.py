@@ -1,8 +1,11 @@
+import numpy as np
 import pytest
 import torch
 
 from motes.core.errors import InputError
 from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.mixture import Gaussian
+from oracles import diagonal_blocks, log_density, one_model, posterior
 
 
 def test_starting_values_are_the_papers(generator: torch.Generator) -> None:
@@ -85,3 +88,106 @@ def test_a_linear_law_starts_as_newtons_and_learns_springs_and_drag(generator):
     expected = newton.components().transition.detach().clone()
     expected[2, 0], expected[3, 3] = -0.5, 0.75
     assert torch.equal(A, expected)
+
+
+def lopsided(generator: torch.Generator) -> LinearDynamics:
+    dynamics = LinearDynamics(num_components=3, generator=generator)
+    with torch.no_grad():
+        dynamics.logits.copy_(torch.tensor([0.0, 1.0, -1.0]))
+    return dynamics
+
+
+def test_track_log_density_is_the_mixture_of_dense_gaussians(generator: torch.Generator) -> None:
+    dynamics = lopsided(generator)
+    positions = torch.randn(2, 3, 6, 2, generator=generator)
+    observed = torch.rand(2, 1, 6, generator=generator) < 0.7
+    value = dynamics.track_log_density(positions, observed)
+    weights = dynamics.component_log_posterior(positions, observed)
+    assert value.shape == (2, 3)
+    assert value.dtype == torch.float64
+    pi = np.exp([0.0, 1.0, -1.0]) / np.exp([0.0, 1.0, -1.0]).sum()
+    for b, n in np.ndindex(2, 3):
+        densities = [
+            log_density(
+                one_model(dynamics.components(), (3,), (k,)),
+                positions[b, n].double().numpy(),
+                observed[b, 0].numpy(),
+            )
+            for k in range(3)
+        ]
+        joint = pi * np.exp(densities)
+        # Log densities of about -20 with condition number 10: rounding below 1e-13.
+        np.testing.assert_allclose(value[b, n].item(), np.log(joint.sum()), rtol=1e-11)
+        posterior = weights[b, n].detach().exp().numpy()
+        np.testing.assert_allclose(posterior, joint / joint.sum(), rtol=1e-11)
+
+
+def test_component_posterior_of_nothing_is_the_prior(generator: torch.Generator) -> None:
+    dynamics = lopsided(generator)
+    nothing = torch.zeros(5, dtype=torch.bool)
+    posterior = dynamics.component_log_posterior(torch.full((4, 5, 2), torch.nan), nothing)
+    assert posterior.shape == (4, 3)
+    torch.testing.assert_close(posterior, dynamics.log_weights().expand(4, 3))
+
+
+def test_every_parameter_learns_from_the_prior(generator: torch.Generator) -> None:
+    dynamics = lopsided(generator)
+    dynamics.track_log_density(torch.randn(4, 9, 2, generator=generator)).sum().backward()
+    for name, parameter in dynamics.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        lower = parameter.grad.tril() if name.endswith("factor") else parameter.grad
+        assert (lower != 0).any(), name
+
+
+@torch.no_grad()
+def test_a_belief_after_each_frame_is_that_of_the_observed_positions(
+    generator: torch.Generator,
+) -> None:
+    """initial, predict, update and observe frame by frame against dense Gaussians."""
+    dynamics, (B, N, T) = lopsided(generator), (2, 2, 5)
+    positions = torch.randn(B, N, T, 2, generator=generator)
+    observed = torch.rand(B, N, T, generator=generator) < 0.6
+    parts = [one_model(dynamics.components(), (3,), (k,)) for k in range(3)]
+    belief = dynamics.initial((B, N))
+    for t in range(T):
+        seen = observed & (torch.arange(T) < t)
+        mixture = dynamics.observe(belief)
+        assert mixture.log_weights.shape == (B, N, 3)
+        for b, n, k in np.ndindex(B, N, 3):
+            track, mask = positions[b, n].double().numpy(), seen[b, n].numpy()
+            mean, cov = posterior(parts[k], track, mask)
+            means = mixture.means.expand(B, N, 3, 2)
+            covariances = mixture.covariances.expand(B, N, 3, 2, 2)
+            np.testing.assert_allclose(means[b, n, k], mean[t, :2], rtol=1e-9, atol=1e-9)
+            spread = diagonal_blocks(cov)[t, :2, :2] + parts[k].position_noise
+            np.testing.assert_allclose(covariances[b, n, k], spread, rtol=1e-9, atol=1e-9)
+            weight = log_density(parts[k], track, mask) + float(dynamics.log_weights()[k])
+            assert float(mixture.log_weights[b, n, k]) == pytest.approx(weight, abs=1e-9)
+        updated = dynamics.update(belief, positions[:, :, t], observed[:, :, t])
+        belief = dynamics.predict(updated)
+
+
+@torch.no_grad()
+def test_the_log_density_of_a_clip_is_the_sum_over_its_present_objects(
+    generator: torch.Generator,
+) -> None:
+    dynamics = lopsided(generator)
+    positions = torch.randn(2, 3, 4, 2, generator=generator)
+    present = torch.tensor([[True, False, True], [True, False, False]])
+    positions[~present] = torch.nan  # absent objects cannot matter
+    found = dynamics.log_density(positions, present)
+    for b in range(2):
+        alone = dynamics.track_log_density(positions[b][present[b]]).sum()
+        torch.testing.assert_close(found[b], alone)
+
+
+@torch.no_grad()
+def test_positions_and_velocities_of_states(generator: torch.Generator) -> None:
+    dynamics = LinearDynamics(sampling_period=0.5, position_noise=0.3, generator=generator)
+    states = Gaussian(torch.arange(4.0).double(), 2 * torch.eye(4).double())
+    assert dynamics.path(states).mean.tolist() == [0, 1]
+    assert torch.equal(dynamics.path(states).covariance, 2 * torch.eye(2).double())
+    assert dynamics.emit(states).mean.tolist() == [0, 1]
+    torch.testing.assert_close(dynamics.emit(states).covariance, 2.3 * torch.eye(2).double())
+    torch.testing.assert_close(dynamics.velocities(states.mean), torch.tensor([1.0, 1.5]).double())

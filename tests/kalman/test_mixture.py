@@ -1,68 +1,50 @@
 import numpy as np
 import torch
 
-from motes import kalman
-from motes.kalman.dynamics import LinearDynamics
-from motes.kalman.mixture import component_log_posterior, log_prior, select_component
-from oracles import log_density, one_model
-
-
-def lopsided(generator: torch.Generator) -> LinearDynamics:
-    dynamics = LinearDynamics(num_components=3, generator=generator)
-    with torch.no_grad():
-        dynamics.logits.copy_(torch.tensor([0.0, 1.0, -1.0]))
-    return dynamics
-
-
-def test_log_prior_is_the_mixture_of_dense_gaussians(generator: torch.Generator) -> None:
-    dynamics = lopsided(generator)
-    positions = torch.randn(2, 3, 6, 2, generator=generator)
-    observed = torch.rand(2, 1, 6, generator=generator) < 0.7
-    value = log_prior(dynamics, positions, observed)
-    weights = component_log_posterior(dynamics, positions, observed)
-    assert value.shape == (2, 3)
-    assert value.dtype == torch.float64
-    pi = np.exp([0.0, 1.0, -1.0]) / np.exp([0.0, 1.0, -1.0]).sum()
-    for b, n in np.ndindex(2, 3):
-        densities = [
-            log_density(
-                one_model(dynamics.components(), (3,), (k,)),
-                positions[b, n].double().numpy(),
-                observed[b, 0].numpy(),
-            )
-            for k in range(3)
-        ]
-        joint = pi * np.exp(densities)
-        # Log densities of about -20 with condition number 10: rounding below 1e-13.
-        np.testing.assert_allclose(value[b, n].item(), np.log(joint.sum()), rtol=1e-11)
-        posterior = weights[b, n].detach().exp().numpy()
-        np.testing.assert_allclose(posterior, joint / joint.sum(), rtol=1e-11)
-
-
-def test_component_posterior_of_nothing_is_the_prior(generator: torch.Generator) -> None:
-    dynamics = lopsided(generator)
-    nothing = torch.zeros(5, dtype=torch.bool)
-    posterior = component_log_posterior(dynamics, torch.full((4, 5, 2), torch.nan), nothing)
-    assert posterior.shape == (4, 3)
-    torch.testing.assert_close(posterior, dynamics.log_weights().expand(4, 3))
-
-
-def test_every_parameter_learns_from_the_prior(generator: torch.Generator) -> None:
-    dynamics = lopsided(generator)
-    log_prior(dynamics, torch.randn(4, 9, 2, generator=generator)).sum().backward()
-    for name, parameter in dynamics.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
-        lower = parameter.grad.tril() if name.endswith("factor") else parameter.grad
-        assert (lower != 0).any(), name
+from motes.kalman.mixture import GaussianMixture, SmoothedTracks
 
 
 def test_states_under_a_component_are_its_own(generator: torch.Generator) -> None:
     means, roots = torch.randn(2, 3, 4, 5, 6, generator=generator).split([4, 2], -1)
-    states = kalman.Smoothed(means, roots[..., :1, None] * torch.eye(4))
+    covariances = roots[..., :1, None] * torch.eye(4)
+    tracks = SmoothedTracks(torch.zeros(2, 3, 4), means, covariances)
     component = torch.randint(4, (2, 3), generator=generator)
-    chosen = select_component(states, component)
+    chosen = tracks.select(component)
     for b, n in np.ndindex(2, 3):
         k = component[b, n]
-        assert torch.equal(chosen.means[b, n], states.means[b, n, k])
-        assert torch.equal(chosen.covariances[b, n], states.covariances[b, n, k])
+        assert torch.equal(chosen.mean[b, n], means[b, n, k])
+        assert torch.equal(chosen.covariance[b, n], covariances[b, n, k])
+
+
+def random_mixture(generator: torch.Generator) -> GaussianMixture:
+    mean = torch.randn(2, 3, 4, 2, generator=generator, dtype=torch.float64)
+    root = torch.randn(2, 3, 4, 2, 2, generator=generator, dtype=torch.float64)
+    log_weights = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
+    return GaussianMixture(log_weights, mean, root @ root.mT)
+
+
+def test_moments_are_those_of_the_mixture(generator: torch.Generator) -> None:
+    mixture = random_mixture(generator)
+    found = mixture.moments()
+    for b, n in np.ndindex(2, 3):
+        weights = mixture.log_weights[b, n].exp().numpy()
+        weights /= weights.sum()
+        first, second = np.zeros(2), np.zeros((2, 2))
+        for k in range(4):
+            m, P = mixture.means[b, n, k].numpy(), mixture.covariances[b, n, k].numpy()
+            first += weights[k] * m
+            second += weights[k] * (P + np.outer(m, m))
+        np.testing.assert_allclose(found.mean[b, n], first, rtol=1e-12, atol=1e-12)
+        spread = second - np.outer(first, first)
+        np.testing.assert_allclose(found.covariance[b, n], spread, rtol=1e-11, atol=1e-11)
+
+
+def test_the_mode_is_the_mean_of_the_component_with_the_largest_weight(
+    generator: torch.Generator,
+) -> None:
+    mixture = random_mixture(generator)
+    shared = mixture._replace(means=mixture.means[0, 0])  # the same components for all objects
+    for b, n in np.ndindex(2, 3):
+        k = int(np.argmax(mixture.log_weights[b, n].numpy()))
+        assert torch.equal(mixture.mode()[b, n], mixture.means[b, n, k])
+        assert torch.equal(shared.mode()[b, n], mixture.means[0, 0, k])

@@ -108,9 +108,20 @@ def changed_tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callabl
     return apply
 
 
-def test_a_model_that_was_never_tempered_needs_no_temper(folder: Path) -> None:
-    changed_tensors(lambda tensors: tensors.pop("temper"))(folder / "model.safetensors")
-    assert load(folder).temper.tolist() == [1.0, 1.0, 1.0]
+def test_a_model_without_calibration_scale_is_uncalibrated(folder: Path) -> None:
+    changed_tensors(lambda tensors: tensors.pop("calibration_scale"))(folder / "model.safetensors")
+    assert load(folder).calibration_scale.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_tensors_of_version_0_1_are_renamed(folder: Path) -> None:
+    scales = torch.tensor([1.0, 2.0, 3.0])
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        tensors.pop("calibration_scale")
+        tensors["temper"] = scales
+
+    changed_tensors(rename)(folder / "model.safetensors")
+    assert torch.equal(load(folder).calibration_scale, scales)
 
 
 def poison(value: float) -> Callable[[dict[str, torch.Tensor]], Any]:
@@ -128,9 +139,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "model.safetensors"),
     "of another program": (lambda path: save_file({"a": torch.ones(1)}, path), "not written by"),
     "missing tensor": (changed_tensors(lambda t: t.pop("pixel_matrix")), "pixel_matrix"),
-    "temper of nothing": (
-        changed_tensors(lambda t: t.update(temper=torch.tensor([1.0, 0.0, 1.0]))),
-        "beyond all bounds",
+    "calibration scale of zero": (
+        changed_tensors(lambda t: t.update(calibration_scale=torch.tensor([1.0, 0.0, 1.0]))),
+        "its values overflow",
     ),
     "extra tensor": (changed_tensors(lambda t: t.update(extra=torch.ones(2))), "extra"),
     "wrong shape": (

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motes.kalman.dynamics import LinearDynamics
-from motes.models import elbo as objective
+from motes.models import elbo
 from motes.models.elbo import BoundTerms
 from motes.models.model import Model
 from motes.models.posterior import GaussianPosterior
+from motes.models.sprites.grid_posterior import GridPosterior
 from oracles import joint, one_model
 from tiny import (
     HEIGHT,
@@ -54,14 +55,14 @@ def bound_of_draws(
 ) -> torch.Tensor:
     """F with the stand-in view ~ N(a, VIEW_NOISE I) in place of the picture: one number a draw."""
     draws = noise.shape[0]
-    q = GaussianPosterior(*(value.expand(draws, -1, -1, -1) for value in q))
+    q = GaussianPosterior(*(value.expand(draws, -1, -1, -1) for value in (q.means, q.scales)))
     a = q.draw(noise)
     gap = (views - a).square() / VIEW_NOISE + math.log(2 * math.pi * VIEW_NOISE)
     present = torch.ones(draws, a.shape[1], dtype=torch.bool)
     return BoundTerms(
         reconstruction=-0.5 * gap.sum((1, 2, 3)),
-        entropy=objective.entropy(q.entropy(), present),
-        log_prior=objective.log_prior(dynamics, a, present).detach(),
+        entropy=elbo.entropy(q.entropy(), present),
+        log_prior=elbo.log_prior(dynamics, a, present).detach(),
     ).weighted(1.0)
 
 
@@ -148,7 +149,7 @@ def test_reconstruction_is_the_naive_sum_over_pixels(generator: torch.Generator)
     logits = model.renderer(positions, present)
     observed = torch.tensor([[True, False, True], [False, True, True]])
     for mask in (None, observed):
-        value = objective.reconstruction(nats, mask)
+        value = elbo.reconstruction(nats, mask)
         for b in range(2):
             total = 0.0
             for t, i, j in np.ndindex(3, HEIGHT, WIDTH):
@@ -159,18 +160,19 @@ def test_reconstruction_is_the_naive_sum_over_pixels(generator: torch.Generator)
             assert float(value[b]) == pytest.approx(total, rel=1e-12)
 
 
-def test_entropy_is_that_of_the_gaussians_of_present_objects_and_seen_frames(
+def test_entropy_is_that_of_the_gaussians_of_present_objects_and_observed_frames(
     generator: torch.Generator,
 ) -> None:
     scales = 0.1 + torch.rand(2, 3, 4, 2, dtype=torch.float64, generator=generator)
     present = torch.tensor([[True, True, False], [True, False, False]])
     observed = torch.tensor([[True, False, True, True], [True, True, False, False]])[:, None]
-    seen = torch.rand(2, 3, 4, generator=generator) < 0.5
-    nats = GaussianPosterior(torch.zeros_like(scales), scales).entropy()
     each = torch.distributions.Normal(0.0, scales).entropy().sum(-1)
-    for mask in (None, observed, seen):
+    for mask in (None, observed):
+        nats = GaussianPosterior(
+            torch.zeros_like(scales), scales, None if mask is None else mask[:, 0]
+        ).entropy()
         counted = each * present[:, :, None] * (1 if mask is None else mask)
-        torch.testing.assert_close(objective.entropy(nats, present, mask), counted.sum((1, 2)))
+        torch.testing.assert_close(elbo.entropy(nats, present), counted.sum((1, 2)))
 
 
 def test_masks_delete_frames_and_objects_from_the_prior(generator: torch.Generator) -> None:
@@ -180,16 +182,16 @@ def test_masks_delete_frames_and_objects_from_the_prior(generator: torch.Generat
     # A path that ends early is a shorter path, and an absent object is no object.
     observed = torch.tensor([[True, True, True, False, False], [True, True, True, True, False]])
     seen = observed[:, None]
-    value = objective.log_prior(dynamics, positions, present, seen)
+    value = elbo.log_prior(dynamics, positions, present, seen)
     poisoned = torch.where(observed[:, None, :, None], positions, torch.nan)
     poisoned = torch.where(present[:, :, None, None], poisoned, torch.nan)
     for b, (count, length) in enumerate([(2, 3), (1, 4)]):
         alone = positions[b : b + 1, :count, :length]
         everyone = torch.ones(1, count, dtype=torch.bool)
-        expected = objective.log_prior(dynamics, alone, everyone)
+        expected = elbo.log_prior(dynamics, alone, everyone)
         # Log densities of about -50 by two routes of at most ten dimensions: 1e-13.
         torch.testing.assert_close(value[b : b + 1], expected, rtol=1e-11, atol=1e-11)
-    finite = objective.log_prior(dynamics, poisoned, present, seen)
+    finite = elbo.log_prior(dynamics, poisoned, present, seen)
     torch.testing.assert_close(finite, value, rtol=0, atol=0)
 
 
@@ -199,22 +201,22 @@ def test_weighting_scales_the_divergence_alone() -> None:
     assert terms.weighted(4.0).item() == -22
 
 
-def test_terms_of_a_model_are_its_parts_put_together(generator: torch.Generator) -> None:
-    """And an absent object or a hidden frame, whatever it holds, changes nothing."""
+def test_the_terms_of_a_model_are_those_of_its_parts(generator: torch.Generator) -> None:
+    """And an absent object or a hidden frame, whatever it contains, changes nothing."""
     model = tiny_model()
     frames, counts = tiny_frames(3, 5), torch.tensor([1, 2, 3])
     noise = torch.randn(3, MAX_OBJECTS, 5, 2, generator=generator)
-    encoding = model.inference(frames, counts)
-    terms = objective.bound_terms(model, frames, counts, noise)
-    positions = encoding.means + encoding.scales * noise
+    q = model.inference(frames, counts)
+    terms = elbo.bound_terms(model, frames, counts, noise)
+    positions = q.means + q.scales * noise
     for b, count in enumerate(counts.tolist()):
         alone = positions[b : b + 1, :count]
         everyone = torch.ones(1, count, dtype=torch.bool)
         nats = model.renderer.log_likelihood(alone, everyone, frames[b : b + 1])
         expected = BoundTerms(
-            objective.reconstruction(nats),
-            objective.entropy(encoding.entropy()[b : b + 1, :count], everyone),
-            objective.log_prior(model.dynamics, alone, everyone),
+            elbo.reconstruction(nats),
+            elbo.entropy(q.entropy()[b : b + 1, :count], everyone),
+            elbo.log_prior(model.dynamics, alone, everyone),
         )
         # float32 sums of at most 240 pixel terms of order one: relative 1e-6 each
         torch.testing.assert_close(
@@ -223,24 +225,22 @@ def test_terms_of_a_model_are_its_parts_put_together(generator: torch.Generator)
 
 
 @torch.no_grad()
-def test_an_object_that_was_not_seen_adds_neither_entropy_nor_prior(
+def test_undetected_positions_add_neither_entropy_nor_prior(
     generator: torch.Generator,
 ) -> None:
-    """A search may find that one object is hidden where another one is seen."""
+    """A search may detect one object in a frame and not another."""
     model, frames, counts = tiny_sprite_model(), tiny_frames(2, 5), torch.tensor([2, 1])
-    found = model.track(frames, counts)
-    assert found is not None
-    seen = torch.rand(2, MAX_OBJECTS, 5, generator=generator) < 0.5
-    q = found._replace(seen=seen)
-    assert objective.detected_mask(q, None) is seen
-    assert objective.detected_mask(q._replace(seen=torch.ones_like(seen)), None) is None
+    found = model.infer(frames, counts)
+    assert isinstance(found, GridPosterior)
+    detected = torch.rand(2, MAX_OBJECTS, 5, generator=generator) < 0.5
+    q = found._replace(detected=detected)
     noise = torch.randn(2, MAX_OBJECTS, 5, 2, generator=generator)
-    terms = objective.terms_of(model, q, frames, counts, noise)
+    terms = elbo.terms_of(model, q, frames, counts, noise)
     positions, nats = q.draw(noise), q.entropy()
     for b, count in enumerate(counts.tolist()):
         entropy, prior = 0.0, 0.0
         for n in range(count):
-            mask = seen[b, n]
+            mask = detected[b, n]
             entropy += float(nats[b, n, mask].sum())
             prior += float(model.dynamics.track_log_density(positions[b, n], mask))
         assert float(terms.entropy[b]) == pytest.approx(entropy, rel=1e-5)
@@ -253,7 +253,7 @@ def test_every_parameter_learns_from_the_bound(
 ) -> None:
     model = model()
     noise = torch.randn(3, MAX_OBJECTS, 5, 2, generator=generator)
-    terms = objective.bound_terms(model, tiny_frames(3, 5), torch.tensor([1, 2, 3]), noise)
+    terms = elbo.bound_terms(model, tiny_frames(3, 5), torch.tensor([1, 2, 3]), noise)
     terms.weighted(1.0).sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -261,13 +261,14 @@ def test_every_parameter_learns_from_the_bound(
         assert (parameter.grad != 0).any(), name
 
 
-def test_what_hides_objects_learns_only_when_it_may(generator: torch.Generator) -> None:
+def test_the_occluder_is_learned_only_when_its_gradients_are_on(generator: torch.Generator) -> None:
     model = tiny_sprite_model()
     noise = torch.randn(2, MAX_OBJECTS, 5, 2, generator=generator)
     for allowed in (False, True):
-        model.set_occlusion_learning(allowed)
+        for part in model.renderer.occlusion_parameters():
+            part.requires_grad_(allowed)
         model.zero_grad()
-        terms = objective.bound_terms(model, tiny_frames(2, 5), torch.tensor([1, 2]), noise)
+        terms = elbo.bound_terms(model, tiny_frames(2, 5), torch.tensor([1, 2]), noise)
         terms.weighted(1.0).sum().backward()
         assert (model.renderer.visibility_logit.grad is not None) == allowed
         assert model.renderer.root_background.grad is not None

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 
 from motes.models.model import Model
 from motes.models.pixel_map import (
@@ -15,19 +14,20 @@ from motes.models.pixel_map import (
     draw_latent_map,
     find_latent_map,
 )
+from motes.models.protocols import PlainRenderer
 from tiny import tiny_model
 
 SIZE = 24
 
 
-class Bend(nn.Module):
+class Bend(PlainRenderer):
     """Draws a soft disk where a function of the latent position says."""
 
     def __init__(self, place):
         super().__init__()
         self.place = place
 
-    def forward(self, positions, present):
+    def forward(self, positions, present, appearance=None):
         axis = torch.arange(SIZE, dtype=positions.dtype)
         x, y = (part[:, 0, :, None, None] for part in self.place(positions).unbind(-1))
         distance = (axis - x).square() + (axis[:, None] - y).square()
@@ -44,7 +44,7 @@ def model_that_draws(place) -> Model:
     return model
 
 
-def test_an_affine_renderer_has_a_flat_net():
+def test_an_affine_renderer_has_a_flat_grid():
     found = find_latent_map(model_that_draws(lambda a: 2 * a + 4))
     assert found.folded == 0
     inner = slice(2, -2)  # at the border a disk is cut off
@@ -59,7 +59,7 @@ def test_a_mirrored_renderer_is_not_folded():
     assert mirrored.folded == 0
 
 
-def test_a_fold_turns_the_meshes_behind_it_over():
+def test_a_fold_flips_the_cells_behind_it():
     """The right third of the plane is drawn back over the middle one."""
 
     def fold(a):
@@ -75,7 +75,7 @@ def test_a_fold_turns_the_meshes_behind_it_over():
 
 
 @pytest.mark.parametrize("colour", [FLAT, FOLDED])
-def test_the_picture_shows_both_kinds_of_meshes(colour):
+def test_the_picture_shows_flat_and_flipped_cells(colour):
     def fold(a):
         x, y = (2 * a + 4).unbind(-1)
         return torch.stack([torch.where(x > 15.5, 31 - x, x), y], -1)

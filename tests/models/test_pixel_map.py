@@ -3,11 +3,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
-from motes.kalman.mixture import draw_prior
+from motes.models.layers.family import LayerSettings
 from motes.models.model import Model, build
 from motes.models.pixel_map import NUM_PATHS, align, find_pixel_map, rendered_centroids
+from motes.models.protocols import PlainRenderer
 from tiny import tiny_config
 
 SIZE = (64, 80)
@@ -16,14 +16,16 @@ MATRIX = torch.tensor([[3.0, -1.0], [0.5, 2.5]])
 OFFSET = torch.tensor([38.0, 30.0])
 
 
-class Blobs(nn.Module):
+class Blobs(PlainRenderer):
     """Draws a soft blob for each present object, where `to_pixels` puts it."""
 
     def __init__(self, to_pixels, strength: float = 0.9) -> None:
         super().__init__()
         self.to_pixels, self.strength = to_pixels, strength
 
-    def forward(self, positions: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, positions: torch.Tensor, present: torch.Tensor, appearance: object = None
+    ) -> torch.Tensor:
         x, y = self.to_pixels(positions).unbind(-1)
         rows, columns = torch.arange(SIZE[0])[:, None], torch.arange(SIZE[1])
         # Pixel sums of a Gaussian of 1.5 px have its centroid to exp(-2 pi^2 1.5^2) = 1e-19.
@@ -46,7 +48,8 @@ def drawing(blobs: Blobs) -> Model:
     config = replace(
         config,
         data=replace(config.data, height=SIZE[0], width=SIZE[1]),
-        model=replace(config.model, position_noise=0.1, inference_state_size=1),
+        dynamics=replace(config.dynamics, position_noise=0.1),
+        model=replace(config.model, inference_state_size=1),
     )
     model = build(config)
     with torch.no_grad():
@@ -79,8 +82,8 @@ def test_a_folded_corner_cannot_tilt_the_map_of_the_rest() -> None:
 
     model = drawing(Blobs(corner))
     generator = torch.Generator().manual_seed(0)
-    _, path = draw_prior(model.dynamics, (NUM_PATHS,), 5, generator)
-    assert 0.05 < (path.positions[..., 0] > 1.3).double().mean() < 0.2
+    tracks = model.dynamics.sample((NUM_PATHS,), 5, generator)
+    assert 0.05 < (tracks.positions[..., 0] > 1.3).double().mean() < 0.2
     found = find_pixel_map(model, num_frames=5)
     # The folded tenth pulls with weight 0.25 / distance of 4 px or more: a tenth of a unit slope.
     torch.testing.assert_close(found.matrix, MATRIX, rtol=0, atol=0.15)
@@ -110,10 +113,8 @@ def test_align_stores_the_map_and_keeps_the_random_state() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_map_of_pictures_is_that_of_their_renderer(generator: torch.Generator) -> None:
-    config = tiny_config()
-    family = replace(config.model, family="structured", pixels="pictures")
-    model = build(replace(config, model=family))
+def test_the_map_of_layered_sprites_is_that_of_their_renderer(generator: torch.Generator) -> None:
+    model = build(replace(tiny_config(), model=LayerSettings()))
     found = find_pixel_map(model, 5)
     places = torch.randn(7, 2, generator=generator)
     mapped = places @ found.matrix.T + found.offset

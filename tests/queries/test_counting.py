@@ -9,10 +9,9 @@ import motes
 from motes.core.axes import Tensor
 from motes.data import cannonballs
 from motes.kalman.dynamics import LinearDynamics
-from motes.kalman.mixture import draw_prior
 from motes.models.model import Model
 from motes.models.sprites.tracker import Tracker
-from motes.queries import counting
+from motes.queries import SEARCH, counting
 from motes.queries.counting import count_log_evidence
 from sprite_scenes import disk_renderer, frame_with
 
@@ -38,7 +37,7 @@ def model() -> Model:
 def evidence_by_drawing(model: Model, frames: Tensor, count: int, number: int) -> Tensor:
     """log p(frame | count) as the log of the mean over objects drawn from the prior."""
     generator = torch.Generator().manual_seed(7)
-    places = draw_prior(model.dynamics, (number, count), 1, generator)[1].positions.float()
+    places = model.dynamics.sample((number, count), 1, generator).positions.float()
     present = torch.ones(number, count, dtype=torch.bool)
     every = [
         model.renderer.log_likelihood(places, present, frame.expand(number, 1, SIZE, SIZE))
@@ -54,7 +53,7 @@ def test_an_object_that_may_be_behind_another_leaves_doubt(
 ) -> None:
     frames = frame_with(places, SIZE)[None]
     observed = torch.ones(1, 1, dtype=torch.bool)
-    evidence = count_log_evidence(model, frames, observed)
+    evidence = count_log_evidence(model, frames, observed, SEARCH)
     for count in range(len(places), MOST + 1):
         drawn = evidence_by_drawing(model, frames, count, 60_000)
         # Of the pairs drawn some 80 count (0.11 nats), of the paths of one more object some 150
@@ -63,61 +62,61 @@ def test_an_object_that_may_be_behind_another_leaves_doubt(
 
 
 @torch.no_grad()
-def test_without_paths_of_one_more_object_there_is_no_doubt(
+def test_without_draws_of_one_more_object_the_count_is_certain(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frames, observed = frame_with([(8, 7)], SIZE)[None], torch.ones(1, 1, dtype=torch.bool)
-    doubt = count_log_evidence(model, frames, observed).softmax(1)[0, 1]
+    doubt = count_log_evidence(model, frames, observed, SEARCH).softmax(1)[0, 1]
     assert 0.02 < doubt < 0.2  # 0.047 by drawing
     monkeypatch.setattr(counting, "UNSEEN_DRAWS", 0)
-    assert count_log_evidence(model, frames, observed).softmax(1)[0, 1] < 1e-6
+    assert count_log_evidence(model, frames, observed, SEARCH).softmax(1)[0, 1] < 1e-6
 
 
-def test_what_one_draw_of_q_misses_is_no_object() -> None:
+def test_pixels_missed_by_one_draw_of_q_are_no_object() -> None:
     clips = cannonballs(518, (1, 2, 3, 4, 5, 6), seed=1_000_001)[517:]
     model = motes.load("cannonballs-structured")
     model.max_objects = 6
-    told = motes.infer(model, clips.frames[:, :2].float())
+    answer = motes.infer(model, clips.frames[:, :2].float())
     assert clips.num_objects is not None
     assert clips.num_objects.tolist() == [1]
-    assert told.count_probabilities is not None
-    assert told.count_probabilities[0, 0] > 0.9
+    assert answer.count_probabilities is not None
+    assert answer.count_probabilities[0, 0] > 0.9
 
 
-def test_one_more_object_is_weighed_beside_those_of_the_higher_bound() -> None:
+def test_one_more_object_is_compared_with_those_of_the_higher_bound() -> None:
     clips = cannonballs(577, (1, 2, 3, 4, 5, 6), seed=1_000_001)[576:]
     model = motes.load("cannonballs-structured")
     model.max_objects = 6
-    told = motes.interpolate(model, clips.frames[:, :2].float(), torch.tensor([True, False]))
+    answer = motes.interpolate(model, clips.frames[:, :2].float(), torch.tensor([True, False]))
     assert clips.num_objects is not None
     assert clips.num_objects.tolist() == [2]
-    assert told.count_probabilities is not None
-    assert told.count_probabilities[0, 1] > 0.9
+    assert answer.count_probabilities is not None
+    assert answer.count_probabilities[0, 1] > 0.9
 
 
-def test_ink_is_explained_by_one_more_object_only_once() -> None:
-    # In some of these one object of the prior explains the last one's ink as well as the search
+def test_mass_is_explained_by_one_more_object_only_once() -> None:
+    # In some of these one object of the prior explains the last one's pixels as well as the search
     # does; once explained it must not be a gain for the next one, and the next.
     clips = cannonballs(40, (1, 2, 3, 4, 5, 6), seed=1_000_001)
     model = motes.load("cannonballs-structured")
     model.max_objects = 6
-    told = motes.interpolate(model, clips.frames[:, :2].float(), torch.tensor([True, False]))
+    answer = motes.interpolate(model, clips.frames[:, :2].float(), torch.tensor([True, False]))
     assert clips.num_objects is not None
-    assert told.count_probabilities is not None
+    assert answer.count_probabilities is not None
     # One ball behind another in the only frame seen is a matter of chance: of 2 % of the clips.
-    right = told.count_probabilities.argmax(1) + 1 == clips.num_objects
+    right = answer.count_probabilities.argmax(1) + 1 == clips.num_objects
     assert int((~right).sum()) <= 3
 
 
 @torch.no_grad()
-def test_counts_weighed_at_once_are_those_weighed_one_by_one(
+def test_counts_evaluated_together_equal_those_evaluated_one_by_one(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frames = torch.stack([frame_with([(8, 7)], SIZE), frame_with([(8, 7), (10, 7)], SIZE)])
     observed = torch.ones(2, 1, dtype=torch.bool)
-    together = count_log_evidence(model, frames, observed)
-    monkeypatch.setattr(counting, "AT_ONCE", 1)
+    together = count_log_evidence(model, frames, observed, SEARCH)
+    monkeypatch.setattr(counting, "CHUNK_PIXELS", 1)
     # float32 sums over 256 pixels of up to some ten nats each
     torch.testing.assert_close(
-        count_log_evidence(model, frames, observed), together, atol=1e-3, rtol=0
+        count_log_evidence(model, frames, observed, SEARCH), together, atol=1e-3, rtol=0
     )

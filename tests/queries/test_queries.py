@@ -1,24 +1,26 @@
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from motes.models.paper.gap_filling import encode
 
 import motes
 from motes.models.elbo import terms_of
-from motes.models.model import Model, Posterior
+from motes.models.model import Model
 from motes.models.posterior import GaussianPosterior
+from motes.models.protocols import Posterior
 from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.renderer import SpriteRenderer
-from motes.queries import NUM_DRAWS
+from motes.queries import SEARCH
 from motes.queries.answer import COLUMNS, Answer
 from motes.queries.counting import count_log_evidence
+from motes.queries.tracks import NUM_DRAWS
 from oracles import gains, log_density, one_model, posterior
-from paper_procedure import most_likely_path, paper_encoding
+from paper_procedure import most_likely_path, paper_posterior
 from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_frames, tiny_model, tiny_sprite_model
 
-OF_OBJECTS = {
+PER_POSITION = {
     "positions": (2,),
     "covariances": (2, 2),
     "velocities": (2,),
@@ -28,15 +30,15 @@ OF_OBJECTS = {
     "path_pixels": (2,),
     "path_pixel_covariances": (2, 2),
 }
-OF_STARTS = ("component", "component_probabilities")
-FIELDS = (*OF_OBJECTS, *OF_STARTS, "observed", "num_objects", "frames", "mean_frames")
+PER_TRACK = ("component", "component_probabilities")
+FIELDS = (*PER_POSITION, *PER_TRACK, "observed", "num_objects", "frames", "mean_frames")
 GAP = [True, True, False, False, True, False, True]
 T = len(GAP)
 
 
-@pytest.fixture(scope="module", params=["paper", "structured"])
+@pytest.fixture(scope="module", params=["paper", "sprites"])
 def model(request: pytest.FixtureRequest) -> Model:
-    """Both families keep every promise of an answer."""
+    """Families whose answers must have all of these properties."""
     return tiny_model() if request.param == "paper" else tiny_sprite_model()
 
 
@@ -54,7 +56,7 @@ def assert_close(left: Answer, right: Answer, clip: int | None = None) -> None:
         ours, theirs = getattr(left, name), getattr(right, name)
         if clip is not None:
             ours = ours[clip : clip + 1]
-            if name in OF_OBJECTS or name in OF_STARTS:
+            if name in PER_POSITION or name in PER_TRACK:
                 ours = ours[:, : theirs.shape[1]]
         if name == "frames":
             continue  # clips draw their noise from one stream, so other company gives other draws
@@ -62,7 +64,9 @@ def assert_close(left: Answer, right: Answer, clip: int | None = None) -> None:
 
 
 @pytest.mark.parametrize("filling", ["noise", "NaN"])
-def test_hidden_pixels_cannot_change_an_interpolation(filling: str, model: Model) -> None:
+def test_pixels_of_unobserved_frames_cannot_change_an_interpolation(
+    filling: str, model: Model
+) -> None:
     frames, observed = tiny_frames(2, T), torch.tensor(GAP)
     filled = frames.clone()
     filled[:, ~observed] = torch.nan if filling == "NaN" else tiny_frames(2, 3, seed=9)
@@ -72,7 +76,7 @@ def test_hidden_pixels_cannot_change_an_interpolation(filling: str, model: Model
 
 
 @pytest.mark.parametrize("filling", [0.7, torch.nan])
-def test_a_forecast_is_an_interpolation_with_the_future_hidden(
+def test_a_forecast_is_an_interpolation_with_an_unobserved_future(
     filling: float, model: Model
 ) -> None:
     frames = tiny_frames(2, 4)
@@ -83,19 +87,19 @@ def test_a_forecast_is_an_interpolation_with_the_future_hidden(
     assert_same(motes.interpolate(model, longer, observed, 2), ahead)
 
 
-def test_frames_after_the_last_seen_one_are_not_looked_at(
+def test_frames_after_the_last_observed_one_are_not_evaluated(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    detections_of: list[int] = []
+    lengths: list[int] = []
+    infer = model.infer
 
-    def counted(model: Model, frames: torch.Tensor, *rest: torch.Tensor) -> Posterior:
-        detections_of.append(frames.shape[1])
-        return encode(model, frames, *rest)
+    def counted(frames: torch.Tensor, *rest: Any) -> Posterior:
+        lengths.append(frames.shape[1])
+        return infer(frames, *rest)
 
-    monkeypatch.setattr("motes.queries.encode", counted)
-    monkeypatch.setattr("motes.queries.counting.encode", counted)
+    monkeypatch.setattr(model, "infer", counted)
     far = motes.forecast(model, tiny_frames(2, 4), horizon=200)
-    assert set(detections_of) == {4}
+    assert set(lengths) == {4}
     assert far.pixels.shape[2] == far.frames.shape[1] == 204
     near = motes.forecast(model, tiny_frames(2, 4), horizon=5)
     assert torch.equal(far.count_probabilities, near.count_probabilities)
@@ -103,15 +107,18 @@ def test_frames_after_the_last_seen_one_are_not_looked_at(
     torch.testing.assert_close(far.pixels[:, :, :9], near.pixels, equal_nan=True)
 
 
-LONG_ROUTES = {"kalman.DENSE_FRAMES": 6, "kalman.BLOCK_FRAMES": 3, "queries.NUM_DRAWS": 2}
-PIECES = {
-    "encoding.LONG": 10,
-    "model.AT_ONCE": 8,
-    "networks.inference.AT_ONCE": 7,
+LONG_ROUTES = {"kalman.DENSE_FRAMES": 6, "kalman.BLOCK_FRAMES": 3, "queries.tracks.NUM_DRAWS": 2}
+CHUNKS = {
+    "queries.SEARCH": SEARCH._replace(stream_after=10),
+    "models.model.CHUNK_FRAMES": 8,
+    "models.paper.inference.CHUNK_FRAMES": 7,
     "kalman.sequential.CHUNK_FRAMES": 5,
     "kalman.chunked.CHUNK_BLOCKS": 2,
-    "structured.exchange.AT_ONCE": 6,
-    "structured.search.AT_ONCE": 9 * 6 * HEIGHT * WIDTH,  # frames, objects in three searches
+    "kalman.swap_evidence.CHUNK_FRAMES": 6,
+    "models.sprites.forward_pass.CHUNK_PIXELS": 9
+    * 6
+    * HEIGHT
+    * WIDTH,  # frames, objects in three searches
 }
 
 
@@ -121,7 +128,7 @@ def test_a_long_clip_is_answered_as_a_short_one_is(
 ) -> None:
     frames, observed = tiny_frames(1, 16), torch.arange(16) % 7 != 4
 
-    def ask(sizes: dict[str, int]) -> list[Answer]:
+    def query(sizes: dict[str, Any]) -> list[Answer]:
         for name, size in sizes.items():
             monkeypatch.setattr(f"motes.{name}", size)
         answers = [
@@ -132,14 +139,14 @@ def test_a_long_clip_is_answered_as_a_short_one_is(
             assert answer.frames.shape == answer.mean_frames.shape  # drawn now, and kept
         return answers
 
-    for whole, pieces in zip(ask(LONG_ROUTES), ask(PIECES), strict=True):
+    for whole, pieces in zip(query(LONG_ROUTES), query(CHUNKS), strict=True):
         assert_close(pieces, whole)
         torch.testing.assert_close(pieces.frames, whole.frames)
         if count is None:
             torch.testing.assert_close(pieces.count_probabilities, whole.count_probabilities)
 
 
-def test_infer_is_an_interpolation_with_everything_seen(model: Model) -> None:
+def test_infer_is_an_interpolation_with_all_frames_observed(model: Model) -> None:
     frames = tiny_frames(2, T)
     everything = torch.ones(2, T, dtype=torch.bool)
     assert_same(motes.infer(model, frames, 3), motes.interpolate(model, frames, everything, 3))
@@ -151,20 +158,21 @@ def test_interpolation_is_the_procedure_of_the_paper(count: int) -> None:
     observed = np.array([True] * 5 + [False] * 20 + [True] * 5)
     answer = motes.interpolate(model, frames, observed, count)
     with torch.no_grad():
-        q = GaussianPosterior(
-            *(part[0].double() for part in paper_encoding(model, frames, 5, 5, count))
-        )
+        q = paper_posterior(model, frames, 5, 5, count)
+        q = GaussianPosterior(q.means.double(), q.scales.double())
     M, offset = model.pixel_matrix.double().numpy(), model.pixel_offset.double().numpy()
     dynamics = model.dynamics.components()
     # The network runs in float32: 1e-6 a step, 30 steps, and a map of order one.
     close = {"rtol": 1e-3, "atol": 1e-3}
     for n in range(count):
-        path, cov, k = most_likely_path(model, q.means[n].numpy(), observed)
+        path, cov, k = most_likely_path(model, q.means[0, n].numpy(), observed)
         assert int(answer.component[0, n]) == k
         part = one_model(dynamics, (2,), (k,))
         # q's variances are carried through the smoother: its mean is linear in the positions.
         gain = gains(part, observed)
-        widened = cov + (gain * (q.scales[n].reshape(-1).numpy() ** 2) @ gain.T).reshape(cov.shape)
+        widened = cov + (gain * (q.scales[0, n].reshape(-1).numpy() ** 2) @ gain.T).reshape(
+            cov.shape
+        )
         for t in range(30):
             mean, spread = path[t], widened[t, :2, t, :2]
             np.testing.assert_allclose(answer.path_pixels[0, n, t], M @ mean + offset, **close)
@@ -172,7 +180,7 @@ def test_interpolation_is_the_procedure_of_the_paper(count: int) -> None:
                 answer.path_pixel_covariances[0, n, t], M @ spread @ M.T, **close
             )
             if observed[t]:
-                mean, spread = q.means[n, t].numpy(), np.diag(q.scales[n, t].numpy() ** 2)
+                mean, spread = q.means[0, n, t].numpy(), np.diag(q.scales[0, n, t].numpy() ** 2)
             else:
                 spread = spread + part.position_noise
             np.testing.assert_allclose(answer.positions[0, n, t], mean, **close)
@@ -214,7 +222,7 @@ def test_absent_objects_are_nan_and_present_ones_are_not(model: Model) -> None:
         motes.sample(model, 3, counts, T),
     ):
         present = torch.arange(3) < counts[:, None]
-        for name in OF_OBJECTS:
+        for name in PER_POSITION:
             missing = getattr(answer, name).isnan()
             assert missing[~present].all(), name
             assert not missing[present].any(), name
@@ -224,7 +232,7 @@ def test_absent_objects_are_nan_and_present_ones_are_not(model: Model) -> None:
         assert answer.frames.isfinite().all()
 
 
-def test_an_unknown_count_is_weighed_by_the_bound(model: Model) -> None:
+def test_an_unknown_count_is_inferred_from_the_bound(model: Model) -> None:
     frames, observed = tiny_frames(3, T), torch.tensor([GAP] * 3)
     answer = motes.interpolate(model, frames, observed)
     assert answer.count_probabilities is not None
@@ -240,10 +248,10 @@ def test_the_evidence_for_a_count_is_the_bound_averaged_over_draws(
 ) -> None:
     monkeypatch.setattr("motes.queries.counting.UNSEEN_DRAWS", 0)  # for those see test_counting.py
     frames, observed = tiny_frames(2, T), torch.tensor([GAP] * 2)
-    evidence = count_log_evidence(model, frames, observed)
+    evidence = count_log_evidence(model, frames, observed, SEARCH)
     for count in range(1, MAX_OBJECTS + 1):
         counts = torch.full((2,), count)
-        q = encode(model, frames, observed, counts)
+        q = model.infer(frames, counts, observed, SEARCH)
         noise = torch.randn(100, 2, MAX_OBJECTS, T, 2, generator=generator)
         bounds = torch.stack(
             [terms_of(model, q, frames, counts, one, observed).weighted(1.0) for one in noise]
@@ -262,7 +270,7 @@ def test_every_field_has_its_shape_and_type(model: Model) -> None:
         motes.interpolate(model, frames, GAP, 2),
         motes.sample(model, 2, 2, T),
     ):
-        for name, trailing in OF_OBJECTS.items():
+        for name, trailing in PER_POSITION.items():
             assert getattr(answer, name).shape == (2, 2, T, *trailing), name
             assert getattr(answer, name).dtype == torch.float32, name
         for name in ("frames", "mean_frames"):
@@ -288,7 +296,7 @@ def test_covariances_are_symmetric_and_positive(model: Model) -> None:
         assert (torch.linalg.eigvalsh(value.double()) > 0).all(), name
 
 
-def test_what_is_hidden_is_less_sure_than_the_path_by_the_noise_of_a_position(
+def test_unobserved_positions_vary_more_than_the_path_by_the_observation_noise(
     model: Model,
 ) -> None:
     answer = motes.interpolate(model, tiny_frames(1, T), GAP, 1)
@@ -299,20 +307,22 @@ def test_what_is_hidden_is_less_sure_than_the_path_by_the_noise_of_a_position(
     torch.testing.assert_close(extra, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_probabilities_of_the_kinds_of_start_are_those_of_the_dense_joint(model: Model) -> None:
+def test_component_probabilities_are_those_of_the_dense_joint(model: Model) -> None:
     frames, observed, count = tiny_frames(1, T), np.array(GAP), 2
     answer = motes.interpolate(model, frames, observed, count)
     with torch.no_grad():
-        q = encode(model, frames, torch.tensor([GAP]), torch.tensor([count]))
+        q = model.infer(frames, torch.tensor([count]), torch.tensor([GAP]), SEARCH)
     for n in range(count):
         track = q.means[0, n].double().numpy()
-        weights, _ = component_moments(model, track, scales_of(q)[0, n], seen_of(q, observed)[n])
+        weights, _ = component_moments(
+            model, track, scales_of(q)[0, n], detected_of(q, observed)[n]
+        )
         found = answer.component_probabilities[0, n].numpy()
         np.testing.assert_allclose(found, weights, rtol=1e-5, atol=1e-6)  # stored as float32
         assert int(answer.component[0, n]) == weights.argmax()
 
 
-def test_the_kind_of_an_imagined_start_is_certain(model: Model) -> None:
+def test_the_component_of_a_sample_is_certain(model: Model) -> None:
     answer = motes.sample(model, 4, 2, T)
     chosen = answer.component_probabilities.take_along_dim(answer.component[..., None], 2)
     assert (chosen == 1).all()
@@ -320,20 +330,18 @@ def test_the_kind_of_an_imagined_start_is_certain(model: Model) -> None:
 
 
 @pytest.mark.statistical
-def test_frames_are_the_average_picture_of_what_is_unknown(
-    model: Model, generator: torch.Generator
-) -> None:
+def test_frames_are_averages_over_the_posterior(model: Model, generator: torch.Generator) -> None:
     """Against draws of whole positions from dense moments, component by component."""
     frames, observed, count, draws = tiny_frames(1, T), np.array(GAP), 2, 2_000
     answer = motes.interpolate(model, frames, observed, count)
     with torch.no_grad():
-        q = encode(model, frames, torch.tensor([GAP]), torch.tensor([count]))
+        q = model.infer(frames, torch.tensor([count]), torch.tensor([GAP]), SEARCH)
     noise = torch.randn(draws, 1, MAX_OBJECTS, T, 2, generator=generator)
     positions = torch.cat([q.draw(one) for one in noise])
     normal = torch.randn(draws, count, T, 2, dtype=torch.float64, generator=generator)
     for n in range(count):
         track = q.means[0, n].double().numpy()
-        seen = seen_of(q, observed)[n]
+        seen = detected_of(q, observed)[n]
         weights, moments = component_moments(model, track, scales_of(q)[0, n], seen)
         chosen = torch.multinomial(
             torch.from_numpy(weights), draws * T, replacement=True, generator=generator
@@ -359,11 +367,12 @@ def scales_of(q: Posterior) -> np.ndarray:
     return q.covariances().diagonal(dim1=-2, dim2=-1).sqrt().numpy()
 
 
-def seen_of(q: Posterior, observed: np.ndarray) -> np.ndarray:
-    """For each object of the first clip, where it was seen."""
+def detected_of(q: Posterior, observed: np.ndarray) -> np.ndarray:
+    """Return the frames in which each object of the first clip was detected."""
     if isinstance(q, GaussianPosterior):
         return np.broadcast_to(observed, (MAX_OBJECTS, T))
-    return q.seen[0].numpy()
+    assert q.detected is not None
+    return q.detected[0].numpy()
 
 
 def component_moments(
@@ -386,14 +395,14 @@ def component_moments(
     return weights / weights.sum(), moments
 
 
-def test_mean_frames_are_the_picture_of_the_mean(model: Model) -> None:
+def test_mean_frames_are_rendered_at_the_mean(model: Model) -> None:
     answer = motes.interpolate(model, tiny_frames(1, T), GAP, 2)
     with torch.no_grad():
         picture = model.renderer(answer.positions, torch.ones(1, 2, dtype=torch.bool)).sigmoid()
     torch.testing.assert_close(answer.mean_frames, picture, rtol=1e-5, atol=1e-6)
 
 
-def test_the_seed_of_a_question_moves_the_frames_alone(model: Model) -> None:
+def test_the_seed_of_a_query_changes_the_frames_alone(model: Model) -> None:
     frames = tiny_frames(1, T)
     one, same, other = (motes.infer(model, frames, 2, seed=seed) for seed in (1, 1, 2))
     assert_same(one, same)
@@ -402,7 +411,7 @@ def test_the_seed_of_a_question_moves_the_frames_alone(model: Model) -> None:
     assert torch.equal(one.frames, other.frames) == exact
 
 
-def test_the_same_seed_imagines_the_same_clips(model: Model) -> None:
+def test_the_same_seed_samples_the_same_clips(model: Model) -> None:
     one, same, other = (motes.sample(model, 3, 2, T, seed=seed) for seed in (1, 1, 2))
     assert_same(one, same)
     assert not torch.equal(one.positions, other.positions)
@@ -441,7 +450,7 @@ def test_the_table_has_the_promised_columns_and_rows(model: Model) -> None:
         assert row.observed == GAP[t]
 
 
-def test_no_question_touches_the_global_random_state(model: Model) -> None:
+def test_no_query_changes_the_global_random_state(model: Model) -> None:
     frames = tiny_frames(2, T)
     before, numpy_before = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002
     for answer in (
@@ -459,14 +468,14 @@ def test_no_question_touches_the_global_random_state(model: Model) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(numpy_before, after, strict=True))
 
 
-def test_questions_do_not_depend_on_gradients_being_recorded(model: Model) -> None:
+def test_queries_do_not_record_gradients(model: Model) -> None:
     with torch.enable_grad():
         one = motes.interpolate(model, tiny_frames(1, T), GAP, 2)
         assert not one.frames.requires_grad
         assert not one.mean_frames.requires_grad
 
 
-def test_an_object_is_found_only_where_it_is_and_a_frame_was_seen():
+def test_objects_are_found_only_where_present_and_observed():
     model, frames = tiny_model(), tiny_frames(2, 6)
     observed = torch.tensor([True, True, False, True, False, True])
     answer = motes.interpolate(model, frames, observed, torch.tensor([1, 2]))
@@ -476,7 +485,7 @@ def test_an_object_is_found_only_where_it_is_and_a_frame_was_seen():
     assert not motes.sample(model, 1, 1, 4).found.any()
 
 
-def test_a_question_that_does_not_fit_is_refused_before_it_begins(
+def test_a_query_that_does_not_fit_into_memory_is_refused_at_once(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("motes.core.memory.free_bytes", lambda: 10_000_000)
@@ -484,14 +493,14 @@ def test_a_question_that_does_not_fit_is_refused_before_it_begins(
     small = motes.forecast(model, frames, 2, horizon=50)
     with pytest.raises(motes.InputError, match=r"2 clips of 10004 frames would take .* fewer"):
         motes.forecast(model, frames, 2, horizon=10_000)
-    with pytest.raises(motes.InputError, match="imagining 100000 clips of 10000 frames"):
+    with pytest.raises(motes.InputError, match="sampling 100000 clips of 10000 frames"):
         motes.sample(model, 100_000, 2, 10_000)
     monkeypatch.setattr("motes.core.memory.free_bytes", lambda: 1000)
     for name in ("frames", "mean_frames"):
-        with pytest.raises(motes.InputError, match="drawing 2 clips of 54 frames"):
+        with pytest.raises(motes.InputError, match="rendering 2 clips of 54 frames"):
             getattr(small, name)
 
 
-def test_an_answer_introduces_itself_in_a_line(model: Model) -> None:
+def test_the_repr_of_an_answer_is_one_line(model: Model) -> None:
     answer = motes.forecast(model, tiny_frames(2, 4), torch.tensor([1, 2]), horizon=3)
-    assert repr(answer) == "Answer(clips=2, objects=2, frames=7, seen=8 of 14)"
+    assert repr(answer) == "Answer(clips=2, objects=2, frames=7, observed=8 of 14)"

@@ -6,7 +6,6 @@ import torch
 
 from motes import kalman
 from motes.kalman.dynamics import LinearDynamics
-from motes.kalman.mixture import draw_prior
 from motes.kalman.model import LGSSM, draw_path
 from oracles import assert_draws_follow, joint, one_model, posterior
 from strategies import random_model
@@ -62,14 +61,14 @@ def test_uncertain_positions_average_the_posterior(generator: torch.Generator) -
         assert_draws_follow(draws[:, t], expected.means[t].numpy(), expected.covariances[t].numpy())
 
 
-def test_imagined_paths_follow_the_mixture(generator: torch.Generator) -> None:
+def test_sampled_tracks_follow_the_mixture(generator: torch.Generator) -> None:
     dynamics = LinearDynamics(num_components=2, generator=generator)
     with torch.no_grad():
         dynamics.logits.copy_(torch.tensor([0.3, 0.7]).log())
-        component, path = draw_prior(dynamics, (NUM_DRAWS,), T, generator)
+        component, _, positions = dynamics.sample((NUM_DRAWS,), T, generator)
     share = (component == 1).double()
     assert_draws_follow(share[:, None], np.array([0.7]), np.array([[0.21]]))
     for k in range(2):
         exact = joint(one_model(dynamics.components(), (2,), (k,)), T)
-        drawn = path.positions[component == k].flatten(1)
+        drawn = positions[component == k].flatten(1)
         assert_draws_follow(drawn, exact.position_mean, exact.position_cov)

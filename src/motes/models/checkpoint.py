@@ -148,7 +148,7 @@ def is_usable(model: Model) -> bool:
             model.renderer(torch.zeros(1, model.max_objects, 1, 2), model.present(one)),
             model.infer(frames, one).means,
         ]
-        moderate = model.dynamics.is_bounded(MAX_WEIGHT**2)
+        moderate = model.dynamics.is_bounded(float(MAX_WEIGHT**2))
     except (IndexError, ValueError, RuntimeError):  # raised by values that are not finite
         return False
     moderate &= bool((model.calibration_scale > 0).all())

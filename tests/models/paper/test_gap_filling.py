@@ -1,9 +1,9 @@
 import pytest
 import torch
-from motes.models.paper.gap_filling import encode
 
 from motes.models.model import Model
-from paper_procedure import paper_encoding
+from motes.models.posterior import GaussianPosterior
+from paper_procedure import paper_posterior
 from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_frames, tiny_model
 
 MASKS = {
@@ -20,6 +20,19 @@ def model() -> Model:
     return tiny_model().double()
 
 
+def infer(
+    model: Model, frames: torch.Tensor, observed: torch.Tensor, counts: torch.Tensor
+) -> GaussianPosterior:
+    q = model.infer(frames, counts, observed)
+    assert isinstance(q, GaussianPosterior)
+    assert q.observed is observed
+    return q
+
+
+def moments(q: GaussianPosterior) -> tuple[torch.Tensor, torch.Tensor]:
+    return q.means, q.scales
+
+
 def flags(*rows: list[int]) -> torch.Tensor:
     return torch.tensor(rows).bool()
 
@@ -27,24 +40,22 @@ def flags(*rows: list[int]) -> torch.Tensor:
 @torch.no_grad()
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("filling", [0.5, torch.nan, torch.inf])
-def test_hidden_pixels_cannot_matter(name: str, filling: float, model: Model) -> None:
+def test_pixels_of_unobserved_frames_cannot_matter(name: str, filling: float, model: Model) -> None:
     frames, observed = tiny_frames(2, 6).double(), flags(MASKS[name], MASKS[name])
     counts = torch.tensor([2, 3])
     filled = torch.where(observed[:, :, None, None], frames, filling)
-    plain, other = (encode(model, given, observed, counts) for given in (frames, filled))
+    plain, other = (infer(model, given, observed, counts) for given in (frames, filled))
     seen = observed[:, None].expand(-1, MAX_OBJECTS, -1)
     assert torch.equal(plain.means[seen], other.means[seen])
     assert torch.equal(plain.scales[seen], other.scales[seen])
 
 
 @torch.no_grad()
-def test_what_is_seen_does_matter(model: Model) -> None:
+def test_observed_pixels_matter(model: Model) -> None:
     frames, observed = tiny_frames(1, 6).double(), flags(MASKS["gap"])
     changed = frames.clone()
     changed[:, 1] = 1 - changed[:, 1]
-    plain, other = (
-        encode(model, given, observed, torch.tensor([2])) for given in (frames, changed)
-    )
+    plain, other = (infer(model, given, observed, torch.tensor([2])) for given in (frames, changed))
     assert torch.equal(plain.means[:, :, 0], other.means[:, :, 0])
     assert (plain.means[:, :, 4] != other.means[:, :, 4]).all()  # across the gap
 
@@ -53,8 +64,10 @@ def test_what_is_seen_does_matter(model: Model) -> None:
 def test_without_a_gap_it_is_the_inference_network(model: Model) -> None:
     frames, counts = tiny_frames(2, 6).double(), torch.tensor([1, 3])
     for mask in ([1] * 6, [1, 1, 1, 0, 0, 0]):
-        ours = encode(model, frames, flags(mask, mask), counts)
-        for given, expected in zip(ours, model.inference(frames, counts), strict=True):
+        ours = infer(model, frames, flags(mask, mask), counts)
+        for given, expected in zip(
+            moments(ours), moments(model.inference(frames, counts)), strict=True
+        ):
             assert torch.equal(given, expected)
 
 
@@ -62,10 +75,10 @@ def test_without_a_gap_it_is_the_inference_network(model: Model) -> None:
 def test_each_clip_has_its_own_mask(model: Model) -> None:
     frames, counts = tiny_frames(4, 6).double(), torch.tensor([1, 2, 3, 2])
     observed = flags(*MASKS.values())
-    together = encode(model, frames, observed, counts)
+    together = infer(model, frames, observed, counts)
     for b, mask in enumerate(observed):
-        alone = encode(model, frames[b : b + 1], mask[None], counts[b : b + 1])
-        for ours, theirs in zip(together, alone, strict=True):
+        alone = infer(model, frames[b : b + 1], mask[None], counts[b : b + 1])
+        for ours, theirs in zip(moments(together), moments(alone), strict=True):
             torch.testing.assert_close(ours[b, :, mask], theirs[0, :, mask], rtol=1e-10, atol=1e-12)
 
 
@@ -82,8 +95,8 @@ def test_across_a_gap_it_is_the_procedure_of_the_paper(
     model.dynamics.logits.copy_(torch.tensor([1.0, 0.0]))
     observed = flags([1] * 5 + [0] * 20 + [1] * 5)
     frames[:, 5:25] = torch.rand(20, HEIGHT, WIDTH, dtype=torch.float64, generator=generator)
-    ours = encode(model, frames, observed, torch.tensor([count]))
-    theirs = paper_encoding(model, frames, 5, 5, count)
-    for given, expected in zip(ours, theirs, strict=True):
+    ours = infer(model, frames, observed, torch.tensor([count]))
+    theirs = paper_posterior(model, frames, 5, 5, count)
+    for given, expected in zip(moments(ours), moments(theirs), strict=True):
         # A contracting recurrence in float64, its input from covariances of condition below 1e4.
         torch.testing.assert_close(given[:, :count], expected[:, :count], rtol=1e-9, atol=1e-10)

@@ -5,14 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from motes.models.sprites.leave_one_out import expect
 
 from motes import kalman
-from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.dynamics import LinearBelief, LinearDynamics
 from motes.models.sprites.forward_pass import (
     Detections,
     Scene,
     forward_pass,
+    predict_from_other_frames,
     predict_place,
     revisit,
     scene_of,
@@ -56,26 +56,28 @@ def scene_with(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("share_seen", [1.0, 0.6])
+@pytest.mark.parametrize("share_detected", [1.0, 0.6])
 @pytest.mark.parametrize("short", [6, 5], ids=["in one piece", "frame by frame"])
-def test_expecting_is_smoothing_without_the_frame(
-    share_seen: float, short: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+def test_leave_one_out_is_smoothing_without_the_frame(
+    share_detected: float, short: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("motes.kalman.DENSE_FRAMES", short)
     B, N, T, K = 2, 2, 6, 2
     dynamics = dynamics_of(K)
     scene = scene_with(torch.zeros(B, T, SIZE, SIZE), N, dynamics)
     pixels = 24 + 6 * torch.randn(B, N, T, 2, generator=generator)
-    seen = torch.rand(B, N, T, generator=generator) < share_seen
-    covariances = torch.full((B, N, T, 2, 2), torch.nan)  # of sightings: not used
-    expected = expect(scene, Detections(PixelGaussian(pixels, covariances), seen))
+    seen = torch.rand(B, N, T, generator=generator) < share_detected
+    covariances = torch.full((B, N, T, 2, 2), torch.nan)  # of detections: not used
+    expected = predict_from_other_frames(
+        scene, Detections(PixelGaussian(pixels, covariances), seen)
+    )
     positions = scene.renderer.from_pixels(pixels).double().numpy()
     parts = [one_model(dynamics.components(), (K,), (k,)) for k in range(K)]
-    kinds = []
+    likely = []
     for b, n in np.ndindex(B, N):
         path, mask = positions[b, n], seen[b, n].numpy()
-        kinds.append(int(np.argmax([log_density(part, path, mask) for part in parts])))
-        part = parts[kinds[-1]]
+        likely.append(int(np.argmax([log_density(part, path, mask) for part in parts])))
+        part = parts[likely[-1]]
         for t in range(T):
             others = mask & (np.arange(T) != t)
             mean, cov = posterior(part, path, others)
@@ -86,20 +88,20 @@ def test_expecting_is_smoothing_without_the_frame(
             np.testing.assert_allclose(
                 expected.covariance[b, n, t], UNIT**2 * spread, rtol=1e-5, atol=1e-6
             )
-    assert set(kinds) == {0, 1}, "both kinds of start should be chosen"
+    assert set(likely) == {0, 1}, "both components should be chosen"
 
 
 @torch.no_grad()
 def test_a_prediction_has_the_moments_of_the_mixture(generator: torch.Generator) -> None:
     B, N, K = 2, 2, 2
-    components = dynamics_of(K).components()
+    dynamics = dynamics_of(K)
+    components = dynamics.components()
     mean = torch.randn(B, N, K, 4, generator=generator, dtype=torch.float64)
     root = torch.randn(B, N, K, 4, 4, generator=generator, dtype=torch.float64)
     log_weights = torch.randn(B, N, K, generator=generator, dtype=torch.float64)
-    renderer = disk_renderer(SIZE, UNIT)
-    place = predict_place(
-        components, kalman.StateEstimate(mean, root @ root.mT), log_weights, renderer
-    )
+    scene = scene_with(torch.zeros(B, 2, SIZE, SIZE), N, dynamics)
+    belief = LinearBelief(components, kalman.StateEstimate(mean, root @ root.mT), log_weights)
+    place = predict_place(scene, belief)
     weights = log_weights.exp().numpy()
     weights /= weights.sum(-1, keepdims=True)
     noise = components.position_noise.numpy()
@@ -116,7 +118,7 @@ def test_a_prediction_has_the_moments_of_the_mixture(generator: torch.Generator)
 
 
 @torch.no_grad()
-def test_looking_again_is_a_loop_over_frames_and_objects_as_the_others_stand(
+def test_revisiting_equals_a_loop_over_frames_and_objects(
     generator: torch.Generator,
 ) -> None:
     B, N, T, size = 2, 3, 3, (9, 11)
@@ -159,7 +161,7 @@ def test_looking_again_is_a_loop_over_frames_and_objects_as_the_others_stand(
             seen = looked_for and alone.log_likelihood_ratio.item() > template.min_llr
             place = alone.moments() if seen else prior
             mean[n] = place.mean[0, 0]  # the objects after it see it there
-            assert found.seen[b, n, t].item() == seen
+            assert found.detected[b, n, t].item() == seen
             pairs = [
                 (found.place.mean, place.mean),
                 (found.place.covariance, place.covariance),
@@ -173,7 +175,7 @@ def test_looking_again_is_a_loop_over_frames_and_objects_as_the_others_stand(
             for ours, theirs in pairs:
                 # Sums of float32 in another order.
                 torch.testing.assert_close(ours[b, n, t], theirs[0, 0], rtol=1e-4, atol=1e-4)
-    assert found.seen.any()
+    assert found.detected.any()
     # In a hidden frame nothing is looked at, and nowhere is an object that is not there looked for:
     # all cells are as likely, and nothing was told.
     for b, n, t in [(0, 0, 1), (0, 2, 1), (1, 2, 0), (1, 2, 2)]:
@@ -190,11 +192,11 @@ GAP = torch.tensor([[True, True, True, False, False, False, False, True]])
 
 
 @torch.no_grad()
-def test_in_a_hidden_frame_an_object_is_followed_by_the_kalman_prediction() -> None:
+def test_in_an_unobserved_frame_an_object_is_at_the_kalman_prediction() -> None:
     dynamics = dynamics_of(1)
     scene = scene_with(moving_disk(8), 1, dynamics)
     found = forward_pass(scene, SpriteTemplate.coarse(scene.renderer, window=7), GAP)
-    assert torch.equal(found.seen[:, 0], GAP)
+    assert torch.equal(found.detected[:, 0], GAP)
     model = one_model(dynamics.components(), (1,), (0,))
     positions = scene.renderer.from_pixels(found.place.mean[0, 0]).double().numpy()
     covariances = (found.place.covariance[0, 0] / UNIT**2).numpy()
@@ -212,24 +214,24 @@ def test_in_a_hidden_frame_an_object_is_followed_by_the_kalman_prediction() -> N
 
 
 @torch.no_grad()
-def test_an_object_is_found_in_the_first_trusted_frame() -> None:
+def test_an_object_is_detected_in_the_first_trusted_frame() -> None:
     scene = scene_with(moving_disk(8), 1, dynamics_of(1))
     late = torch.arange(8)[None] >= 5
     found = forward_pass(scene, SpriteTemplate.coarse(scene.renderer, window=7), late)
-    assert torch.equal(found.seen[:, 0], late)
+    assert torch.equal(found.detected[:, 0], late)
     truth = torch.tensor([[20.0 + t, 25.0 - t] for t in range(8)])
     assert (found.place.mean[0, 0] - truth)[5:].abs().max() < 0.5
 
 
 @torch.no_grad()
-def test_an_object_behind_a_cover_is_followed_without_being_seen() -> None:
+def test_an_occluded_object_is_tracked_without_detection() -> None:
     scene = scene_with(moving_disk(8), 1, dynamics_of(1))
     scene.renderer.visibility_logit[:, 21:] = -20.0  # from the fourth frame on all is behind it
     scene.frames[..., 21:] = 0
     everything = torch.ones(1, 8, dtype=torch.bool)
     found = forward_pass(scene, SpriteTemplate.coarse(scene.renderer, window=7), everything)
-    assert found.seen[0, 0, :3].all()
-    assert not found.seen[0, 0, 3:].any()
+    assert found.detected[0, 0, :3].all()
+    assert not found.detected[0, 0, 3:].any()
     assert (torch.linalg.det(found.place.covariance[0, 0, 3:]).diff() > 0).all()
 
 
@@ -239,9 +241,9 @@ def disks(places: list[list[tuple[int, int]]]) -> torch.Tensor:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("state_noise", "found_again"), [(0.1, True), (1e-4, False)])
-def test_a_lost_object_is_found_where_its_dynamics_allow_it_however_wide_the_window(
-    state_noise: float, found_again: bool
+@pytest.mark.parametrize(("state_noise", "redetected"), [(0.1, True), (1e-4, False)])
+def test_a_lost_object_is_redetected_where_its_dynamics_allow_it(
+    state_noise: float, redetected: bool
 ) -> None:
     """Two frames without it, then it shows 25 pixels from where it should be."""
     places = [[(8 + t, 25)] for t in range(4)] + [[], []] + [[(39, 25)], [(40, 25)]]
@@ -252,13 +254,13 @@ def test_a_lost_object_is_found_where_its_dynamics_allow_it_however_wide_the_win
     scene = scene_with(disks(places), 1, dynamics)
     everything = torch.ones(1, 8, dtype=torch.bool)
     found = forward_pass(scene, SpriteTemplate.coarse(scene.renderer, window=3), everything)
-    assert found.seen[0, 0].tolist() == [True] * 4 + [False] * 2 + [found_again] * 2
-    if found_again:
+    assert found.detected[0, 0].tolist() == [True] * 4 + [False] * 2 + [redetected] * 2
+    if redetected:
         torch.testing.assert_close(found.place.mean[0, 0, 6], torch.tensor([39.0, 25.0]))
 
 
 @torch.no_grad()
-def test_an_object_that_does_not_show_at_first_is_found_when_it_does() -> None:
+def test_an_object_that_appears_later_is_detected_when_it_does() -> None:
     static_crops, late = (10, 10), (38, 30)
     scene = scene_with(disks([[static_crops]] * 3 + [[static_crops, late]] * 3), 2, dynamics_of(1))
     with torch.no_grad():
@@ -266,14 +268,14 @@ def test_an_object_that_does_not_show_at_first_is_found_when_it_does() -> None:
         scene.dynamics.initial_factor[:, range(4), range(4)] = np.log(4.0)
     everything = torch.ones(1, 6, dtype=torch.bool)
     found = forward_pass(scene, SpriteTemplate.coarse(scene.renderer, window=5), everything)
-    seen = found.seen[0]
+    seen = found.detected[0]
     order = [0, 1] if seen[0, 0] else [1, 0]
     assert seen[order].tolist() == [[True] * 6, [False] * 3 + [True] * 3]
     ends = found.place.mean[0, order, 5]
     torch.testing.assert_close(ends, torch.tensor([static_crops, late]).float())
 
 
-def test_nothing_of_a_hidden_frame_is_shown(generator: torch.Generator) -> None:
+def test_unobserved_frames_are_not_shown_to_the_search(generator: torch.Generator) -> None:
     frames = torch.rand(2, 4, SIZE, SIZE, generator=generator)
     observed = torch.tensor([[True, False, True, True], [True, True, True, False]])
     blank = torch.where(observed[:, :, None, None], frames, 0.0)

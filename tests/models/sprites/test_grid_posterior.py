@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from motes.models.posterior import GaussianPosterior
-from motes.models.sprites.grid_posterior import OF_OBJECTS, REGION, GridPosterior, StreamedPosterior
+from motes.models.sprites.grid_posterior import PER_OBJECT, REGION, GridPosterior, StreamedPosterior
 from motes.models.sprites.likelihood_maps import PixelGaussian, WindowPosterior
 from motes.models.sprites.patches import window_offsets
 from sprite_scenes import odd_renderer
@@ -26,7 +26,7 @@ def posterior_of(log_weights: torch.Tensor, window: int = WINDOW) -> GridPosteri
         offsets=window_offsets(PHASES, window).double() / UNIT,
         cell=1 / PHASES / UNIT,
         zoom=torch.ones(1, 1, 1, dtype=torch.float64),
-        seen=torch.ones(1, 1, 1, dtype=torch.bool),
+        detected=torch.ones(1, 1, 1, dtype=torch.bool),
         expected_means=torch.tensor([3.0, -2.0], dtype=torch.float64).expand(1, 1, 1, 2),
         expected_covariances=torch.tensor([[0.5, 0.2], [0.2, 0.3]], dtype=torch.float64).expand(
             1, 1, 1, 2, 2
@@ -88,11 +88,11 @@ def test_draws_follow_the_weights_and_fill_their_cells(generator: torch.Generato
     assert not surprising(*halves)
 
 
-def test_draws_of_what_was_not_seen_are_those_of_the_expectation(
+def test_draws_of_undetected_positions_are_those_of_the_prediction(
     generator: torch.Generator,
 ) -> None:
     q = posterior_of(random_weights(generator))
-    hidden = q._replace(seen=~q.seen, log_weights=torch.full_like(q.log_weights, torch.nan))
+    hidden = q._replace(detected=~q.detected, log_weights=torch.full_like(q.log_weights, torch.nan))
     noise = torch.randn(1, 1, 1, 2, generator=generator, dtype=torch.float64)
     factor = np.linalg.cholesky(q.expected_covariances[0, 0, 0].numpy())
     expected = q.expected_means[0, 0, 0].numpy() + factor @ noise[0, 0, 0].numpy()
@@ -114,7 +114,7 @@ def test_the_most_unlikely_noise_still_falls_into_a_cell_with_weight(noise: floa
 
 def test_the_density_of_a_draw_is_that_of_the_cell_it_fell_in(generator: torch.Generator) -> None:
     q = posterior_of(random_weights(generator, scale=2.0))
-    hidden = q._replace(seen=~q.seen)
+    hidden = q._replace(detected=~q.detected)
     for noise in torch.randn(30, 1, 1, 1, 2, generator=generator, dtype=torch.float64):
         drawn = q.draw(noise)[0, 0, 0] - q.origin[0, 0, 0]
         cell = ((q.offsets - drawn) ** 2).sum(1).argmin()
@@ -207,7 +207,9 @@ def test_pixels_become_latent_units(generator: torch.Generator) -> None:
     centre = torch.tensor([6.0, 3.0], dtype=torch.float64).expand(1, 1, 1, 2)
     offsets = window_offsets(PHASES, WINDOW).double()
     weights = random_weights(generator).double().expand(1, 1, 1, -1)
-    cells = WindowPosterior(centre, weights, offsets, 0.25, told=torch.ones(1, 1, 1))
+    cells = WindowPosterior(
+        centre, weights, offsets, 0.25, log_likelihood_ratio=torch.ones(1, 1, 1)
+    )
     expected = PixelGaussian(centre + 1, torch.eye(2).double().expand(1, 1, 1, 2, 2))
     q = GridPosterior.of(cells, torch.ones(1, 1, 1, dtype=torch.bool), expected, renderer)
     torch.testing.assert_close(renderer.to_pixels(q.origin + q.offsets), centre + offsets)
@@ -236,22 +238,22 @@ def of_four_frames(generator: torch.Generator) -> GridPosterior:
 
 
 def during(q: GridPosterior, time: slice) -> GridPosterior:
-    return q._replace(**{name: getattr(q, name)[:, :, time] for name in OF_OBJECTS})
+    return q._replace(**{name: getattr(q, name)[:, :, time] for name in PER_OBJECT})
 
 
-def test_stretches_of_frames_are_joined_in_their_order(of_four_frames: GridPosterior) -> None:
+def test_blocks_of_frames_are_joined_in_their_order(of_four_frames: GridPosterior) -> None:
     stretches = ((time, during(of_four_frames, time)) for time in TIMES)
     for ours, whole in zip(GridPosterior.joined(lambda: stretches), of_four_frames, strict=True):
         assert ours is whole or torch.equal(ours, whole)
 
 
-def test_a_posterior_in_stretches_says_what_the_whole_one_does(
+def test_a_streamed_posterior_equals_the_whole_one(
     of_four_frames: GridPosterior, generator: torch.Generator
 ) -> None:
     q = of_four_frames
     long = StreamedPosterior.of(lambda: ((time, during(q, time)) for time in TIMES))
     noise = torch.randn(3, 2, 4, 2, generator=generator)
-    assert torch.equal(long.seen, q.seen)
+    assert torch.equal(long.detected, q.detected)
     for ours, whole in (
         (long.means, q.means),
         (long.covariances(), q.covariances()),
@@ -263,15 +265,15 @@ def test_a_posterior_in_stretches_says_what_the_whole_one_does(
         torch.testing.assert_close(ours, whole)
 
 
-def test_ellipses_are_the_same_in_pieces(
+def test_ellipses_do_not_depend_on_the_chunk_size(
     generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = posterior_of(random_weights(generator))
     weights = torch.randn(2, 1, 4, len(one.offsets), generator=generator).double().log_softmax(-1)
     seen = torch.tensor([True, True, False, True]).expand(2, 1, 4)
-    q = one._replace(log_weights=weights, seen=seen)
+    q = one._replace(log_weights=weights, detected=seen)
     whole = q.covariances()
-    monkeypatch.setattr("motes.models.sprites.grid_posterior.AT_ONCE", 3)
+    monkeypatch.setattr("motes.models.sprites.grid_posterior.CHUNK_POSITIONS", 3)
     assert torch.equal(q.covariances(), whole)
 
 

@@ -6,14 +6,19 @@ import math
 import numpy as np
 import pytest
 import torch
-from motes.models.sprites.leave_one_out import expect
 
 from benchmarks.scale import peak_memory
 from motes.data import World, draw_clips
-from motes.kalman import mixture
 from motes.kalman.dynamics import LinearDynamics
 from motes.models.model import Model
-from motes.models.sprites.forward_pass import Detections, forward_pass, revisit, scene_of
+from motes.models.protocols import Search
+from motes.models.sprites.forward_pass import (
+    Detections,
+    forward_pass,
+    predict_from_other_frames,
+    revisit,
+    scene_of,
+)
 from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate
 from motes.models.sprites.renderer import SpriteRenderer
@@ -67,9 +72,9 @@ def track(
     parts, size = (dynamics, renderer, Tracker(WINDOW)), (SIZE, SIZE)
     model = Model(*parts, image_size=size, max_objects=max_objects)
     counts = torch.full((len(frames),), count)
-    found = model.search(frames, counts, observed, hypotheses=hypotheses, explore=explore)
-    assert found is not None
-    return GridPosterior.joined(found)
+    q = model.infer(frames, counts, observed, Search(hypotheses, explore))
+    assert isinstance(q, GridPosterior)
+    return q
 
 
 def pixels(q: GridPosterior) -> torch.Tensor:
@@ -84,7 +89,7 @@ def errors_of(found: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("num_objects", [1, 2])
-def test_with_the_true_parts_objects_are_tracked_to_the_pixel(num_objects: int) -> None:
+def test_with_the_true_model_objects_are_tracked_to_the_pixel(num_objects: int) -> None:
     world = World(num_frames=30, size=SIZE)
     clips = draw_clips(world, num_clips=6, num_objects=num_objects, seed=3)
     frames, dynamics = clips.frames.float(), true_dynamics(world)
@@ -108,38 +113,38 @@ GAP = torch.tensor([[True, True, True, False, False, False, False, True]])
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_pixels_of_hidden_frames_cannot_matter(count: int, generator: torch.Generator) -> None:
+def test_pixels_of_unobserved_frames_cannot_matter(count: int, generator: torch.Generator) -> None:
     frames = moving_disk(8)
     noise = torch.rand(frames.shape, generator=generator)
     draw = torch.randn(1, count, 8, 2, generator=generator)
     for observed, filling in ((GAP, torch.tensor(torch.nan)), (~GAP, noise)):
         filled = torch.where(observed[..., None, None], frames, filling)
         ours, theirs = (track(given, count, observed, hypotheses=3) for given in (frames, filled))
-        assert torch.equal(ours.seen, theirs.seen)
+        assert torch.equal(ours.detected, theirs.detected)
         assert torch.equal(ours.draw(draw), theirs.draw(draw))
         assert torch.equal(ours.covariances(), theirs.covariances())
         assert torch.equal(ours.entropy(), theirs.entropy())
 
 
 @torch.no_grad()
-def test_in_a_hidden_frame_an_object_is_where_the_seen_frames_say() -> None:
+def test_in_an_unobserved_frame_q_is_the_prediction_from_observed_frames() -> None:
     """q there is the dense Gaussian of the path, given the coarse places in the seen frames."""
     dynamics, renderer, frames = straight(), disk_renderer(SIZE), moving_disk(8)
     q = track(frames, observed=GAP)
     scene = scene_of(frames, torch.tensor([1]), dynamics, renderer, GAP)
     coarse = SpriteTemplate.coarse(renderer, WINDOW)
     found = forward_pass(scene, coarse, GAP)
-    expected = expect(scene, found)
+    expected = predict_from_other_frames(scene, found)
     place = PixelGaussian.where(GAP[:, None], found.place, expected)
     for _ in range(REVISITS):
         _, found = revisit(scene, coarse, place, expected)
-        place, expected = found.place, expect(scene, found)
+        place, expected = found.place, predict_from_other_frames(scene, found)
     positions = renderer.from_pixels(found.place.mean[0, 0]).double().numpy()
     model = one_model(dynamics.components(), (1,), (0,))
     mean, cov = posterior(model, positions, GAP[0].numpy())
     spread = diagonal_blocks(cov)[:, :2, :2] + model.position_noise
     hidden = ~GAP[0]
-    assert torch.equal(q.seen[0, 0], GAP[0])
+    assert torch.equal(q.detected[0, 0], GAP[0])
     # Places are float32 pixels, up to 48: an error of 4e-6.
     np.testing.assert_allclose(q.means[0, 0, hidden], mean[hidden, :2], atol=1e-5)
     np.testing.assert_allclose(q.covariances()[0, 0, hidden], spread[hidden], rtol=1e-4, atol=1e-6)
@@ -147,7 +152,7 @@ def test_in_a_hidden_frame_an_object_is_where_the_seen_frames_say() -> None:
     assert (pixels(q)[0, 0] - truth).abs().max() < 0.5
 
 
-def test_an_object_behind_a_cover_coasts_and_is_not_seen_there() -> None:
+def test_an_occluded_object_follows_its_dynamics_undetected() -> None:
     """A disk of width 5 goes two pixels a frame behind a cover of 12 columns."""
     T, renderer = 16, disk_renderer(SIZE)
     x = [8 + 2 * t for t in range(T)]
@@ -159,8 +164,8 @@ def test_an_object_behind_a_cover_coasts_and_is_not_seen_there() -> None:
     whole = torch.tensor([place + 2 < 18 or place - 2 > 29 for place in x])
     behind = torch.tensor([place - 2 >= 18 and place + 2 <= 29 for place in x])
     assert behind.sum() == 4
-    assert q.seen[0, 0, whole].all()
-    assert not q.seen[0, 0, behind].any()
+    assert q.detected[0, 0, whole].all()
+    assert not q.detected[0, 0, behind].any()
     assert (q.entropy()[0, 0, behind] == 0).all()
     found = pixels(q)[0, 0]
     truth = torch.tensor([[float(place), 20.0] for place in x])
@@ -177,7 +182,7 @@ def test_an_object_behind_a_cover_coasts_and_is_not_seen_there() -> None:
     assert (distance < -2 * math.log(1e-3)).all()  # all four within the ellipse of 99.9 %
 
 
-def test_a_hidden_object_is_not_seen_in_what_a_dim_glyph_leaves_of_another() -> None:
+def test_an_occluded_object_is_not_detected_in_the_residue_of_a_dim_sprite() -> None:
     """A glyph of depth 2 leaves a pixel dark once in seven times: two explain a disk better."""
     renderer = disk_renderer(SIZE)
     frames = torch.cat([frame_with([(10 + t, 36)], SIZE) for t in range(12)])[None]
@@ -185,7 +190,7 @@ def test_a_hidden_object_is_not_seen_in_what_a_dim_glyph_leaves_of_another() -> 
         renderer.root_depth *= math.sqrt(2 / renderer.root_depth.square().max())
         renderer.visibility_logit[4:24, 4:24] = -20.0
     q = track(frames, 2, renderer=renderer, max_objects=2)
-    assert q.seen[0].sum(0).tolist() == [1] * 12
+    assert q.detected[0].sum(0).tolist() == [1] * 12
 
 
 def parting_disks(num_frames: int = 18) -> tuple[torch.Tensor, torch.Tensor]:
@@ -198,9 +203,9 @@ def parting_disks(num_frames: int = 18) -> tuple[torch.Tensor, torch.Tensor]:
 @torch.no_grad()
 def bound_at_means(q: GridPosterior, frames: torch.Tensor) -> float:
     """The bound with the means of q for a draw."""
-    everyone = torch.ones(q.seen.shape[:2], dtype=torch.bool)
+    everyone = torch.ones(q.detected.shape[:2], dtype=torch.bool)
     nats = disk_renderer(SIZE).log_likelihood(q.means, everyone, frames).sum()
-    prior = mixture.log_prior(straight(), q.means, q.seen).sum()
+    prior = straight().track_log_density(q.means, q.detected).sum()
     return float(nats + q.entropy().sum() + prior)
 
 
@@ -212,12 +217,12 @@ def flash_at_first(num_frames: int = 18) -> tuple[torch.Tensor, torch.Tensor]:
     return frames, torch.tensor(places).float().transpose(0, 1)
 
 
-def test_objects_that_hide_one_another_at_first_are_told_apart() -> None:
+def test_objects_that_overlap_at_first_are_separated() -> None:
     frames, truth = parting_disks()
     assert errors_of(pixels(track(frames, 2, max_objects=2))[0], truth).max() < 0.5
 
 
-def test_a_flash_in_the_first_frame_is_no_object_for_a_search_that_begins_later() -> None:
+def test_a_later_start_ignores_a_flash_in_the_first_frame() -> None:
     frames, truth = flash_at_first()
     one, three = (track(frames, 2, hypotheses=number, max_objects=2) for number in (1, 3))
     assert errors_of(pixels(one)[0], truth).max() > 10  # a path through the flash leads astray
@@ -226,7 +231,7 @@ def test_a_flash_in_the_first_frame_is_no_object_for_a_search_that_begins_later(
 
 
 @torch.no_grad()
-def test_tracks_that_took_the_later_parts_of_one_another_give_them_back() -> None:
+def test_swapped_tracks_are_swapped_back() -> None:
     """In the second clip nothing is wrong, and nothing is changed."""
     frames, truth = parting_disks()
     renderer = disk_renderer(SIZE)
@@ -234,11 +239,11 @@ def test_tracks_that_took_the_later_parts_of_one_another_give_them_back() -> Non
     wrong = torch.cat([truth[:, :9], truth.flip(0)[:, 9:]], 1)
     place = PixelGaussian(torch.stack([wrong, truth]), torch.eye(2).expand(2, 2, 18, 2, 2))
     found = Detections(place, torch.ones(2, 2, 18, dtype=torch.bool))
-    expected = expect(scene, found)
+    expected = predict_from_other_frames(scene, found)
     coarse, unknown = SpriteTemplate.coarse(renderer, WINDOW), torch.full((2,), torch.nan)
-    after, there, _ = Tracker(WINDOW)._exchange(scene, coarse, found, expected, unknown)
+    after, there, _ = Tracker(WINDOW)._undo_swaps(scene, coarse, found, expected, unknown)
     assert (after.place.mean[0] - truth).abs().max() < 0.5
-    torch.testing.assert_close(there.mean, expect(scene, after).mean)
+    torch.testing.assert_close(there.mean, predict_from_other_frames(scene, after).mean)
     assert torch.equal(after.place.mean[1], truth)
 
 
@@ -255,9 +260,9 @@ def test_each_clip_has_its_own_best_hypothesis() -> None:
         assert errors_of(pixels(q)[b], places[b]).max() < 0.5
 
 
-@pytest.mark.parametrize("frames_at_once", [1, 5])
-def test_a_long_clip_is_looked_at_as_a_short_one_is(
-    frames_at_once: int, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+@pytest.mark.parametrize("chunk_frames", [1, 5])
+def test_revisiting_in_blocks_equals_revisiting_at_once(
+    chunk_frames: int, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
 ) -> None:
     parting, _ = parting_disks()
     frames = torch.cat([parting, parting.flip(1)])
@@ -265,10 +270,10 @@ def test_a_long_clip_is_looked_at_as_a_short_one_is(
     whole = track(frames, 2, observed, hypotheses=3, max_objects=2)
     pixels_of_a_frame = 3 * 2 * 2 * SIZE**2  # in three searches of two clips of two objects
     monkeypatch.setattr(
-        "motes.models.sprites.forward_pass.AT_ONCE", frames_at_once * pixels_of_a_frame
+        "motes.models.sprites.forward_pass.CHUNK_PIXELS", chunk_frames * pixels_of_a_frame
     )
     pieces = track(frames, 2, observed, hypotheses=3, max_objects=2)
-    assert torch.equal(pieces.seen, whole.seen)
+    assert torch.equal(pieces.detected, whole.detected)
     # The same numbers; a convolution of fewer frames may add them in another order.
     torch.testing.assert_close(pieces.means, whole.means)
     torch.testing.assert_close(pieces.log_weights.exp(), whole.log_weights.exp())
@@ -276,13 +281,15 @@ def test_a_long_clip_is_looked_at_as_a_short_one_is(
 
 
 @pytest.mark.slow
-def test_the_pixels_of_a_long_clip_are_not_held_all_at_once(
+def test_memory_for_pixels_does_not_grow_with_the_clip(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     parting, _ = parting_disks(10)
     there_and_back = torch.cat([parting, parting.flip(1)], 1)
     track(there_and_back, 2, max_objects=2)  # what the first call keeps is not counted
-    monkeypatch.setattr("motes.models.sprites.forward_pass.AT_ONCE", 20 * 2 * SIZE**2)  # 20 frames
+    monkeypatch.setattr(
+        "motes.models.sprites.forward_pass.CHUNK_PIXELS", 20 * 2 * SIZE**2
+    )  # 20 frames
     frames = there_and_back.repeat(1, 35, 1, 1)
     with peak_memory() as grown:
         track(frames, 2, max_objects=2)
@@ -291,7 +298,7 @@ def test_the_pixels_of_a_long_clip_are_not_held_all_at_once(
     assert grown.peak < 45
 
 
-def test_a_clip_may_be_said_to_hold_more_objects_than_usual() -> None:
+def test_more_objects_than_in_training_can_be_searched_for() -> None:
     starts = torch.tensor([[8, 10], [24, 30], [38, 12]])
     places = [(starts + torch.tensor([[1, 1], [0, -1], [-1, 1]]) * t) for t in range(6)]
     frames = torch.cat([frame_with([tuple(xy) for xy in now.tolist()], SIZE) for now in places])
@@ -301,16 +308,16 @@ def test_a_clip_may_be_said_to_hold_more_objects_than_usual() -> None:
     assert (pixels(q)[0] - truth).abs().max() < 0.5  # from left to right
 
 
-def test_absent_objects_do_not_disturb_those_that_are_there() -> None:
+def test_absent_objects_do_not_affect_present_ones() -> None:
     frames = moving_disk(6)
     alone = track(frames, max_objects=1)
     with_slots = track(frames, max_objects=3)
-    for name in ("means", "seen"):
+    for name in ("means", "detected"):
         ours, theirs = getattr(with_slots, name), getattr(alone, name)
         torch.testing.assert_close(ours[:, :1], theirs)
 
 
-def test_a_share_of_q_explores_the_cells_of_its_pixels() -> None:
+def test_exploration_spreads_a_share_of_q_over_the_cells_of_a_pixel() -> None:
     frames, renderer = moving_disk(4), disk_renderer(SIZE)
     with torch.no_grad():
         renderer.root_depth[:, ::4] = 0.5  # some cells look bad

@@ -145,7 +145,7 @@ class LayeredRenderer(PixelRenderer):
         frames: Float[Tensor, "B T height width *channels"],
         appearance: Appearance,
         *,
-        detected: Bool[Tensor, "B N T"] | None = None,
+        detected: Bool[Tensor, "B _ T"] | None = None,
     ) -> Float[Tensor, "B T"]:
         """Return log p(v_t | a_t, appearance), summed over pixels.
 

@@ -258,7 +258,7 @@ def revisit_blocks(
 ) -> Iterator[tuple[slice, WindowPosterior, Detections]]:
     """Yield `revisit` of blocks of frames, so that memory does not grow with the clip.
 
-    Law: equals one block of all frames (test_a_long_clip_is_refined_as_a_short_one_is).
+    Law: equals one block of all frames (test_revisiting_in_blocks_equals_revisiting_at_once).
     """
     pixels = scene.present.shape[1] * math.prod(scene.renderer.image_size)
     for time in scene.blocks(CHUNK_PIXELS // pixels):

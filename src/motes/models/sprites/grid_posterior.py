@@ -207,8 +207,7 @@ class StreamedPosterior(NamedTuple):
 
     The cells of a clip may take more memory than its frames.
 
-    Law: equals `GridPosterior`
-    (test_a_posterior_in_blocks_says_what_the_whole_one_does).
+    Law: equals `GridPosterior` (test_a_streamed_posterior_equals_the_whole_one).
     """
 
     blocks: PosteriorBlocks  # recomputes the cells, block by block

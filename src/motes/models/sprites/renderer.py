@@ -135,7 +135,7 @@ class SpriteRenderer(PixelRenderer):
         positions: Float[Tensor, "B N T 2"],
         present: Bool[Tensor, "B N"],
         frames: Float[Tensor, "B T height width"],
-        detected: Bool[Tensor, "B N T"] | None = None,
+        detected: Bool[Tensor, "B _ T"] | None = None,
         *,
         appearance: None = None,
     ) -> Float[Tensor, "B T"]:

@@ -1,0 +1,49 @@
+"""Evidence of swapped tracks, against the evidence of the tracks that swaps make."""
+
+import itertools
+
+import pytest
+import torch
+
+from motes.kalman.swap_evidence import overlap
+from track_scenes import linear_dynamics, swapped_from
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("state_noise", [1e-3, 1e-12])
+@pytest.mark.parametrize("chunk_frames", [6, 4, 1])
+def test_swap_gains_are_the_evidence_of_the_swapped_tracks(
+    chunk_frames: int,
+    state_noise: float,
+    monkeypatch: pytest.MonkeyPatch,
+    generator: torch.Generator,
+) -> None:
+    monkeypatch.setattr("motes.kalman.swap_evidence.CHUNK_FRAMES", chunk_frames)
+    B, N, T = 2, 3, 6
+    dynamics = linear_dynamics(state_noise)
+    positions = torch.randn(B, N, T, 2, generator=generator, dtype=torch.float64)
+    seen = torch.rand(B, N, T, generator=generator) < 0.7
+    seen[1] = seen[1, 0]  # in the same frames
+    positions[~seen] = torch.nan  # cannot matter
+    gains = dynamics.swap_gains(positions, seen)
+    assert (gains[..., 0] == 0).all()  # a mere renaming: rounding must not make it a gain
+    for b, one, other, t in itertools.product(range(B), range(N), range(N), range(T)):
+        path = swapped_from(positions[b], one, other, t)
+        after = dynamics.track_log_density(path, swapped_from(seen[b], one, other, t)).sum()
+        before = dynamics.track_log_density(positions[b], seen[b]).sum()
+        # Sums of a hundred terms of up to a thousand nats.
+        torch.testing.assert_close(gains[b, one, other, t], after - before, rtol=1e-9, atol=1e-7)
+
+
+def test_overlap_is_an_average_over_draws(generator: torch.Generator) -> None:
+    root, bend = torch.randn(2, 4, 4, generator=generator, dtype=torch.float64).unbind(0)
+    mean, slope = 0.3 * torch.randn(2, 4, generator=generator, dtype=torch.float64)
+    root[:, 0] = 0  # a direction without noise
+    curvature = 0.2 * bend @ bend.T
+    draws = torch.randn(400_000, 4, generator=generator, dtype=torch.float64) @ (0.5 * root).T
+    draws = mean + draws
+    exponent = draws @ slope - 0.5 * ((draws @ curvature) * draws).sum(-1)
+    ours = overlap(mean, 0.25 * root @ root.T, curvature, slope).exp()
+    # Five standard errors of the average.
+    error = exponent.exp().std() / len(draws) ** 0.5
+    assert abs(ours - exponent.exp().mean()) < 5 * error
