@@ -26,11 +26,10 @@ COMMON = {
     "--gif": (set(), "PATH", "GIF to write: the first clip"),
     "--overlay": (set(), "PATH", "mp4 or GIF to write: "),
     "--plot": (set(), "PATH", "PNG to write: "),
-    "--results": (set(), "PATH", "folder of stored records "),
     "--device": (set(), "STR", "cpu or cuda"),
     "--json": (set(), None, "print one JSON line instead of text"),
 }
-OLD_NAMES = {"--clips", "--frames", "--seen"}  # of version 0.1, still accepted
+OLD_NAMES = {"--clips", "--frames", "--results", "--seen"}  # of version 0.1, still accepted
 OTHER_MODELS = {"--from", "--teacher"}  # models in another role
 SHEET = "--sheet"  # a PNG in another role
 

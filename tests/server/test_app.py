@@ -244,7 +244,7 @@ BAD: dict[str, tuple[str, Json, int, str]] = {
         "query",
         {"video.height": WIDTH, "video.width": HEIGHT},
         400,
-        "8x6 pixels; this model sees 6x8",
+        "8x6 pixels; this model takes 6x8",
     ),
     "one frame": ("query", {"video.num_frames": 1}, 422, "num_frames"),
     "nothing observed": ("query", {"masks": [[False] * T]}, 400, "no observed frame"),
