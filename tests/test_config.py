@@ -1,5 +1,7 @@
 import dataclasses
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,11 +9,13 @@ import pytest
 from motes.config import (
     FORMAT_VERSION,
     DataConfig,
+    DynamicsConfig,
     RunConfig,
     from_json,
     to_json,
 )
 from motes.core.errors import InputError
+from motes.models.paper.family import PaperSettings
 from motes.training.presets import PRESETS, find
 
 
@@ -52,11 +56,18 @@ def test_presets_are_found_by_name_and_by_the_names_of_version_1() -> None:
 
 
 def test_every_field_survives_json_when_it_is_not_the_default() -> None:
-    config = RunConfig(data=DataConfig(path="clips.npz", num_objects=(2, 5), seed=9), seed=2**62)
+    config = RunConfig(
+        model=PaperSettings(scale_floor=0.02),
+        data=DataConfig(path="clips.npz", num_objects=(2, 5), seed=9),
+        dynamics=DynamicsConfig(law="linear"),
+        seed=2**62,
+    )
     assert from_json(to_json(config), "x") == config
 
 
-@pytest.mark.parametrize("place", ["extra", "data.extra", "model.extra", "schedule.extra"])
+@pytest.mark.parametrize(
+    "place", ["extra", "data.extra", "dynamics.extra", "model.extra", "schedule.extra"]
+)
 def test_an_unknown_field_is_named(place: str) -> None:
     assert "'extra'" in refusal(changed(place, 1))
 
@@ -70,19 +81,35 @@ def every_field(record: dict[str, Any], prefix: str = "") -> list[str]:
     return places
 
 
-FIELDS = every_field(dataclasses.asdict(RunConfig()))
+FIELDS = every_field(dataclasses.asdict(PRESETS["paper-smoke"]))
 
 
-# What runs of the first versions did not write, written down by hand.
+# Fields that were added after the first files of their format, listed by hand.
 NEWER = [
-    *("begins_with", "data.colour_axis", "data.channels", "schedule.frozen_occlusion"),
-    *("model.law", "model.pixels", "model.num_kinds", "model.hidden_teach"),
+    *("initial_model", "single_object_schedule"),
+    *("data.colour_axis", "data.channels", "schedule.frozen_occlusion"),
 ]
+# Fields of version 1 that its first files lacked, and the default that they had.
+NEWER_1 = {
+    "begins_with": None,
+    "data.colour_axis": None,
+    "data.channels": 1,
+    "schedule.frozen_visibility": 0,
+    "model.law": "newton",
+    "model.pixels": "binary",
+    "model.num_kinds": 6,
+    "model.hidden_teach": "all",
+}
+VERSION_1 = Path(__file__).parent / "golden" / "run_folders"
 
 
 def without(config: RunConfig, *places: str) -> str:
-    """The JSON of a configuration that lacks some fields."""
-    raw = json.loads(to_json(config))
+    """Return the JSON of a configuration that lacks some fields."""
+    return removed(json.loads(to_json(config)), *places)
+
+
+def removed(raw: dict[str, Any], *places: str) -> str:
+    """Return parsed JSON without some fields, as text."""
     for place in places:
         *path, name = place.split(".")
         record = raw
@@ -97,17 +124,87 @@ def test_a_missing_field_is_named(place: str) -> None:
     assert repr(place.split(".")[-1]) in refusal(without(PRESETS["paper-smoke"], place))
 
 
-def test_a_run_of_an_older_version_did_what_newer_fields_say_by_default() -> None:
-    """One by one, for a field that was forgotten here could not be missing."""
+def test_fields_that_older_files_lack_have_their_defaults() -> None:
     assert from_json(without(PRESETS["paper-smoke"], *NEWER), "x") == PRESETS["paper-smoke"]
-    config = PRESETS["layers"]
-    for place in NEWER:
+    config = PRESETS["sprites"]
+    for place in NEWER:  # one by one, so that no field is forgotten here
         *path, name = place.split(".")
         read: Any = from_json(without(config, place), "x")
         for part in path:
             read = getattr(read, part)
         default = {field.name: field.default for field in dataclasses.fields(read)}[name]
         assert getattr(read, name) == default
+
+
+def version_1(name: str) -> dict[str, Any]:
+    raw: dict[str, Any] = json.loads((VERSION_1 / name / "config.json").read_text("utf-8"))
+    return raw
+
+
+def test_files_of_version_1_are_read_as_their_presets() -> None:
+    """The smoke runs of version 0.1, written by it, against the presets of this version."""
+    smoke = PRESETS["paper-smoke"]
+    assert from_json(json.dumps(version_1("paper")), "x") == smoke
+    assert from_json(json.dumps(version_1("sprites")), "x") == PRESETS["sprites-smoke"]
+    distilled = replace(
+        smoke, teacher="sprites", schedule=replace(smoke.schedule, distillation_steps=10)
+    )
+    assert from_json(json.dumps(version_1("distilled")), "x") == distilled
+    occluded = PRESETS["sprites-occluded"]
+    short = {"iterations": 8, "steps_per_search": 4, "mixture_em_steps": (4,)}
+    schedule = replace(occluded.schedule, frozen_occlusion=4, **short)
+    batches = {"batch_size": 8, "log_every": 4, "checkpoint_every": 4}
+    expected = replace(occluded, data=smoke.data, schedule=schedule, **batches)
+    assert from_json(json.dumps(version_1("sprites-occluded")), "x") == expected
+    layers = PRESETS["layers"]
+    read = from_json(json.dumps(version_1("layers")), "x")
+    expected = replace(layers, schedule=replace(layers.schedule, **short), **batches)
+    assert read == replace(expected, data=read.data)
+    assert (read.data.path, read.data.height, read.data.channels) == ("layers.npz", 24, 1)
+
+
+@pytest.mark.parametrize("name", ["paper", "sprites", "sprites-occluded", "layers"])
+def test_fields_that_older_files_of_version_1_lack_have_their_defaults(name: str) -> None:
+    for place, default in NEWER_1.items():
+        raw = version_1(name)
+        *path, field = place.split(".")
+        record = raw
+        for part in path:
+            record = record[part]
+        record[field] = default
+        expected = from_json(json.dumps(raw), "x")
+        assert from_json(removed(version_1(name), place), "x") == expected, place
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("model.family", "other"),
+        ("model.family", ["paper"]),
+        ("model.pixels", "grey"),
+        ("model.hidden_teach", "none"),
+        ("model.extra", 1),
+        ("schedule.extra", 1),
+        ("schedule.distillation_steps", 1),
+        ("extra", 1),
+        ("model", 3),
+        ("schedule", None),
+    ],
+)
+def test_damaged_files_of_version_1_are_refused_by_name(place: str, value: Any) -> None:
+    raw = version_1("paper")
+    *path, name = place.split(".")
+    record = raw
+    for part in path:
+        record = record[part]
+    record[name] = value
+    message = refusal(json.dumps(raw))
+    assert name in message or "fields of two versions" in message
+
+
+def test_a_missing_field_of_version_1_is_named() -> None:
+    for name in set(version_1("paper")["model"]) - {p.split(".")[-1] for p in NEWER_1}:
+        assert repr(name) in refusal(removed(version_1("paper"), f"model.{name}"))
 
 
 @pytest.mark.parametrize("place", FIELDS)
@@ -120,10 +217,10 @@ def test_a_value_of_the_wrong_type_is_refused_by_name(place: str, value: Any) ->
 HUGE = [
     *("batch_size", "seed", "log_every", "checkpoint_every"),
     *(f"data.{name}" for name in ("num_clips", "num_held_out", "num_frames", "seed")),
-    *(f"model.{name}" for name in ("num_components", "sampling_period", "state_noise")),
-    *(f"model.{name}" for name in ("position_noise", "initial_spread", "initial_scale")),
-    *(f"model.{name}" for name in ("glyph_reach", "glyph_width", "pixels_per_unit", "window")),
-    *(f"schedule.{name}" for name in ("iterations", "frozen_dynamics", "taught")),
+    *(f"dynamics.{name}" for name in ("num_components", "sampling_period", "state_noise")),
+    *(f"dynamics.{name}" for name in ("position_noise", "initial_spread")),
+    "model.initial_scale",
+    *(f"schedule.{name}" for name in ("iterations", "frozen_dynamics", "distillation_steps")),
     *(f"schedule.{name}" for name in ("steps_per_search", "dynamics_rate")),
 ]
 
@@ -133,6 +230,17 @@ HUGE = [
 def test_a_number_beyond_reason_is_refused_by_name(place: str, value: int) -> None:
     name = place.split(".")[-1]
     assert ("K is" if name == "num_components" else name) in refusal(changed(place, value))
+
+
+@pytest.mark.parametrize("name", ["sprite_radius", "sprite_width", "pixels_per_unit", "window"])
+@pytest.mark.parametrize("preset", ["sprites-smoke", "layers"])
+@pytest.mark.parametrize("value", [10**19, 10**400, -1], ids=["large", "huge", "negative"])
+def test_a_sprite_setting_beyond_reason_is_refused_by_name(
+    name: str, preset: str, value: int
+) -> None:
+    raw = json.loads(to_json(PRESETS[preset]))
+    raw["model"][name] = value
+    assert name in refusal(json.dumps(raw))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
@@ -157,7 +265,7 @@ def test_knots_out_of_order_or_shape_are_refused(knots: Any) -> None:
         ("model.inference_state_size", 0),
         ("model.renderer_state_size", 8193),
         ("model.scale_floor", 0.5),
-        ("model.family", "other"),
+        ("family", "other"),
     ],
 )
 def test_a_value_outside_its_limits_is_refused(place: str, value: Any) -> None:
@@ -172,5 +280,5 @@ def test_another_version_is_refused(version: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", "[" * 100_000, '"x"', "\x00"])
-def test_what_is_no_json_object_is_refused(text: str) -> None:
+def test_text_that_is_no_json_object_is_refused(text: str) -> None:
     assert "config.json" in refusal(text)

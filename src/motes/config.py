@@ -256,7 +256,8 @@ def from_json(text: str, origin: str | Path) -> RunConfig:
         isinstance(family, str) and family in FAMILY_SETTINGS,
         f"{origin} is of family {family!r:.60}; expected one of {', '.join(FAMILY_SETTINGS)}",
     )
-    model = _read(FAMILY_SETTINGS[family], raw.pop("model", None), f"{origin}: model")
+    require("model" in raw, f"{origin} lacks the fields ['model']")
+    model = _read(FAMILY_SETTINGS[family], raw.pop("model"), f"{origin}: model")
     return _read(RunConfig, raw, str(origin), model=model)
 
 
@@ -308,6 +309,7 @@ def upgraded(raw: dict[str, Any], origin: str) -> dict[str, Any]:
     hiding = model.get("hidden_teach", "all")
     require(hiding in ("all", "hiding"), f"{origin}: hidden_teach is {hiding!r:.60}")
     family, names = kinds[kind]
+    model = {"num_kinds": 6} | model  # the first files lacked it
     settings = {new: model[old] for old, new in names.items() if old in model}
     if family == "sprites":
         settings["models_occlusion"] = hiding == "hiding"
