@@ -59,10 +59,12 @@ def run_without_unix(code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_the_package_imports_without_modules_that_windows_lacks() -> None:
     assert run_without_unix(IMPORTS) == "imported"
 
 
+@pytest.mark.slow
 def test_memory_files_and_locks_work_without_modules_that_windows_lacks() -> None:
     assert run_without_unix(WORK) == "locked"
 

@@ -94,6 +94,7 @@ def test_one_more_object_is_compared_with_those_of_the_higher_bound() -> None:
     assert answer.count_probabilities[0, 1] > 0.9
 
 
+@pytest.mark.slow
 def test_mass_is_explained_by_one_more_object_only_once() -> None:
     # In some of these one object of the prior explains the last one's pixels as well as the search
     # does; once explained it must not be a gain for the next one, and the next.
@@ -108,6 +109,7 @@ def test_mass_is_explained_by_one_more_object_only_once() -> None:
     assert int((~right).sum()) <= 3
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_counts_evaluated_together_equal_those_evaluated_one_by_one(
     model: Model, monkeypatch: pytest.MonkeyPatch

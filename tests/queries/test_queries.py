@@ -63,6 +63,7 @@ def assert_close(left: Answer, right: Answer, clip: int | None = None) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, equal_nan=True, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filling", ["noise", "NaN"])
 def test_pixels_of_unobserved_frames_cannot_change_an_interpolation(
     filling: str, model: Model
@@ -87,6 +88,7 @@ def test_a_forecast_is_an_interpolation_with_an_unobserved_future(
     assert_same(motes.interpolate(model, longer, observed, 2), ahead)
 
 
+@pytest.mark.slow
 def test_frames_after_the_last_observed_one_are_not_evaluated(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +211,7 @@ def test_a_mask_for_each_clip_is_one_clip_at_a_time(model: Model) -> None:
         assert_close(together, alone, clip=b)
 
 
+@pytest.mark.slow
 def test_a_count_may_be_a_number_or_a_tensor(model: Model) -> None:
     frames = tiny_frames(2, T)
     for given in (torch.tensor([2, 2]), [2, 2], np.array([2, 2]), torch.tensor(2)):
@@ -242,6 +245,7 @@ def test_an_unknown_count_is_inferred_from_the_bound(model: Model) -> None:
     assert_same(answer, motes.interpolate(model, frames, observed, answer.num_objects))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_evidence_for_a_count_is_the_bound_averaged_over_draws(
     model: Model, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch

@@ -95,6 +95,7 @@ def test_the_sprite_has_the_size_of_objects_in_colour_and_with_unobserved_frames
     assert width["hues"] == pytest.approx(width["plain"], rel=0.1)
 
 
+@pytest.mark.slow
 def test_unobserved_pixels_cannot_matter_to_training(tmp_path: Path) -> None:
     clips = worlds.make("drops", 40, (1, 2), num_frames=12, size=16, seed=3)
     config = PRESETS["sprites-smoke"]

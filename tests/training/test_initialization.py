@@ -57,6 +57,7 @@ def run_restarts(config):
     return bounds.index(max(bounds)), ends, weights
 
 
+@pytest.mark.slow
 def test_the_restart_with_the_highest_bound_is_taken(monkeypatch):
     scales = []
 

@@ -122,6 +122,7 @@ def test_weights_of_the_first_stage_are_copied() -> None:
     assert torch.equal(ours["inference.initial"][0, 0], theirs["inference.initial"][0, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_fits")
 def test_a_run_goes_through_its_stages_and_resumes_in_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -154,6 +155,7 @@ def test_a_run_goes_through_its_stages_and_resumes_in_each(
             assert torch.equal(value, theirs[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_fits")
 def test_replicas_trained_together_continue_with_the_bound_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -132,6 +132,7 @@ def test_frozen_dynamics_do_not_move_and_released_ones_do() -> None:
         assert not torch.equal(value, start[name]), name
 
 
+@pytest.mark.slow
 def test_no_occluder_is_learned_before_the_sprite() -> None:
     trainer = trainer_of(replace(PRESETS["sprites-smoke"], data=tiny_config().data))
     schedule = trainer.config.schedule
@@ -147,6 +148,7 @@ def test_no_occluder_is_learned_before_the_sprite() -> None:
         assert all(moved.values())
 
 
+@pytest.mark.slow
 def test_q_explores_during_the_first_part_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, shares = trainer_of(PRESETS["sprites-smoke"]), []  # 8 steps, a search every 4
     infer = trainer.model.infer
@@ -162,6 +164,7 @@ def test_q_explores_during_the_first_part_of_training(monkeypatch: pytest.Monkey
     assert shares == [EXPLORE, 0.0]
 
 
+@pytest.mark.slow
 def test_the_final_fit_of_initial_states_uses_clips_from_all_over_the_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -182,6 +185,7 @@ def test_the_final_fit_of_initial_states_uses_clips_from_all_over_the_data(
     assert len(of_all.flatten(1).unique(dim=0)) == len(of_all)
 
 
+@pytest.mark.slow
 def test_training_overfits_one_tiny_batch() -> None:
     schedule = ScheduleConfig(iterations=200, frozen_dynamics=50, learning_rate=((0, 1e-2),))
     config = tiny_config(schedule=schedule, batch_size=2)
@@ -211,6 +215,7 @@ def test_mean_terms_average_the_steps_since_the_last_call() -> None:
         assert float(value) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [tiny_config(), PRESETS["sprites-smoke"]])
 def test_a_restored_state_goes_on_as_if_it_had_never_stopped(config: RunConfig) -> None:
     straight, first, second = (trainer_of(config) for _ in range(3))
@@ -330,6 +335,7 @@ def work(rank: int, folder: str) -> None:
     distributed.leave(store)
 
 
+@pytest.mark.slow
 def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
     multiprocessing.spawn(work, args=(str(tmp_path),), nprocs=2)
     ours, theirs = (torch.load(tmp_path / str(rank)) for rank in range(2))

@@ -1,5 +1,6 @@
 """Closed-form refit of sprite classes, and the offsets of their mass."""
 
+import pytest
 import torch
 
 from layer_scenes import disk_and_ring, naive_opacity, odd_layers
@@ -46,6 +47,7 @@ def typical_error(renderer: LayeredRenderer, q: GridPosterior, pixels: torch.Ten
     return float(apart.amin(2)[q.detected].median().sqrt())
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_shifted_and_warped_table_is_corrected(generator):
     frames, pixels = clips(generator)

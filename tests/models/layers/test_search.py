@@ -176,6 +176,7 @@ def test_refined_positions_lie_between_the_cells_and_are_closer_to_the_truth(
     assert by_close < by_rough
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 2 * 2 * 3 * 4])
 def test_layered_search_in_blocks_equals_the_search_at_once(at_once, two_clips, monkeypatch):
     scene, truth, _ = two_clips
