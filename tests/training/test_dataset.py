@@ -7,6 +7,7 @@ import torch
 import motes
 from motes.core.errors import InputError
 from motes.data import Clips, pack, worlds
+from motes.models.sprites.family import SpriteSettings
 from motes.training.dataset import fit_sprite_size, fit_to_data, make_dataset
 from motes.training.presets import PRESETS
 from motes.training.run import held_out_bound
@@ -14,6 +15,10 @@ from motes.training.step import Trainer
 from tiny import tiny_config
 
 CPU = torch.device("cpu")
+
+
+def sprites_of(path: Path) -> motes.config.RunConfig:
+    return replace(of_file(path), model=SpriteSettings())
 
 
 def of_file(path: Path) -> motes.config.RunConfig:
@@ -67,7 +72,7 @@ def test_clips_without_objects_or_without_light_are_refused(tmp_path: Path) -> N
         fit_to_data(of_file(tmp_path / "none.npz"))
     motes.save_clips(tmp_path / "dark.npz", Clips(torch.zeros(4, 7, 8, 8), torch.ones(4).long()))
     with pytest.raises(InputError, match=r"dark.npz has black frames only"):
-        fit_sprite_size(of_file(tmp_path / "dark.npz"))
+        fit_sprite_size(sprites_of(tmp_path / "dark.npz"))
 
 
 def test_the_sprite_has_the_size_of_objects_in_colour_and_with_unobserved_frames(
@@ -84,7 +89,7 @@ def test_the_sprite_has_the_size_of_objects_in_colour_and_with_unobserved_frames
     hues = (hues + 0.003 * torch.randn(hues.shape, generator=generator)).clamp(0, 1)
     motes.save_clips(tmp_path / "hues.npz", replace(clips, video=hues))
     width = {
-        name: fit_sprite_size(of_file(tmp_path / f"{name}.npz")).model.sprite_width
+        name: fit_sprite_size(sprites_of(tmp_path / f"{name}.npz")).model.sprite_width
         for name in ("plain", "lost", "hues")
     }
     assert width["plain"] == pytest.approx(0.9 * 2, rel=0.05)  # of a disk of 13 pixels
