@@ -52,11 +52,11 @@ def break_one(rank: int) -> str:
     return "nothing was noticed"
 
 
-def seed_both() -> dict[str, torch.Tensor]:
-    """Trains a structured model past the step at which its mixture is set from tracks."""
+def fit_both() -> dict[str, torch.Tensor]:
+    """Train a sprite model past the step at which its mixture is fitted to tracks."""
     config = PRESETS["sprites-smoke"]
     trainer = Trainer(config, make_dataset(config, CPU).training, CPU)
-    for _ in range(config.schedule.seed_mixture[0] + 2):
+    for _ in range(config.schedule.mixture_em_steps[0] + 2):
         trainer.advance()
     return trainer.state()
 
@@ -66,7 +66,7 @@ def work(rank: int, folder: str) -> None:
     store = dist.FileStore(f"{folder}/meeting", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     stopped = stop_one(Path(folder))
-    record = {"stopped": stopped, "broken": break_one(rank), "seeded": seed_both()}
+    record = {"stopped": stopped, "broken": break_one(rank), "fitted": fit_both()}
     torch.save(record, f"{folder}/{rank}")
     if rank == 0:
         time.sleep(0.5)  # still busy with what came last
@@ -82,8 +82,8 @@ def test_what_reaches_one_process_reaches_all(tmp_path: Path) -> None:
     leading, other = (torch.load(tmp_path / str(rank)) for rank in range(2))
     assert leading["stopped"] == other["stopped"] == (6, False)
     assert leading["broken"] == other["broken"] == "reconstruction is not finite at step 0"
-    for name, value in leading["seeded"].items():
-        assert torch.equal(value, other["seeded"][name]), name
+    for name, value in leading["fitted"].items():
+        assert torch.equal(value, other["fitted"][name]), name
     assert (tmp_path / "run" / "checkpoint.safetensors").is_file()
 
 

@@ -1,4 +1,4 @@
-"""A model of pictures, from clips to answers."""
+"""A layered sprite model, from clips to answers."""
 
 import dataclasses
 
@@ -13,11 +13,13 @@ from motes.core.errors import InputError
 from motes.data import load_clips, save_clips, worlds, write_gif
 from motes.evaluation.evaluate import ModelPredictor, evaluate
 from motes.models.layers.renderer import BACKGROUND_UNIT, LayeredRenderer
+from motes.queries import SEARCH
 from motes.server import playground
-from motes.training import initialization as beginnings
+from motes.training import initialization
 from motes.training.dataset import fit_to_data, make_dataset
-from motes.training.initialization import first_weights, with_initial_model
+from motes.training.initialization import initialize, with_initial_model
 from motes.training.presets import PRESETS
+from motes.training.step import Trainer
 from motes.training.train import train
 
 SIZE = 24
@@ -30,7 +32,7 @@ def run(request, tmp_path_factory):
     save_clips(folder / "clips.npz", worlds.make(request.param, 20, (1, 2), 12, SIZE, seed=1))
     config = PRESETS["layers"]
     schedule = dataclasses.replace(
-        config.schedule.stretched(8), steps_per_search=4, seed_mixture=(4,)
+        config.schedule.stretched(8), steps_per_search=4, mixture_em_steps=(4,)
     )
     config = dataclasses.replace(
         config,
@@ -41,33 +43,33 @@ def run(request, tmp_path_factory):
         checkpoint_every=4,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(beginnings, "STEPS", 4)
-        patch.setattr(beginnings, "STARTS", ((1.0, 1.0),))
+        patch.setattr(initialization, "STEPS", 4)
+        patch.setattr(initialization, "RESTARTS", ((1.0, 1.0),))
         train(config, folder / "run")
     return folder / "run", request.param
 
 
 @pytest.fixture(scope="module")
-def learned(run):
-    """The model, and clips that it has not seen."""
+def trained(run):
+    """Return the model, and clips that it was not trained on."""
     folder, world = run
     return motes.load(folder), worlds.make(world, 4, 2, 12, SIZE, seed=2)
 
 
-def test_objects_are_found_where_they_were_drawn_after_a_few_steps(learned):
-    model, clips = learned
+def test_objects_are_found_after_a_few_steps(trained):
+    model, clips = trained
     assert isinstance(model.renderer, LayeredRenderer)
     answer = motes.infer(model, clips.frames, 2)
     gap = torch.cdist(
         answer.pixels.transpose(1, 2).flatten(0, 1), clips.positions.transpose(1, 2).flatten(0, 1)
     )
-    # Kinds begin as they look, so that most positions are right before anything is learned. An
+    # Classes are initialised from clips, so most positions are right before any training. An
     # object of three pixels somewhere in a frame of 24 is ten pixels away by chance.
     assert gap.amin(1).median() < 0.5
 
 
-def test_every_question_about_pictures_is_answered(learned):
-    model, clips = learned
+def test_every_query_is_answered(trained):
+    model, clips = trained
     frames, channels = clips.frames[:2], clips.frames.shape[4:]
     observed = torch.arange(12) % 3 > 0
     counted = motes.infer(model, frames)
@@ -85,52 +87,52 @@ def test_every_question_about_pictures_is_answered(learned):
         assert answer.pixels.isfinite().all()
 
 
-def test_inferred_pictures_are_nearer_to_the_frames_than_the_background_is(learned):
-    model, clips = learned
+def test_rendered_frames_are_nearer_than_the_background(trained):
+    model, clips = trained
     drawn = motes.infer(model, clips.frames, 2).mean_frames
     background = model.renderer.background().detach().view(clips.frames.shape[2:])
     error, empty = ((clips.frames - picture).square().mean() for picture in (drawn, background))
     assert error < 0.5 * empty
 
 
-def test_a_model_of_pictures_is_scored(learned):
-    model, clips = learned
+def test_a_layered_model_is_evaluated(trained):
+    model, clips = trained
     scores = evaluate(ModelPredictor(model), clips)["by_count"]["2"]
     assert scores["clips"] == len(clips)
     assert 0 < scores["forecast_loss"] < 10
 
 
-def test_a_video_of_another_size_is_not_cut_into_shapes_for_a_model_of_pictures(run, tmp_path):
+def test_a_video_of_another_size_is_refused(run, tmp_path):
     folder, _ = run
     write_gif(tmp_path / "a.gif", torch.rand(4, 30, 40, generator=torch.Generator().manual_seed(0)))
     with pytest.raises(InputError, match=r"30x40 pixels; .* frames of 24x24"):
         ask.infer(Options(tmp_path / "a.gif", model=str(folder)))
 
 
-def test_imagined_pictures_are_written_as_they_are(learned, tmp_path, monkeypatch):
-    model, clips = learned
+def test_samples_are_written_unchanged(trained, tmp_path, monkeypatch):
+    model, clips = trained
     monkeypatch.setattr(ask, "load", lambda name: model)
-    ask.sample(tmp_path / "imagined.npz", num_clips=2, num_frames=5, gif=tmp_path / "a.gif")
-    written = load_clips(tmp_path / "imagined.npz").frames
+    ask.sample(tmp_path / "samples.npz", num_clips=2, num_frames=5, gif=tmp_path / "a.gif")
+    written = load_clips(tmp_path / "samples.npz").frames
     assert written.shape[2:] == clips.frames.shape[2:]
     assert torch.equal(written, motes.sample(model, 2, 2, 5).frames)
     assert (tmp_path / "a.gif").exists()
 
 
-def test_a_long_clip_of_pictures_is_answered_as_a_short_one_is(learned, monkeypatch):
-    model, clips = learned
+def test_a_long_clip_is_answered_as_a_short_one_is(trained, monkeypatch):
+    model, clips = trained
     frames, observed = clips.frames[:2], torch.arange(12) % 5 != 3
 
-    def ask(**sizes):
+    def query(**sizes):
         for name, size in sizes.items():
             monkeypatch.setattr(f"motes.{name.replace('__', '.')}", size)
         answers = motes.interpolate(model, frames, observed), motes.forecast(model, frames, 2, 5)
         return [(answer, answer.frames, answer.mean_frames) for answer in answers]
 
-    wholes = ask(queries__NUM_DRAWS=3)
-    in_pieces = ask(
-        models__paper__gap_filling__LONG=11,
-        models__model__AT_ONCE=4,
+    wholes = query(queries__tracks__NUM_DRAWS=3)
+    in_pieces = query(
+        queries__SEARCH=SEARCH._replace(stream_after=11),
+        models__model__CHUNK_FRAMES=4,
         models__layers__search__CHUNK_FRAMES=2 * 2 * 3 * 5,
     )
     for (whole, *drawn), (pieces, *redrawn) in zip(wholes, in_pieces, strict=True):
@@ -143,8 +145,8 @@ def test_a_long_clip_of_pictures_is_answered_as_a_short_one_is(learned, monkeypa
     torch.testing.assert_close(*counts)
 
 
-def test_hidden_pictures_cannot_matter(learned):
-    model, clips = learned
+def test_pixels_of_unobserved_frames_cannot_matter_to_layers(trained):
+    model, clips = trained
     observed = torch.arange(12) % 3 > 0
     shape = (1, 12, *[1] * (clips.frames.ndim - 2))
     spoiled = torch.where(observed.view(shape), clips.frames, torch.nan)
@@ -153,14 +155,14 @@ def test_hidden_pictures_cannot_matter(learned):
         torch.testing.assert_close(other.pixels, one.pixels, rtol=0, atol=0, equal_nan=True)
 
 
-def test_the_playground_says_that_it_shows_no_pictures(learned, monkeypatch):
-    model, _ = learned
+def test_the_playground_refuses_layered_models(trained, monkeypatch):
+    model, _ = trained
     monkeypatch.setattr(playground, "load_with_config", lambda name: (model, None))
     with pytest.raises(InputError, match="motes infer"):
         playground.Playground.of("a run")
 
 
-def test_a_run_that_begins_with_another_sees_its_own_background_and_the_same_kinds(run, tmp_path):
+def test_a_run_from_another_model_has_its_own_background_and_the_same_classes(run, tmp_path):
     folder, world = run
     clips = worlds.make(world, 20, 1, 12, SIZE + 4, seed=3)
     save_clips(tmp_path / "clips.npz", clips)
@@ -168,7 +170,9 @@ def test_a_run_that_begins_with_another_sees_its_own_background_and_the_same_kin
     config = dataclasses.replace(config, data=DataConfig(path=str(tmp_path / "clips.npz")))
     config = fit_to_data(with_initial_model(config, str(folder)))
     data = make_dataset(config, torch.device("cpu")).training
-    weights = first_weights(config, data, torch.device("cpu"))
+    trainer = Trainer(config, data, torch.device("cpu"))
+    initialize(trainer)
+    weights = trainer.model.state_dict()
     old = motes.load(folder).renderer
     assert torch.equal(weights["renderer.root_depth"], old.root_depth)
     background = BACKGROUND_UNIT * weights["renderer.raw_background"]
@@ -176,8 +180,8 @@ def test_a_run_that_begins_with_another_sees_its_own_background_and_the_same_kin
     torch.testing.assert_close(background.view(seen.shape[1:]), seen.median(0).values)
 
 
-def test_frames_of_the_wrong_colours_are_refused(learned):
-    model, clips = learned
+def test_frames_of_the_wrong_colours_are_refused(trained):
+    model, clips = trained
     frames = clips.frames
     other = frames.mean(-1) if clips.in_colour else frames[..., None].expand(-1, -1, -1, -1, 3)
     with pytest.raises(InputError, match="3 colours" if clips.in_colour else "in colour"):
