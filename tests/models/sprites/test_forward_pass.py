@@ -177,7 +177,7 @@ def test_revisiting_equals_a_loop_over_frames_and_objects(
                 torch.testing.assert_close(ours[b, n, t], theirs[0, 0], rtol=1e-4, atol=1e-4)
     assert found.detected.any()
     # In a hidden frame nothing is looked at, and nowhere is an object that is not there looked for:
-    # all cells are as likely, and nothing was told.
+    # all cells are equally likely, and the log-likelihood ratio is 0.
     for b, n, t in [(0, 0, 1), (0, 2, 1), (1, 2, 0), (1, 2, 2)]:
         torch.testing.assert_close(cells.log_weights[b, n, t].exp().sum(), torch.tensor(1.0))
         assert cells.log_likelihood_ratio[b, n, t] == 0

@@ -98,8 +98,8 @@ def test_with_the_true_model_objects_are_tracked_to_the_pixel(num_objects: int) 
     places = pixels(found)[:, :num_objects]
     truth = clips.positions[:, :num_objects].float()
     error = torch.stack([errors_of(places[b], truth[b]) for b in range(6)])
-    # A disk tells the pixel that it is in, which leaves 1 / sqrt(6) = 0.41 px; where two overlap,
-    # less is told.
+    # A disk shows which pixel it is in, which leaves 1 / sqrt(6) = 0.41 px; where two overlap,
+    # it shows less.
     assert error.square().mean().sqrt() < 0.5
     assert error.max() < num_objects
 
@@ -153,7 +153,7 @@ def test_in_an_unobserved_frame_q_is_the_prediction_from_observed_frames() -> No
 
 
 def test_an_occluded_object_follows_its_dynamics_undetected() -> None:
-    """A disk of width 5 goes two pixels a frame behind a cover of 12 columns."""
+    """A disk of width 5 goes two pixels a frame behind an occluder of 12 columns."""
     T, renderer = 16, disk_renderer(SIZE)
     x = [8 + 2 * t for t in range(T)]
     frames = torch.cat([frame_with([(place, 20)], SIZE) for place in x])[None]
@@ -172,7 +172,7 @@ def test_an_occluded_object_follows_its_dynamics_undetected() -> None:
     covariances = q.covariances()[0, 0] * PIXELS_PER_UNIT**2
     area = torch.linalg.det(covariances.double()).sqrt()
     assert area[behind].min() > 2 * area[whole].max()
-    # Uncertainty grows from both sides to the middle of the cover.
+    # Uncertainty grows from both sides to the middle of the occluder.
     first, last = behind.nonzero()[0].item(), behind.nonzero()[-1].item()
     assert area[first] < area[first + 1]
     assert area[last] < area[last - 1]
@@ -183,7 +183,7 @@ def test_an_occluded_object_follows_its_dynamics_undetected() -> None:
 
 
 def test_an_occluded_object_is_not_detected_in_the_residue_of_a_dim_sprite() -> None:
-    """A glyph of depth 2 leaves a pixel dark once in seven times: two explain a disk better."""
+    """A sprite of depth 2 leaves a pixel dark once in seven times: two explain a disk better."""
     renderer = disk_renderer(SIZE)
     frames = torch.cat([frame_with([(10 + t, 36)], SIZE) for t in range(12)])[None]
     with torch.no_grad():
