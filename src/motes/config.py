@@ -17,17 +17,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from motes.core.errors import InputError
+from motes.core.errors import require as require  # families import it from here
 
 Knots = tuple[tuple[int, float], ...]
 
 FORMAT_VERSION = 2  # version 1 was written by motes 0.1 and is still read
 MAX_COUNT = 10**9
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise `InputError` with the message unless the condition holds."""
-    if not condition:
-        raise InputError(message)
 
 
 def require_counts(record: object, lowest: int, *names: str) -> None:

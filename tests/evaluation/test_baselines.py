@@ -11,7 +11,7 @@ import motes
 from motes import kalman
 from motes.core.errors import InputError
 from motes.data import World, draw_clips
-from motes.data.worlds.cannonballs import draw_disks
+from motes.data.worlds.registry import draw_disks
 from motes.evaluation.baselines import BASELINES, baseline
 from motes.evaluation.baselines.association import associate
 from motes.evaluation.baselines.bayes_limit import BayesLimit, InitialStates

@@ -9,7 +9,7 @@ import torch
 import motes
 from motes.core.errors import InputError
 from motes.data import World, worlds
-from motes.data.colour import find_axis
+from motes.data.clips import find_colour_axis
 from motes.evaluation import metrics
 from motes.evaluation.evaluate import (
     NUM_CONTEXT,
@@ -135,7 +135,7 @@ def test_a_model_that_sees_colour_as_grey_is_scored_without_pictures() -> None:
     clips = worlds.make("colour", 2, 1, T, SIZE, seed=3)
     base = PRESETS["sprites-smoke"]
     sizes = replace(base.data, num_objects=(1,), num_frames=T, height=SIZE, width=SIZE)
-    model = build(replace(base, data=replace(sizes, colour_axis=find_axis(clips.frames))))
+    model = build(replace(base, data=replace(sizes, colour_axis=find_colour_axis(clips.frames))))
     scores = evaluate(ModelPredictor(model), clips)["by_count"]["1"]
     assert scores["noisy_rmse"] >= 0
     assert "forecast_loss" not in scores

@@ -10,7 +10,7 @@ from experiments.worlds import oracle
 from experiments.worlds.oracle import Law, oracle_tracks, predict_with_oracle
 from motes import kalman
 from motes.data import OpticalTrap, World, worlds
-from motes.data.worlds.cannonballs import draw_clips
+from motes.data.worlds.registry import draw_clips
 from motes.evaluation import metrics
 
 

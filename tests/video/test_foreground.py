@@ -22,6 +22,16 @@ def test_a_sample_is_bounded_and_fair(monkeypatch):
     assert abs(kept.mean() - 5_000) < 5 * 408
 
 
+def test_integer_levels_take_the_mean_of_the_middle_two_rounded_down():
+    frames = np.array([9, 0, 4, 7], dtype=np.uint8).reshape(4, 1, 1, 1) * np.ones(
+        (1, 2, 3, 1), dtype=np.uint8
+    )
+    found = fg.find_background(frames, "median")
+    assert found.dtype == np.uint8
+    assert found.shape == (2, 3, 1)
+    assert (found == 5).all()
+
+
 def test_the_median_background_is_the_scene_without_what_moves():
     clean = video_of_disks(np.zeros((1, 0, 2)), noise=0.0)
     scene = next(clean.frames()).picture

@@ -6,3 +6,9 @@ class InputError(ValueError):
 
     The command line turns it into one line and exit code 2; Python callers see a `ValueError`.
     """
+
+
+def require(condition: object, message: str) -> None:
+    """Raise `InputError` with the message unless the condition holds."""
+    if not condition:
+        raise InputError(message)

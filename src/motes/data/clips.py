@@ -1,8 +1,19 @@
-"""Clips in memory: frames, numbers of objects, and ground truth where it is known."""
+"""Clips: frames with annotations in memory, on disk, and converted from colour to grey.
 
+Colour clips become grey along the direction in which moving objects differ most from the
+background: objects may be as bright as it and differ in hue alone.
+"""
+
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from math import prod
+from pathlib import Path
+from tokenize import TokenError
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -10,6 +21,19 @@ from numpy.typing import NDArray
 
 from motes.core.axes import Bool, Float, Int, Tensor, UInt8
 from motes.core.errors import InputError
+from motes.core.files import atomic_path
+from motes.core.memory import require_memory
+
+MAX_BYTES = 4 * 2**30  # uncompressed size of one file
+COPIES = 3  # of the arrays in memory while they are checked and packed
+MAX_COMPRESSION = 1000  # ratio; deflate reaches 1030 on zeros alone
+SMALL_BYTES = 2**26  # uncompressed size that any compression ratio may have
+MAX_CLIPS = 64  # from which background and colour axis are estimated
+TAILS = 1e-3  # fraction of pixels at either end of the colour axis that may saturate
+
+Arrays = dict[str, NDArray[Any]]
+ColourAxis = tuple[float, float, float, float]
+"""Weights of red, green and blue and an offset: grey = clip(weights . colour + offset)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,11 +146,9 @@ class Clips:
     def __repr__(self) -> str:
         """Return sizes and available annotations in one line."""
         clips, frames, height, width = self.video.shape[:4]
-        known = [name for name in ANNOTATIONS if getattr(self, name) is not None] or [
-            "nothing else"
-        ]
+        known = ", ".join(name for name in ANNOTATIONS if getattr(self, name) is not None)
         size = f"{clips} clips of {frames} frames, {height}x{width}"
-        return f"Clips({size}, known: {', '.join(known)})"
+        return f"Clips({size}, known: {known or 'nothing else'})"
 
     def __len__(self) -> int:
         return len(self.video)
@@ -181,3 +203,189 @@ def video_of(
         if high > 1:
             frames = frames / np.float32(255)
     return torch.from_numpy(np.ascontiguousarray(frames, dtype=np.float32))
+
+
+def save_clips(path: str | Path, clips: Clips) -> None:
+    """Write clips as an npz file, atomically, with one bit per pixel if they are binary.
+
+    Law: `load_clips` returns the same clips (test_clips_come_back_from_disk_as_they_were).
+    """
+    tensors: dict[str, Tensor | None] = {name: getattr(clips, name) for name in ANNOTATIONS}
+    if isinstance(clips.video, PackedFrames):
+        tensors["bits"] = clips.video.bits
+        tensors["size"] = torch.tensor((clips.video.height, clips.video.width))
+    else:
+        tensors["frames"] = clips.video
+    arrays: Any = {name: part.cpu().numpy() for name, part in tensors.items() if part is not None}
+    # A handle, because numpy would add a suffix to a name.
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+def load_clips(path: str | Path) -> Clips:
+    """Return the clips of an npz or npy file, by `save_clips` or with an array `frames`.
+
+    Args:
+        path: an npz file of `save_clips`; an npz file with `frames` (see `video_of`) and
+            optional annotations (see `Clips`); or an npy file of frames alone.
+    """
+    arrays = load_arrays(path, ("frames", "bits", "size", *ANNOTATIONS))
+    with _named_errors(path):
+        return _clips_from(arrays)
+
+
+def load_arrays(path: str | Path, names: Sequence[str]) -> Arrays:
+    """Return the arrays of an npz file that have these names, or of an npy file as `frames`."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"got {path}; expected an npz or npy file there; check the path")
+    with _named_errors(path), open(path, "rb") as file:
+        if not zipfile.is_zipfile(file):
+            file.seek(0)
+            return {"frames": _read_array(file, path.stat().st_size, "frames")}
+        with zipfile.ZipFile(file) as archive:
+            stored = set(archive.namelist())
+            members = {n: archive.getinfo(f"{n}.npy") for n in names if f"{n}.npy" in stored}
+            _check_bytes(sum(member.file_size for member in members.values()))
+            arrays = {}
+            for name, member in members.items():
+                _check_compression(member)
+                with archive.open(member) as content:
+                    arrays[name] = _read_array(content, member.file_size, name)
+            return arrays
+
+
+@contextmanager
+def _named_errors(path: str | Path) -> Iterator[None]:
+    """Raise `InputError` with the name of the file for all that zipfile, zlib and numpy raise."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"in {path}: {error}") from error
+    except (
+        *(OSError, EOFError, ValueError, KeyError, SyntaxError, TypeError, OverflowError),
+        *(RuntimeError, TokenError, RecursionError, MemoryError, zipfile.BadZipFile, zlib.error),
+    ) as error:
+        raise InputError(
+            f"got {path}; expected a whole npz or npy file, and this one is damaged or of another "
+            "kind; write it again with numpy.savez"
+        ) from error
+
+
+def _check_bytes(size: int) -> None:
+    if size > MAX_BYTES:
+        raise InputError(
+            f"got arrays of {size / 2**30:.1f} GiB; expected at most {MAX_BYTES / 2**30:.1f} GiB; "
+            "split the file"
+        )
+    require_memory(COPIES * size, "reading these arrays")
+
+
+def _check_compression(member: zipfile.ZipInfo) -> None:
+    """Raise `InputError` for a zip bomb: a member with a higher ratio than any real clip."""
+    if member.file_size > max(SMALL_BYTES, MAX_COMPRESSION * member.compress_size):
+        raise InputError(
+            f"got `{member.filename}`, which unfolds to {MAX_COMPRESSION} times its size; "
+            "expected frames that are not all empty; save it without compression if it is meant"
+        )
+
+
+def _read_array(file: IO[bytes] | zipfile.ZipExtFile, size: int, name: str) -> NDArray[Any]:
+    """Return an npy array of `size` bytes; raise `InputError` if its header does not fit."""
+    _check_bytes(size)
+    if np.lib.format.read_magic(file) == (1, 0):
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    else:
+        shape, _, dtype = np.lib.format.read_array_header_2_0(file)
+    if dtype.hasobject:
+        raise InputError(
+            f"got `{name}` as Python objects; expected numbers; save a plain numeric array"
+        )
+    if min(shape, default=0) < 0 or file.tell() + prod(shape) * dtype.itemsize != size:
+        raise InputError(f"got `{name}` cut short or damaged; expected {shape}; write it again")
+    file.seek(0)
+    array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+    return array
+
+
+def _clips_from(arrays: Arrays) -> Clips:
+    """Return the clips of named arrays; raise `InputError` if the arrays do not agree."""
+    video: PackedFrames | Float[Tensor, "B T height width *channels"]
+    if "bits" in arrays and "size" in arrays:
+        bits, size = arrays["bits"], arrays["size"]
+        if bits.dtype != np.uint8 or bits.ndim != 3 or 0 in bits.shape or size.shape != (2,):
+            raise InputError(
+                f"got `bits` of type {bits.dtype} and shape {bits.shape}; expected uint8 [clips, "
+                "frames, bytes] and `size` = (height, width); write it again with save_clips"
+            )
+        video = PackedFrames(torch.from_numpy(bits), *(int(length) for length in size))
+    elif "frames" in arrays:
+        video = video_of(arrays["frames"])
+    else:
+        raise InputError("got no array `frames`; expected one; name it in numpy.savez")
+    num_clips, num_frames = video.shape[:2]
+    truth = [arrays[name].shape[1:2] for name in ("positions", "clean") if name in arrays]
+    objects = truth[0] if truth else ()
+    expected = {
+        "num_objects": ("iu", np.int64, (num_clips,)),
+        "positions": ("f", np.float32, (num_clips, *objects, num_frames, 2)),
+        "clean": ("f", np.float32, (num_clips, *objects, num_frames, 2)),
+        "observed": ("b", np.bool_, (num_clips, num_frames)),
+        "visible": ("b", np.bool_, (num_clips, *objects, num_frames)),
+    }
+    annotations = {}
+    for name, (kinds, kind, shape) in expected.items():
+        if (array := arrays.get(name)) is None:
+            continue
+        if array.dtype.kind not in kinds or array.shape != shape:
+            raise InputError(
+                f"got `{name}` of type {array.dtype} and shape {array.shape}; expected "
+                f"{np.dtype(kind)} {list(shape)}; correct or remove it"
+            )
+        annotations[name] = torch.from_numpy(array.astype(kind))
+    if "num_objects" in annotations and annotations["num_objects"].min() < 0:
+        raise InputError("got negative `num_objects`; expected counts; correct or remove them")
+    return Clips(video, **annotations)
+
+
+def median_background(
+    frames: Float[Tensor, "F height width *channels"], observed: Bool[Tensor, " F"] | None = None
+) -> Float[Tensor, "height width *channels"]:
+    """Return the lower median of each pixel over (observed) frames of a camera at rest."""
+    return (frames if observed is None else frames[observed]).median(0).values
+
+
+def find_colour_axis(frames: Float[Tensor, "B T height width 3"]) -> ColourAxis:
+    """Return the principal direction of colours around the median of each pixel, scaled to [0, 1].
+
+    Objects are rare, so they are the long tail of the distribution, which becomes bright.
+
+    Law: objects that differ from the background in hue alone become bright
+    (test_objects_of_another_hue_become_bright).
+    """
+    colours = frames[:MAX_CLIPS].flatten(0, 1).double()
+    deviations = (colours - median_background(colours)).flatten(0, 2)
+    _, directions = torch.linalg.eigh(deviations.T @ deviations)
+    direction = directions[:, -1]
+    if float((deviations @ direction).pow(3).sum()) < 0:
+        direction = -direction
+    levels = (colours @ direction).flatten().sort().values
+    low, high = (float(levels[int(share * (len(levels) - 1))]) for share in (TAILS, 1 - TAILS))
+    scale = 1 / max(high - low, 1e-6)
+    red, green, blue = (scale * direction).tolist()
+    return red, green, blue, -scale * low
+
+
+def colour_to_grey(
+    frames: Float[Tensor, "B T height width 3"], axis: ColourAxis
+) -> Float[Tensor, "B T height width"]:
+    """Return colour frames as grey ones in [0, 1]."""
+    *weights, offset = axis
+    return (frames @ torch.tensor(weights).to(frames) + offset).clamp(0, 1)
+
+
+def clips_to_grey(clips: Clips, axis: ColourAxis | None) -> Clips:
+    """Return clips converted to grey; unchanged if they are not in colour or axis is None."""
+    if axis is None or not clips.in_colour:
+        return clips
+    return replace(clips, video=colour_to_grey(clips.frames, axis))

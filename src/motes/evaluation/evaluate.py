@@ -9,7 +9,7 @@ import torch
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
 from motes.data import Clips
-from motes.data.colour import in_grey
+from motes.data.clips import clips_to_grey
 from motes.evaluation.bootstrap import (
     ClipStatistics,
     clip_statistics,
@@ -218,7 +218,7 @@ def score_bounds(model: Model, clips: Clips, progress: Progress = no_progress) -
     done = 0
     for count, indices in by_count(clips[:NUM_DETAILED]).items():
         some = clips[indices]
-        frames = in_grey(some, model.colour_axis).frames.float().to(model.device)
+        frames = clips_to_grey(some, model.colour_axis).frames.float().to(model.device)
         bound, weighted = bound_and_weighted(model, frames, count)
         right = infer(model, some.frames).num_objects == count
         values = {"bound": bound, "weighted_bound": weighted, "count_right": right.double()}

@@ -7,7 +7,7 @@ from torch import nn
 
 from motes.config import RunConfig
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.data.colour import ColourAxis
+from motes.data.clips import ColourAxis
 from motes.models.protocols import Dynamics, Inference, Posterior, Renderer, Search
 from motes.models.registry import FAMILIES, find_law
 

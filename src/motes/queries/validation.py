@@ -7,7 +7,7 @@ import torch
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
-from motes.data.colour import to_grey
+from motes.data.clips import colour_to_grey
 from motes.models.model import CHUNK_FRAMES, Model
 
 
@@ -68,7 +68,7 @@ def check_frames(
             f"frames hold values from {low:g} to {high:g}; expected [0, 1]"
             + ("; divide by 255" if 1 < high <= 255 and low >= 0 else "")
         )
-    return given if model.colour_axis is None else to_grey(given, model.colour_axis)
+    return given if model.colour_axis is None else colour_to_grey(given, model.colour_axis)
 
 
 def _extremes(

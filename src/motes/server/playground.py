@@ -13,7 +13,7 @@ from motes.config import DataConfig, RunConfig
 from motes.core.axes import Float, Tensor
 from motes.core.errors import InputError
 from motes.data import Clips, draw_clips, load_clips
-from motes.data.colour import in_grey
+from motes.data.clips import clips_to_grey
 from motes.evaluation.physics import learned_force, learned_initial_states
 from motes.kalman.dynamics import require_linear
 from motes.kalman.linalg import map_vector
@@ -211,7 +211,7 @@ def held_out_clips(data: DataConfig) -> Clips | None:
         clips = load_clips(data.path)[data.num_clips :][:MAX_HELD_OUT]
     except InputError:  # the file has changed
         return None
-    grey = in_grey(clips, data.colour_axis)
+    grey = clips_to_grey(clips, data.colour_axis)
     same_size = tuple(grey.video.shape[2:]) == (data.height, data.width)
     return grey if len(clips) and same_size else None
 

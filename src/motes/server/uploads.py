@@ -14,7 +14,7 @@ from typing import Any
 from motes.core.errors import InputError
 from motes.core.memory import limit_memory
 from motes.data import Clips, load_clips
-from motes.data.colour import ColourAxis, in_grey
+from motes.data.clips import ColourAxis, clips_to_grey
 from motes.server import schemas
 from motes.server.playground import Playground, to_schema
 from motes.video import Preparation, Video, open_video, whole_clip
@@ -133,7 +133,7 @@ def _read(
         notes.append(f"the first {MAX_CLIPS} of {len(clips)} clips")
     if num_frames > longest:
         notes.append(f"the first {longest} of {num_frames} frames")
-    records = to_schema(_cut(in_grey(clips[:MAX_CLIPS], axis), longest), title)
+    records = to_schema(_cut(clips_to_grey(clips[:MAX_CLIPS], axis), longest), title)
     return schemas.Clips(clips=records, note=" and ".join(notes) or None)
 
 

@@ -10,8 +10,14 @@ import torch
 from motes.config import RunConfig
 from motes.core.axes import Int, Tensor
 from motes.core.errors import InputError
-from motes.data import Clips, PackedFrames, cannonballs, colour, load_clips
-from motes.data.background import median_background
+from motes.data import Clips, PackedFrames, cannonballs, load_clips
+from motes.data.clips import (
+    MAX_CLIPS,
+    clips_to_grey,
+    colour_to_grey,
+    find_colour_axis,
+    median_background,
+)
 from motes.models.registry import FAMILIES
 from motes.training.inputs import TrainingData
 
@@ -49,7 +55,7 @@ def fit_to_data(config: RunConfig) -> RunConfig:
         height=height,
         width=width,
         channels=3 if clips.in_colour and family.keeps_colour else 1,
-        colour_axis=colour.find_axis(clips.frames)
+        colour_axis=find_colour_axis(clips.frames)
         if clips.in_colour and not family.keeps_colour
         else None,
     )
@@ -61,8 +67,8 @@ def fit_sprite_size(config: RunConfig) -> RunConfig:
     assert config.data.path is not None
     clips = load_clips(config.data.path)
     if clips.in_colour:
-        grey = colour.to_grey(clips.frames, colour.find_axis(clips.frames))
-        empty = median_background(grey[: colour.MAX_CLIPS].flatten(0, 1))
+        grey = colour_to_grey(clips.frames, find_colour_axis(clips.frames))
+        empty = median_background(grey[:MAX_CLIPS].flatten(0, 1))
         clips = dataclasses.replace(clips, video=(grey - empty).clamp(min=0))
     mass = mean_mass(clips, known_counts(clips, config.data.path))
     if mass == 0:
@@ -78,7 +84,7 @@ def make_dataset(config: RunConfig, device: torch.device) -> Dataset:
     """Return the clips of a run, the last ones held out, on the training device."""
     data = config.data
     if data.path is not None:
-        clips = colour.in_grey(load_clips(data.path), data.colour_axis)
+        clips = clips_to_grey(load_clips(data.path), data.colour_axis)
     else:
         clips = cannonballs(
             num_clips=data.num_clips + data.num_held_out,

@@ -16,7 +16,7 @@ import numpy as np
 from motes.core.axes import Float, Int, UInt8
 from motes.core.errors import InputError
 from motes.core.files import atomic_path
-from motes.data.npz import MAX_BYTES, load_arrays
+from motes.data.clips import MAX_BYTES, load_arrays
 from motes.video.foreground import blob_masses, typical_count
 from motes.video.geometry import Geometry, VideoMap
 from motes.video.prepare import (

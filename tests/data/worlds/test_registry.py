@@ -9,7 +9,7 @@ import torch
 from motes.core.errors import InputError
 from motes.data import Clips, OpticalTrap, World, cannonballs, load_clips, save_clips, worlds
 from motes.data.worlds import corruptions
-from motes.data.worlds.cannonballs import draw_clips
+from motes.data.worlds.registry import draw_clips
 
 
 def clean_states(world, clips):

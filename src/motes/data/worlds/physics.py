@@ -1,4 +1,4 @@
-"""Laws of motion of simulated objects: the interface, and the paper's cannonballs.
+"""Laws of motion of simulated objects: the interface, the paper's cannonballs, an optical trap.
 
 World coordinates are (x to the right, y up); pixel coordinates are those of `motes.core.axes`.
 """
@@ -8,73 +8,23 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, floor, isfinite
 from numbers import Integral, Real
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from motes.core.axes import Float
-from motes.core.errors import InputError
+from motes.core.errors import InputError, require
 
 # Border for noise around the noise-free world, in standard deviations; positions beyond it are
 # clipped. The paper rescales by the positions that happened to be drawn; with 1.6 our fixed map has
 # the scale of such a set: gravity 0.0523 pixels a frame squared, noise 0.80 by 0.75. [Choice 10]
 BORDER_SDS = 1.6
+TRAP_BORDER_SDS = 3.2  # from the centre of a trap's frame to its border
 
 Array = NDArray[Any]
 Streams = Mapping[str, np.random.Generator]
-"""One random stream per quantity; see `motes.data.worlds.cannonballs`."""
-
-
-@runtime_checkable
-class Physics(Protocol):
-    """A law of motion that `draw_clips` can simulate: h_t = A h_{t-1} + u + noise, reflected.
-
-    `World` and `OpticalTrap` implement it. States are (x, y, vx, vy).
-    """
-
-    @property
-    def num_frames(self) -> int:
-        """Frames of a clip."""
-
-    @property
-    def height(self) -> int:
-        """Rows of a frame."""
-
-    @property
-    def width(self) -> int:
-        """Columns of a frame."""
-
-    @property
-    def radius(self) -> int:
-        """Radius of the disks in pixels."""
-
-    @property
-    def step_force(self) -> tuple[float, ...]:
-        """u, added to the state in every frame."""
-
-    @property
-    def transition(self) -> Float[np.ndarray, "4 4"]:
-        """A."""
-
-    @property
-    def state_covariance(self) -> Float[np.ndarray, "4 4"]:
-        """Covariance of the process noise."""
-
-    @property
-    def position_covariance(self) -> Float[np.ndarray, "2 2"]:
-        """Covariance of drawn positions around the path."""
-
-    def sample_first_states(
-        self, streams: Streams, num_clips: int, num_objects: int
-    ) -> Float[np.ndarray, "B N 4"]:
-        """Return states (x, y, vx, vy) of the first frame."""
-
-    def reflect(self, states: Float[np.ndarray, "... 4"]) -> Float[np.ndarray, "... 4"]:
-        """Return states after contacts with walls or floors."""
-
-    def to_pixels(self, points: Float[np.ndarray, "... 2"]) -> Float[np.ndarray, "... 2"]:
-        """Return points of the world in pixels."""
+"""One random stream per quantity; see `motes.data.worlds.registry`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,49 +79,46 @@ class World:
         """Raise `InputError` for a world that cannot be drawn, naming the argument."""
         require_whole("num_frames", self.num_frames, least=1)
         require_whole("radius", self.radius, least=0)
-        _require_numbers("size", self._sides(), length=2)
-        for side in self._sides():
-            require_whole("size", side, least=2 * self.radius + 2)
+        _require_sides(self.size, self.radius)
         _require_numbers("sampling_period", (self.sampling_period,), length=1)
         _require_numbers("gravity", (self.gravity,), length=1)
         _require_numbers("force", self.step_force, length=4)
         for name in ("angles", "speeds", "left", "heights"):
             pair = getattr(self, name)
             _require_numbers(name, pair, length=2)
-            if pair[0] > pair[1]:
-                raise InputError(f"got {name}={pair}; expected (least, most); swap them")
-        if self.sampling_period <= 0 or self.speeds[0] < 0:
-            raise InputError(
-                f"got sampling_period={self.sampling_period}, speeds={self.speeds}; expected a "
-                "period above 0 and no speed below 0; shoot backwards by an angle above 90"
-            )
+            require(pair[0] <= pair[1], f"got {name}={pair}; expected (least, most); swap them")
+        require(
+            self.sampling_period > 0 and self.speeds[0] >= 0,
+            f"got sampling_period={self.sampling_period}, speeds={self.speeds}; expected a "
+            "period above 0 and no speed below 0; shoot backwards by an angle above 90",
+        )
         _require_numbers("drag, bounce", (self.drag, self.bounce), length=2)
-        if not (0 <= self.drag < 1 and 0 <= self.bounce <= 1):
-            raise InputError(
-                f"got drag={self.drag}, bounce={self.bounce}; expected 0 <= drag < 1 and "
-                "0 <= bounce <= 1; no ball gains speed by itself"
-            )
-        if self.floor is not None and not self.floor <= self.heights[0]:
-            raise InputError(
-                f"got floor={self.floor} and heights={self.heights}; expected the floor below all "
-                "starts; lower it"
-            )
+        require(
+            0 <= self.drag < 1 and 0 <= self.bounce <= 1,
+            f"got drag={self.drag}, bounce={self.bounce}; expected 0 <= drag < 1 and "
+            "0 <= bounce <= 1; no ball gains speed by itself",
+        )
+        require(
+            self.floor is None or self.floor <= self.heights[0],
+            f"got floor={self.floor} and heights={self.heights}; expected the floor below all "
+            "starts; lower it",
+        )
         low, high = self.box
-        if not (high > low).all():
-            raise InputError(
-                f"got a world from {tuple(low)} to {tuple(high)}; expected it to be wide and high; "
-                "widen left, heights or position_noise, or use more frames"
-            )
+        require(
+            (high > low).all(),
+            f"got a world from {tuple(low)} to {tuple(high)}; expected it to be wide and high; "
+            "widen left, heights or position_noise, or use more frames",
+        )
 
     @property
     def height(self) -> int:
         """Rows of a frame."""
-        return self._sides()[0]
+        return _sides(self.size)[0]
 
     @property
     def width(self) -> int:
         """Columns of a frame."""
-        return self._sides()[1]
+        return _sides(self.size)[1]
 
     @property
     def step_force(self) -> tuple[float, ...]:
@@ -277,9 +224,6 @@ class World:
         pixels: Array = self.radius + self.pixels_per_unit * (points - corner)
         return pixels
 
-    def _sides(self) -> Sequence[int]:
-        return self.size if isinstance(self.size, Sequence) else (self.size, self.size)
-
     def _velocities(self) -> Float[np.ndarray, "2 2"]:
         """Lowest and highest (vx, vy) at the first frame of a ball shot from the left."""
         first, last = self.angles
@@ -313,19 +257,128 @@ class World:
         return np.sqrt(variances)
 
 
+@dataclass(frozen=True, eq=False)
+class OpticalTrap:
+    """A weak spring towards the centre of the frame; all lengths in pixels, all times in frames.
+
+        x_t = x_{t-1} + v_{t-1}
+        v_t = (1 - drag) v_{t-1} - spring x_{t-1} + noise,    x from the centre
+
+    The process noise is chosen so that positions fill the frame. The first state is drawn from the
+    stationary distribution, so all frames have the same distribution.
+
+    Law: the covariance of states is the same in every frame (test_the_trap_is_stationary).
+
+    Attributes:
+        num_frames: T, frames in a clip.
+        size: of a frame in pixels, one number or (height, width).
+        radius: of the disks.
+        spring: acceleration per pixel from the centre; 0.01 oscillates once in 63 frames.
+        drag: fraction of the velocity that is lost from one frame to the next.
+        position_sd: of the noise around the path, as large as the cannonballs' in 48x48 frames.
+    """
+
+    num_frames: int = 3000
+    size: int | tuple[int, int] = 48
+    radius: int = 2
+    spring: float = 0.01
+    drag: float = 0.03
+    position_sd: float = 0.75
+
+    def __post_init__(self) -> None:
+        """Raise `InputError` for a trap that cannot be drawn, naming the argument."""
+        require_whole("num_frames", self.num_frames, least=1)
+        _require_sides(self.size, self.radius)
+
+    @property
+    def height(self) -> int:
+        """Rows of a frame."""
+        return _sides(self.size)[0]
+
+    @property
+    def width(self) -> int:
+        """Columns of a frame."""
+        return _sides(self.size)[1]
+
+    @property
+    def step_force(self) -> tuple[float, ...]:
+        """The force u: zero, because the spring is part of A."""
+        return (0.0, 0.0, 0.0, 0.0)
+
+    @cached_property
+    def transition(self) -> Float[np.ndarray, "4 4"]:
+        """A, as a matrix over (x, y, vx, vy)."""
+        return np.kron(np.array(((1.0, 1.0), (-self.spring, 1 - self.drag))), np.eye(2))
+
+    @cached_property
+    def state_covariance(self) -> Float[np.ndarray, "4 4"]:
+        """Sigma_H: process noise of the velocity alone."""
+        covariance: Array = np.diag((0.0, 0.0, *self._process_noise()))
+        return covariance
+
+    @cached_property
+    def position_covariance(self) -> Float[np.ndarray, "2 2"]:
+        """Sigma_A, as a matrix."""
+        return self.position_sd**2 * np.eye(2)
+
+    @cached_property
+    def stationary_covariance(self) -> Float[np.ndarray, "4 4"]:
+        """Covariance of the state in any frame: P = A P A' + Sigma_H."""
+        return _solve_stationary(self.transition, self.state_covariance)
+
+    def sample_first_states(
+        self, streams: Streams, num_clips: int, num_objects: int
+    ) -> Float[np.ndarray, "B N 4"]:
+        """Return first states from the stationary distribution."""
+        return gaussian_noise(streams["x"], (num_clips, num_objects, 4), self.stationary_covariance)
+
+    def to_pixels(self, points: Float[np.ndarray, "... 2"]) -> Float[np.ndarray, "... 2"]:
+        """Return points relative to the centre in pixels."""
+        pixels: Array = points + np.array(((self.width - 1) / 2, (self.height - 1) / 2))
+        return pixels
+
+    def reflect(self, states: Float[np.ndarray, "... 4"]) -> Float[np.ndarray, "... 4"]:
+        """Return the states unchanged: there is no floor."""
+        return states
+
+    def _process_noise(self) -> Float[np.ndarray, " 2"]:
+        """Return the variances along x and y for which the border is TRAP_BORDER_SDS away."""
+        unit = _solve_stationary(self.transition, np.diag((0.0, 0.0, 1.0, 1.0)))
+        room = (np.array((self.width, self.height)) - 1) / 2 - self.radius
+        variances: Array = (room / TRAP_BORDER_SDS) ** 2 / unit.diagonal()[:2]
+        return variances
+
+
+Physics = World | OpticalTrap
+"""A law of motion that `draw_clips` can simulate: h_t = A h_{t-1} + u + noise, reflected."""
+
+
+def _sides(size: int | Sequence[int]) -> Sequence[int]:
+    return size if isinstance(size, Sequence) else (size, size)
+
+
+def _require_sides(size: int | Sequence[int], radius: int) -> None:
+    """Raise `InputError` unless a disk of this radius fits into a frame of this size."""
+    _require_numbers("size", _sides(size), length=2)
+    for side in _sides(size):
+        require_whole("size", side, least=2 * radius + 2)
+
+
 def require_whole(name: str, value: object, least: int) -> None:
     """Raise `InputError` unless `value` is a whole number of at least `least`."""
-    if not isinstance(value, Integral) or int(value) < least:
-        raise InputError(f"got {name}={value!r}; expected a whole number >= {least}; change {name}")
+    require(
+        isinstance(value, Integral) and int(value) >= least,
+        f"got {name}={value!r}; expected a whole number >= {least}; change {name}",
+    )
 
 
 def _require_numbers(name: str, values: object, length: int) -> None:
-    if not (
+    require(
         isinstance(values, Sequence)
         and len(values) == length
-        and all(isinstance(value, Real) and isfinite(value) for value in values)
-    ):
-        raise InputError(f"got {name}={values}; expected {length} finite number(s); change {name}")
+        and all(isinstance(value, Real) and isfinite(value) for value in values),
+        f"got {name}={values}; expected {length} finite number(s); change {name}",
+    )
 
 
 def _covariance(
@@ -356,3 +409,11 @@ def gaussian_noise(
     root = (vectors * np.sqrt(eigenvalues.clip(0))) @ vectors.T
     noise: Array = stream.standard_normal(shape).reshape(-1, shape[-1]) @ root
     return noise.reshape(shape)
+
+
+def _solve_stationary(
+    transition: Float[np.ndarray, "D D"], noise: Float[np.ndarray, "D D"]
+) -> Float[np.ndarray, "D D"]:
+    """Return the P with P = A P A' + noise, solved as one linear system in its entries."""
+    system = np.eye(noise.size) - np.kron(transition, transition)
+    return np.linalg.solve(system, noise.reshape(-1)).reshape(noise.shape)

@@ -17,7 +17,7 @@ import torch
 from motes.core.axes import Bool, Float, Tensor
 from motes.core.errors import InputError
 from motes.data import Clips
-from motes.data.background import median_background
+from motes.data.clips import median_background
 from motes.evaluation import metrics
 from motes.evaluation.baselines.disks import explain_frames
 from motes.evaluation.predictor import Prediction

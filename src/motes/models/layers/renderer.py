@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import interpolate, pad
 
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.data.background import median_background
+from motes.data.clips import median_background
 from motes.models.protocols import InferredBatch, Reduce
 from motes.models.sprites.patches import FrameBatch, Window
 from motes.models.sprites.renderer import CELLS_PER_PIXEL, PixelRenderer, phase_kernels

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from motes.core.errors import InputError
 from motes.data import World, cannonballs
-from motes.data.worlds.cannonballs import draw_disks
+from motes.data.worlds.registry import draw_disks
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ def test_fewer_clips_are_the_first_of_more(few, seed, state_noise):
 def test_clips_do_not_depend_on_the_blocks_they_are_made_in(monkeypatch):
     whole = cannonballs(11, num_frames=4, size=16)
     # The package shows the function of the same name in the place of the module.
-    module = importlib.import_module("motes.data.worlds.cannonballs")
+    module = importlib.import_module("motes.data.worlds.registry")
     monkeypatch.setattr(module, "CHUNK_PIXELS", 3 * 4 * 16 * 16)
     parts = cannonballs(11, num_frames=4, size=16)
     assert torch.equal(whole.frames, parts.frames)
