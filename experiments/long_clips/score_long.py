@@ -24,8 +24,7 @@ from experiments.worlds.world_scores import TASKS, TEST_SEED, ask_oracle, inside
 from motes.core.axes import Float, Tensor
 from motes.data import Clips, worlds
 from motes.evaluation import metrics
-from motes.evaluation.predictor import Prediction
-from motes.evaluation.scores import Truth
+from motes.evaluation.evaluate import Prediction, Truth
 from motes.models.model import Model
 from motes.queries.answer import Answer
 from motes.training.run_folder import environment

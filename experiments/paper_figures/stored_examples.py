@@ -14,8 +14,8 @@ import torch
 from motes.core.axes import Float, Tensor
 from motes.core.files import atomic_path
 from motes.data import Clips, cannonballs
-from motes.evaluation.evaluate import NUM_CONTEXT, gap_mask
-from motes.evaluation.latent_grid import latent_grid
+from motes.evaluation.evaluate import NUM_CONTEXT, query_masks
+from motes.evaluation.learned import latent_grid
 from motes.models.checkpoint import load_with_config
 from motes.models.model import Model
 from motes.queries import forecast, infer, interpolate
@@ -32,7 +32,9 @@ def collect(model: Model, clips: Clips) -> dict[str, np.ndarray]:
     answers = {
         "infer": infer(model, frames, counts),
         "forecast": forecast(model, frames[:, :NUM_CONTEXT], counts, num_frames - NUM_CONTEXT),
-        "interpolation": interpolate(model, frames, gap_mask(num_frames), counts),
+        "interpolation": interpolate(
+            model, frames, query_masks(num_frames)["interpolation"], counts
+        ),
     }
     found: dict[str, np.ndarray] = {}
     for question, answer in answers.items():

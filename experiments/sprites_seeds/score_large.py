@@ -22,16 +22,19 @@ import torch
 from motes.core.axes import Bool, Float64, Tensor
 from motes.data import Clips, World, cannonballs
 from motes.evaluation.baselines.bayes_limit import BayesLimit
-from motes.evaluation.bootstrap import concatenate
 from motes.evaluation.evaluate import (
     NUM_CONTEXT,
     Masks,
     ModelPredictor,
+    Prediction,
+    Predictor,
+    StatisticsByScore,
+    Truth,
     ask_predictor,
+    query_scores,
     score_clips,
 )
-from motes.evaluation.predictor import Prediction, Predictor
-from motes.evaluation.scores import StatisticsByScore, Truth, query_scores
+from motes.evaluation.metrics import concatenate
 from motes.models.checkpoint import load_with_config, write_json
 from motes.training.run_folder import environment
 

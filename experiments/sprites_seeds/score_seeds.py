@@ -28,7 +28,7 @@ from motes.config import DataConfig, RunConfig
 from motes.data import Clips, World, cannonballs
 from motes.evaluation.baselines.bayes_limit import BayesLimit
 from motes.evaluation.evaluate import BATCH, ModelPredictor, compare_physics, evaluate
-from motes.evaluation.physics import true_force
+from motes.evaluation.learned import true_force
 from motes.kalman.dynamics import require_linear
 from motes.kalman.model import POSITION_DIM
 from motes.models import model as models

@@ -14,9 +14,10 @@ import torch
 from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.data import OpticalTrap, World
-from motes.evaluation.baselines.true_physics import ROUNDING, TruePhysics, true_physics
-from motes.evaluation.predictor import Prediction
+from motes.evaluation.baselines.disk_trackers import ROUNDING, TruePhysics, true_physics
+from motes.evaluation.evaluate import Prediction
 from motes.kalman.mixture import SmoothedTracks
+from motes.kalman.model import LGSSM
 from motes.kalman.swap_evidence import joined_by_filter, pair_gains
 from motes.models.sprites.track_swaps import best_swaps
 
@@ -40,7 +41,9 @@ class Law(NamedTuple):
     @classmethod
     def of(cls, world: World | OpticalTrap) -> "Law":
         """The law of a world."""
-        if isinstance(world, OpticalTrap) or world.floor is None:
+        if isinstance(world, OpticalTrap):
+            return cls(trap_physics(world), None)
+        if world.floor is None:
             return cls(true_physics(world), None)
         row = float(world.to_pixels(np.array((0.0, world.floor)))[1])
         return cls(true_physics(world), Floor(row, world.bounce))
@@ -58,6 +61,22 @@ class Law(NamedTuple):
         origin = torch.tensor((0.0, self.floor.row, 0.0, 0.0)).to(mean)
         turned = turn[..., :, None] * covariance * turn[..., None, :]
         return kalman.StateEstimate(origin + turn * (mean - origin), turned)
+
+
+def trap_physics(trap: OpticalTrap) -> TruePhysics:
+    """Return the physics of a trap, whose states are relative to the centre of the frame."""
+    centre = np.array([*trap.to_pixels(np.zeros(2)), 0.0, 0.0])
+    model = LGSSM(
+        transition=torch.from_numpy(trap.transition),
+        force=torch.from_numpy(centre - trap.transition @ centre),
+        emission=torch.eye(4, dtype=torch.float64)[:2],
+        state_noise=torch.from_numpy(trap.state_covariance),
+        position_noise=torch.from_numpy(trap.position_covariance + ROUNDING * np.eye(2)),
+        initial_mean=torch.from_numpy(centre)[None],
+        initial_covariance=torch.from_numpy(trap.stationary_covariance)[None],
+    )
+    noise = torch.from_numpy(np.sqrt(trap.position_covariance.diagonal()))
+    return TruePhysics(model, torch.zeros(1, dtype=torch.float64), noise)
 
 
 class Histories(NamedTuple):

@@ -28,9 +28,8 @@ from experiments.worlds.world_scores import (
 )
 from motes.core.axes import Bool, Float, Tensor
 from motes.data import Clips, worlds
-from motes.evaluation.evaluate import Ask
+from motes.evaluation.evaluate import Ask, Truth
 from motes.evaluation.metrics import squared_radius
-from motes.evaluation.scores import Truth
 from motes.training.run_folder import environment
 
 TASK = TASKS["bounce"]

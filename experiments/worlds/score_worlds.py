@@ -37,7 +37,7 @@ from experiments.worlds.world_scores import (
 from motes.core.axes import Float, Tensor
 from motes.data import Clips, save_clips, worlds
 from motes.evaluation import metrics
-from motes.evaluation.baselines.trackpy import choose_settings, track_features
+from motes.evaluation.baselines.trackpy import track_features, tune_trackpy
 from motes.models.checkpoint import write_json
 from motes.training.presets import PRESETS, find
 from motes.training.run_folder import environment
@@ -130,7 +130,7 @@ def run_rival(name: str, num_tuning: int = 15, num_clips: int = 60) -> dict[str,
     task, by_count = TASKS[name], {}
     tuning = worlds.make(task.learns, num_tuning, 3, 30, seed=TRAINING_SEED)
     assert tuning.positions is not None
-    settings = choose_settings(averaged(tuning), observed_of(tuning), tuning.positions)
+    settings = tune_trackpy(averaged(tuning), observed_of(tuning), tuning.positions)
     for count in task.counts:
         clips = unseen_clips(task, count)[:num_clips]
         assert clips.positions is not None

@@ -14,11 +14,18 @@ import torch
 from experiments.worlds.oracle import Law, predict_with_oracle
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.data import Clips, worlds
-from motes.evaluation import bootstrap, metrics
-from motes.evaluation.bootstrap import clip_statistics
-from motes.evaluation.evaluate import Ask, Masks, ModelPredictor, ask_predictor, score_clips
-from motes.evaluation.predictor import Prediction
-from motes.evaluation.scores import StatisticsByScore, Truth
+from motes.evaluation import metrics
+from motes.evaluation.evaluate import (
+    Ask,
+    Masks,
+    ModelPredictor,
+    Prediction,
+    StatisticsByScore,
+    Truth,
+    ask_predictor,
+    score_clips,
+)
+from motes.evaluation.metrics import clip_statistics
 from motes.models.model import Model
 from motes.queries import interpolate
 
@@ -180,7 +187,7 @@ def score(ask: Ask, clips: Clips, count: int, task: Task) -> Scores:
     lost = (found["tracked"].totals == 0).nonzero()[:, 0].tolist()
     found |= score_clips(ask, short, beginning, world_query_scores)[count]
     scores = {
-        name: round(float(bootstrap.score(statistics)), 4)
+        name: round(float(metrics.score(statistics)), 4)
         for name, statistics in found.items()
         if bool(statistics.counts.any())
     }

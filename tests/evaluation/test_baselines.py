@@ -13,11 +13,16 @@ from motes.core.errors import InputError
 from motes.data import World, draw_clips
 from motes.data.worlds.registry import draw_disks
 from motes.evaluation.baselines import BASELINES, baseline
-from motes.evaluation.baselines.association import associate
 from motes.evaluation.baselines.bayes_limit import BayesLimit, InitialStates
-from motes.evaluation.baselines.disks import disk_mask, explain_frames, ordered
-from motes.evaluation.baselines.kalman_tracker import KalmanTracker, StraightLine
-from motes.evaluation.baselines.true_physics import true_physics
+from motes.evaluation.baselines.disk_trackers import (
+    KalmanTracker,
+    StraightLine,
+    associate,
+    disk_mask,
+    explain_frames,
+    ordered,
+    true_physics,
+)
 
 T = 12
 WORLD = World(num_frames=T, size=32)
@@ -66,7 +71,7 @@ def test_a_wide_beam_is_the_exhaustive_search(clips: motes.Clips):
     observed = torch.tensor([True, True, False, True])
     for frames in clips.frames[:4].float():
         explanations = explain_frames(frames[:4][observed], 3, 2)
-        found = associate(explanations, observed.numpy(), physics, beam=10_000)
+        found = associate(observed.numpy(), physics, 10_000, explanations)
         options = [explanations[0].astype(float), *(ordered(e) for e in explanations[1:])]
         best = max(likelihood(np.stack(h), observed, physics) for h in product(*options))
         assert likelihood(found, observed, physics) == pytest.approx(best, abs=1e-9)
@@ -84,7 +89,7 @@ def test_a_straight_line_is_continued():
     steps = torch.arange(T)
     path = torch.stack([4 + 2 * steps, 27 - 2 * steps], -1)[None, None].double()
     frames = torch.from_numpy(draw_disks(path.numpy(), 32, 32, 2)).float()
-    told = StraightLine(2, (0.0, 0.0)).predict(frames, steps < 4, 1)
+    told = StraightLine(2, np.zeros(2)).predict(frames, steps < 4, 1)
     torch.testing.assert_close(told.path_pixels, path.float(), rtol=0, atol=1e-4)
 
 
@@ -92,7 +97,7 @@ def test_known_gravity_bends_the_line():
     steps = torch.arange(T).double()
     path = torch.stack([4 + 2 * steps, 4 + 0.5 * 0.4 * steps**2], -1)[None, None]
     frames = torch.from_numpy(draw_disks(path.numpy(), 48, 48, 2)).float()
-    told = StraightLine(2, (0.0, 0.4)).predict(frames, steps < 6, 1)
+    told = StraightLine(2, np.array([0.0, 0.4])).predict(frames, steps < 6, 1)
     assert told.path_pixels is not None
     # Six positions rounded by up to half a pixel, six frames ahead: slope off by up to 0.26.
     assert (told.path_pixels - path).abs().max() < 0.5 + 8.5 * 0.26

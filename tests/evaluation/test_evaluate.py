@@ -14,14 +14,14 @@ from motes.evaluation import metrics
 from motes.evaluation.evaluate import (
     NUM_CONTEXT,
     ModelPredictor,
+    Prediction,
+    bound_and_weighted,
     compare_physics,
     evaluate,
     score_bounds,
     score_gaps,
 )
-from motes.evaluation.iwae import bound_and_weighted
-from motes.evaluation.physics import learned_force, true_initial_states
-from motes.evaluation.predictor import Prediction
+from motes.evaluation.learned import learned_force, true_initial_states
 from motes.models.model import Model, build
 from motes.training.presets import PRESETS
 from tiny import tiny_config
@@ -210,7 +210,7 @@ def test_more_draws_tighten_the_bound(
     model: Model, clips: motes.Clips, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frames = clips.frames[:2].float()
-    monkeypatch.setattr("motes.evaluation.iwae.NUM_DRAWS", 1)
+    monkeypatch.setattr("motes.evaluation.evaluate.NUM_DRAWS", 1)
     with torch.no_grad():
         model.inference.scale_floor = 0.01
     bound, one = bound_and_weighted(model, frames, 1)
@@ -219,7 +219,7 @@ def test_more_draws_tighten_the_bound(
     # float32 sums near 2,000 nats, each known to a few times 2,000 / 2^23 = 2.4e-4.
     extra = 0.5 * (noise[:, :1].square() - 1).sum((1, 2, 3)).double()
     torch.testing.assert_close(one - bound, extra, rtol=0, atol=2e-3)
-    monkeypatch.setattr("motes.evaluation.iwae.NUM_DRAWS", 200)
+    monkeypatch.setattr("motes.evaluation.evaluate.NUM_DRAWS", 200)
     mean, many = bound_and_weighted(model, frames, 1)
     assert (many > mean).all()
 

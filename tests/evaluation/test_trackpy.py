@@ -6,8 +6,8 @@ import torch
 from motes.data import worlds
 from motes.evaluation import metrics
 from motes.evaluation.baselines import trackpy as blobs
-from motes.evaluation.baselines.disks import disk_mask
-from motes.evaluation.baselines.trackpy import Settings, choose_settings, track_features
+from motes.evaluation.baselines.disk_trackers import disk_mask
+from motes.evaluation.baselines.trackpy import Settings, track_features, tune_trackpy
 
 pytest.importorskip("trackpy")
 
@@ -29,7 +29,7 @@ def test_the_best_settings_are_chosen(monkeypatch):
     observed = torch.ones(2, 8, dtype=torch.bool)
     for name, few in (("DIAMETERS", (5,)), ("RANGES", (0.5, 8.0)), ("MEMORIES", (3,))):
         monkeypatch.setattr(blobs, name, few)
-    best = choose_settings(clips.frames.float(), observed, clips.positions)
+    best = tune_trackpy(clips.frames.float(), observed, clips.positions)
     shares = {}
     for search_range in blobs.RANGES:
         for memory in blobs.MEMORIES:

@@ -15,7 +15,7 @@ from experiments.paper_figures.stored import Stored
 from experiments.paper_figures.stored_examples import collect, save_arrays
 from motes.core.errors import InputError
 from motes.data import World
-from motes.evaluation.evaluate import gap_mask
+from motes.evaluation.evaluate import query_masks
 from motes.output.plots import pdf, png
 from tiny import tiny_config, tiny_model
 
@@ -103,7 +103,7 @@ def test_what_is_collected_is_what_the_questions_answer(tmp_path: Path):
 
 
 def test_the_gap_is_the_papers():
-    assert gap_mask(30).nonzero()[:, 0].tolist() == [*range(5), *range(25, 30)]
+    assert query_masks(30)["interpolation"].nonzero()[:, 0].tolist() == [*range(5), *range(25, 30)]
 
 
 def test_the_clip_with_a_swap_is_found():

@@ -10,8 +10,8 @@ from experiments.sprites_seeds.score_large import compared, merge, score_and_sha
 from experiments.sprites_seeds.tables import large_table
 from motes.data import World, cannonballs
 from motes.evaluation.baselines.bayes_limit import BayesLimit
-from motes.evaluation.bootstrap import ClipStatistics, standard_error
 from motes.evaluation.evaluate import evaluate
+from motes.evaluation.metrics import ClipStatistics, standard_error
 from motes.models.checkpoint import write_json
 
 

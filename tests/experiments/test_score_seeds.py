@@ -13,7 +13,7 @@ from experiments.sprites_seeds.tables import (
     start_table,
 )
 from motes.data import cannonballs
-from motes.evaluation.physics import learned_force, true_force
+from motes.evaluation.learned import learned_force, true_force
 from motes.training.dataset import make_dataset
 from motes.training.presets import PRESETS
 from motes.training.step import Trainer

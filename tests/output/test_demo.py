@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from motes.cli import main
-from motes.evaluation.physics import learned_initial_states
+from motes.evaluation.learned import learned_initial_states
 from motes.models.checkpoint import load, load_with_config, save_model
 from motes.models.model import build
 from motes.output import demo, learning

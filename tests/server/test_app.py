@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 import motes
 from motes.data import Clips, pack
-from motes.evaluation.physics import learned_force
+from motes.evaluation.learned import learned_force
 from motes.queries.answer import Answer
 from motes.server import schemas
 from motes.server.app import PAGE, create_app

@@ -38,12 +38,8 @@ def calibrate(model: Model, clips: Clips, reference: Model) -> Float[Tensor, " N
     (test_a_q_that_is_too_narrow_is_widened_by_as_much).
     """
     for count, own in by_count(clips).items():
-        squares = torch.cat(
-            [
-                _squared_distances(model, reference, clips[part].frames.float(), count)
-                for part in own.split(BATCH)
-            ]
-        )
+        batches = (clips[part].frames.float() for part in own.split(BATCH))
+        squares = torch.cat([_squared_distances(model, reference, b, count) for b in batches])
         quantile = squares.flatten().quantile(LEVEL)
         model.calibration_scale[count - 1] = quantile / squared_radius(LEVEL)
     return model.calibration_scale
@@ -85,18 +81,11 @@ def calibrate_run(
             f"{model.image_size}; give a --reference trained on the same clips"
         )
     path = data if data is not None or config.data.path is None else Path(config.data.path)
-    settings = config.data
-    clips = (
-        load_clips(path)[:num_clips]
-        if path is not None
-        else cannonballs(
-            num_clips,
-            settings.num_objects,
-            settings.num_frames,
-            (settings.height, settings.width),
-            settings.seed,
-        )
-    )
+    if path is not None:
+        clips = load_clips(path)[:num_clips]
+    else:
+        size, d = (config.data.height, config.data.width), config.data
+        clips = cannonballs(num_clips, d.num_objects, d.num_frames, size, d.seed)
     if clips.num_objects is None:
         raise InputError(f"{path} has no numbers of objects; calibrate needs them")
     if tuple(clips.video.shape[2:4]) != model.image_size:

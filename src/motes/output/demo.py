@@ -22,10 +22,10 @@ from motes.evaluation.evaluate import (
     evaluate,
     no_progress,
 )
-from motes.evaluation.latent_grid import latent_grid
-from motes.evaluation.physics import (
+from motes.evaluation.learned import (
     InitialStates,
     first_points_and_steps,
+    latent_grid,
     learned_initial_states,
     true_initial_states,
 )

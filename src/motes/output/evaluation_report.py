@@ -14,7 +14,7 @@ import torch
 from motes.data import Clips
 from motes.evaluation import metrics
 from motes.evaluation.labels import PREDICTORS, SCORES, TABLE
-from motes.evaluation.latent_grid import latent_grid
+from motes.evaluation.learned import latent_grid
 from motes.models.model import Model
 from motes.output import evaluation_plots, plots
 from motes.output.html import (

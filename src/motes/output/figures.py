@@ -9,8 +9,7 @@ from motes.core.errors import InputError
 from motes.core.files import atomic_path
 from motes.data import Clips
 from motes.evaluation.evaluate import ModelPredictor, Progress, evaluate, no_progress
-from motes.evaluation.latent_grid import latent_grid
-from motes.evaluation.physics import first_points_and_steps, learned_initial_states
+from motes.evaluation.learned import first_points_and_steps, latent_grid, learned_initial_states
 from motes.models.model import Model
 from motes.output import evaluation_plots, plots
 from motes.output.views import example_views, first_of_each_count

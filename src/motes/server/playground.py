@@ -14,7 +14,7 @@ from motes.core.axes import Float, Tensor
 from motes.core.errors import InputError
 from motes.data import Clips, draw_clips, load_clips
 from motes.data.clips import clips_to_grey
-from motes.evaluation.physics import learned_force, learned_initial_states
+from motes.evaluation.learned import learned_force, learned_initial_states
 from motes.kalman.dynamics import require_linear
 from motes.kalman.linalg import map_vector
 from motes.kalman.model import draw_path

@@ -13,20 +13,39 @@ of the disks and their number.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy as np
+import torch
+
+from motes.core.axes import Float, Tensor
 from motes.core.errors import InputError
 from motes.data import Clips, World
 from motes.evaluation.baselines.bayes_limit import BayesLimit
-from motes.evaluation.baselines.constant import ConstantImage
-from motes.evaluation.baselines.kalman_tracker import KalmanTracker, StraightLine
+from motes.evaluation.baselines.disk_trackers import KalmanTracker, StraightLine, true_physics
 from motes.evaluation.baselines.trackpy import TrackpyTracker
-from motes.evaluation.baselines.true_physics import true_physics
-from motes.evaluation.predictor import Predictor
+from motes.evaluation.evaluate import Frames, Mask, Prediction, Predictor, by_count
 
 
-def _known_gravity(world: World, training: Clips) -> Predictor:
-    x, y = world.pixel_force.tolist()
-    return StraightLine(world.radius, (x, y))
+@dataclass(frozen=True, eq=False)
+class ConstantImage:
+    """For each number of objects, the share of training frames in which a pixel is white."""
+
+    images: dict[int, Float[Tensor, "height width"]]
+    interpolates: bool = True
+
+    @classmethod
+    def of(cls, training: Clips) -> "ConstantImage":
+        """Return the mean images of training clips."""
+        own = by_count(training).items()
+        return cls({count: training[indices].frames.float().mean((0, 1)) for count, indices in own})
+
+    def predict(self, frames: Frames, observed: Mask, num_objects: int) -> Prediction:
+        """Return the same image for every hidden frame."""
+        if num_objects not in self.images:
+            raise InputError(f"no training clip has {num_objects} objects; give some that have")
+        image = self.images[num_objects]
+        return Prediction(draw_frames=lambda: torch.where(observed[:, None, None], frames, image))
 
 
 BASELINES: dict[str, Callable[[World, Clips], Predictor]] = {
@@ -34,8 +53,8 @@ BASELINES: dict[str, Callable[[World, Clips], Predictor]] = {
     "kalman": lambda world, training: KalmanTracker(world.radius, true_physics(world)),
     "disks-trackpy": lambda world, training: TrackpyTracker.of(training, world.radius),
     "trackpy": lambda world, training: TrackpyTracker.of(training),
-    "known-gravity": _known_gravity,
-    "constant-velocity": lambda world, training: StraightLine(world.radius, (0.0, 0.0)),
+    "known-gravity": lambda world, training: StraightLine(world.radius, world.pixel_force),
+    "constant-velocity": lambda world, training: StraightLine(world.radius, np.zeros(2)),
     "constant-image": lambda world, training: ConstantImage.of(training),
 }
 

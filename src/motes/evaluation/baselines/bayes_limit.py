@@ -14,13 +14,18 @@ import numpy as np
 import torch
 from torch.nn.functional import conv2d
 
-from motes.core.axes import Bool, Float, Tensor
+from motes.core.axes import Float, Tensor
 from motes.core.errors import InputError
 from motes.data import World
-from motes.evaluation.baselines.disks import disk_mask
-from motes.evaluation.baselines.kalman_tracker import KalmanTracker, make_prediction
-from motes.evaluation.baselines.true_physics import TruePhysics, true_physics
-from motes.evaluation.predictor import Prediction
+from motes.evaluation.baselines.disk_trackers import (
+    KalmanTracker,
+    TruePhysics,
+    disk_mask,
+    make_prediction,
+    true_physics,
+)
+from motes.evaluation.evaluate import Frames, Mask, Prediction
+from motes.evaluation.metrics import Tracks
 from motes.kalman import Smoothed
 
 NUM_DRAWS = 400
@@ -50,12 +55,7 @@ class BayesLimit:
             raise InputError("the limit needs a world without process noise; set state_noise to 0")
         return cls(world, true_physics(world))
 
-    def predict(
-        self,
-        frames: Float[Tensor, "B T height width"],
-        observed: Bool[Tensor, " T"],
-        num_objects: int,
-    ) -> Prediction:
+    def predict(self, frames: Frames, observed: Mask, num_objects: int) -> Prediction:
         """Return posterior means and covariances, and Bayes-optimal frames."""
         tracker = KalmanTracker(self.world.radius, self.physics, BEAM)
         centres = tracker.find(frames, observed, num_objects)
@@ -68,18 +68,17 @@ class BayesLimit:
         offset = paths - mean[:, :, None]
         spread = torch.einsum("bns,bnsti,bnstj->bntij", w, offset, offset)
 
-        def draw() -> Float[Tensor, "B T height width"]:
-            return torch.where(
-                observed[:, None, None], frames, self.draw_frames(initial, len(observed))
-            )
+        def draw() -> Frames:
+            drawn = self.draw_frames(initial, len(observed))
+            return torch.where(observed[:, None, None], frames, drawn)
 
         tracks = make_prediction(centres, observed, mean, spread, self.physics)
         return dataclasses.replace(tracks, draw_frames=draw)
 
     def draw_initial_states(
         self,
-        centres: Float[Tensor, "B N T 2"],
-        observed: Bool[Tensor, " T"],
+        centres: Tracks,
+        observed: Mask,
         log_weights: Float[Tensor, "B N K"],
         states: Smoothed,
     ) -> InitialStates:
@@ -140,9 +139,7 @@ class BayesLimit:
             states = states @ A.T + u
         return torch.stack(positions, -2)
 
-    def draw_frames(
-        self, initial: InitialStates, num_frames: int
-    ) -> Float[Tensor, "B T height width"]:
+    def draw_frames(self, initial: InitialStates, num_frames: int) -> Frames:
         """Return the probability that a pixel is white in each frame, objects independent.
 
         Law: agrees with frames drawn from the same states

@@ -19,8 +19,8 @@ from motes.core.errors import InputError
 from motes.data import Clips
 from motes.data.clips import median_background
 from motes.evaluation import metrics
-from motes.evaluation.baselines.disks import explain_frames
-from motes.evaluation.predictor import Prediction
+from motes.evaluation.baselines.disk_trackers import explain_frames
+from motes.evaluation.evaluate import Prediction
 
 if TYPE_CHECKING:
     import pandas
@@ -105,7 +105,7 @@ def track_features(
     )
 
 
-def choose_settings(
+def tune_trackpy(
     frames: Float[Tensor, "B T height width"],
     observed: Bool[Tensor, "B T"],
     positions: Float[Tensor, "B N T 2"],
@@ -201,7 +201,7 @@ class TrackpyTracker:
             frames = own.frames.float()
             everything = torch.ones(frames.shape[:2], dtype=torch.bool)
             positions = own.positions[:, :count]
-            chosen[count] = choose_settings(frames, everything, positions, locate, diameters)
+            chosen[count] = tune_trackpy(frames, everything, positions, locate, diameters)
         return cls(chosen, locate)
 
     def predict(
