@@ -1,4 +1,4 @@
-"""The GIF encoder; `tests/video/test_readers.py` reads its files back."""
+"""The GIF encoder; `tests/video/test_source.py` reads its files back."""
 
 import io
 

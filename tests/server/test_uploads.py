@@ -21,7 +21,7 @@ from motes.server import schemas, uploads
 from motes.server.playground import Playground
 from motes.server.uploads import MAX_CLIPS, read_upload, run_limited
 from motes.training.presets import PRESETS
-from motes.video.ffmpeg import write_mp4
+from motes.video.source import write_mp4
 
 SIZE = (12, 10)
 CONFIG = PRESETS["sprites-smoke"]

@@ -237,7 +237,7 @@ def pictures(chance: Random, folder: Path) -> object:
 @cache
 def video_bytes() -> bytes:
     """A small whole mp4."""
-    from motes.video.ffmpeg import write_mp4
+    from motes.video.source import write_mp4
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "whole.mp4"

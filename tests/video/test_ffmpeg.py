@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from motes.core.errors import InputError
 from motes.video import open_video
-from motes.video.ffmpeg import write_mp4
+from motes.video.source import write_mp4
 
 av = pytest.importorskip("av", reason="PyAV is not there; pip install 'motes[video]'")
 

@@ -11,8 +11,7 @@ from motes.cli.progress import bar
 from motes.core.errors import InputError
 from motes.core.files import all_or_none
 from motes.video import Preparation, open_video
-from motes.video.clip_file import CutSummary, cut_clips
-from motes.video.contact_sheet import write_sheet
+from motes.video.clips import CutSummary, cut_clips, write_sheet
 from motes.video.geometry import Box, fit_box, frame_size
 from motes.video.prepare import plan
 

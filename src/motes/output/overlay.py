@@ -12,7 +12,7 @@ from motes.core.errors import InputError
 from motes.core.files import atomic_path
 from motes.data.gif import encode_gif, gif_delay
 from motes.output.plots import View, outline
-from motes.video.ffmpeg import write_mp4
+from motes.video.source import write_mp4
 
 # Okabe and Ito's palette for colour-blind readers, in an order that suits dark scenes.
 COLOURS = ("#56b4e9", "#e69f00", "#f0e442", "#cc79a7", "#009e73", "#d55e00", "#ffffff", "#0072b2")

@@ -18,7 +18,7 @@ from motes.data.clips import ColourAxis, clips_to_grey
 from motes.server import schemas
 from motes.server.playground import Playground, to_schema
 from motes.video import Preparation, Video, open_video, whole_clip
-from motes.video.readers import ARRAYS, READERS
+from motes.video.source import ARRAYS, READERS
 
 MAX_BYTES = 16 * 2**20
 MAX_CLIPS = 12

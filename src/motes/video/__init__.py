@@ -1,11 +1,9 @@
 """Videos: read, prepared for a model, and mapped back to recording pixels and seconds."""
 
-from motes.video.clip import WholeClip, whole_clip
-from motes.video.clip_file import load_video_map
+from motes.video.clips import WholeClip, load_video_map, whole_clip
 from motes.video.geometry import VideoMap
 from motes.video.prepare import Plan, Preparation, find_preparation, plan
-from motes.video.readers import open_video, read_frames
-from motes.video.source import Frame, Video
+from motes.video.source import Frame, Video, open_video, read_frames
 
 __all__ = [
     "Frame",

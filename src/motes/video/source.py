@@ -1,15 +1,39 @@
-"""The interface of a video source: an iterator over timed frames of one size."""
+"""Video sources: timed frames of one size, read from files and folders one by one.
 
+A source is a function that returns a `Video`. `READERS` is the place to register a file format:
+containers (mp4, mov, avi, mkv, webm) through PyAV, GIF and TIFF pages and folders of images through
+Pillow, arrays through `load_clips`.
+"""
+
+import re
+import struct
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 
-from motes.core.axes import Float, UInt, UInt8
-from motes.core.errors import InputError
+from motes.core.axes import Float, Tensor, UInt, UInt8
+from motes.core.errors import InputError, require
+from motes.core.files import atomic_path
+from motes.data import load_clips
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 MAX_SIDE = 8192  # pixels; larger frames are rejected before they are decoded
+MAX_PIXELS = 2**31  # of all frames of a clip that is held in memory
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+ARRAYS = (".npz", ".npy")
+# The demuxer is fixed by the suffix, never guessed: a playlist that names other files is rejected.
+DEMUXERS = {
+    **dict.fromkeys((".mp4", ".m4v", ".mov"), "mov"),
+    **{".avi": "avi", ".mkv": "matroska", ".webm": "matroska"},
+}
 
 
 class Frame(NamedTuple):
@@ -23,9 +47,8 @@ class Frame(NamedTuple):
 class Video:
     """A video that is decoded frame by frame and never held in memory.
 
-    A source is a function that returns a `Video`; `motes.video.readers` lists those that read
-    files. A source checks the size of its frames (`require_size`) and raises `InputError` for
-    input that it cannot decode.
+    A source checks the size of its frames (`require_size`) and raises `InputError` for input that
+    it cannot decode.
 
     Attributes:
         name: name of the file or folder, without its parent folders; used in messages.
@@ -50,36 +73,308 @@ class Video:
 
 def require_rereadable(video: Video, purpose: str) -> None:
     """Raise `InputError` if a one-pass source is used where several passes are needed."""
-    if not video.rereadable:
-        raise InputError(
-            f"{video.name} can be read only once, and {purpose} needs several passes; record it "
-            "to a file first"
-        )
+    require(
+        video.rereadable,
+        f"{video.name} can be read only once, and {purpose} needs several passes; record it to a "
+        "file first",
+    )
 
 
 def require_size(path: object, width: int, height: int) -> None:
     """Raise `InputError` unless both sides of a frame are between 1 and MAX_SIDE."""
-    if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE):
-        raise InputError(
-            f"got {path} with frames of {width}x{height} pixels; expected sides of 1 to "
-            f"{MAX_SIDE}; make it smaller"
-        )
+    require(
+        1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE,
+        f"got {path} with frames of {width}x{height} pixels; expected sides of 1 to {MAX_SIDE}; "
+        "make it smaller",
+    )
 
 
 def grey(picture: UInt[np.ndarray, "height width channels"]) -> Float[np.ndarray, "height width"]:
     """Return the luma (ITU-R 601) of a frame as float32 in [0, 1]."""
-    levels = picture[..., 0] if picture.shape[2] == 1 else luma(picture)
+    if picture.shape[2] == 1:
+        levels = picture[..., 0]
+    else:  # in whole levels, exact where the three channels agree
+        weights = np.array((19595, 38470, 7471), dtype=np.uint32)  # of 2^16
+        levels = ((picture @ weights + 2**15) >> 16).astype(np.uint8)
     return levels / np.float32(np.iinfo(picture.dtype).max)
-
-
-def luma(picture: UInt8[np.ndarray, "height width 3"]) -> UInt8[np.ndarray, "height width"]:
-    """Return the luma of a colour frame in whole levels, exact where the three channels agree."""
-    weights = np.array((19595, 38470, 7471), dtype=np.uint32)  # of 2^16
-    levels: UInt8[np.ndarray, "height width"] = ((picture @ weights + 2**15) >> 16).astype(np.uint8)
-    return levels
 
 
 def to_rgb(picture: UInt[np.ndarray, "height width channels"]) -> UInt8[np.ndarray, "h w 3"]:
     """Return a grey or colour frame of 8 or 16 bits as an 8-bit RGB image."""
     levels = (picture >> 8).astype(np.uint8) if picture.dtype == np.uint16 else picture
     return np.repeat(levels, 3, axis=2) if levels.shape[2] == 1 else levels
+
+
+def open_container(path: Path) -> Video:
+    """Return the first video stream of an mp4, mov, avi, mkv or webm file."""
+    with _opened_container(path) as (container, stream):
+        fps = float(stream.average_rate) if stream.average_rate else None
+        declared = int(stream.frames) or None
+        length = float(stream.duration * stream.time_base) if stream.duration else 0.0
+        first = next(iter(_decoded(container)), None)
+        if first is None:
+            raise InputError(f"got {path}, which holds no frames; expected at least one")
+        size = first.picture.shape[1::-1]
+
+    def frames() -> Iterator[Frame]:
+        count, start, time = 0, 0.0, 0.0
+        with _opened_container(path) as (container, _):
+            for frame in _decoded(container):
+                _require_same_size(path, f"frame {count}", frame.picture.shape[1::-1], size)
+                start = frame.time if count == 0 else start
+                time = frame.time - start
+                yield Frame(time, frame.picture)
+                count += 1
+        # The duration is compared as well: players skip frames that an edit list removes.
+        require(
+            count >= (declared or 0) or time + 3 / (fps or 1) >= length,
+            f"got {path}, which is cut short: {count} of {declared} frames can be read; expected a "
+            "whole file; copy or record it again",
+        )
+
+    return Video(path.name, size[1], size[0], declared, fps, frames)
+
+
+@contextmanager
+def _opened_container(path: Path) -> Iterator[tuple[Any, Any]]:
+    """Yield the container and its first video stream; raise `InputError` if undecodable."""
+    av = _pyav(path)
+    with open(path, "rb") as file:
+        try:
+            with av.open(file, format=DEMUXERS[path.suffix.lower()]) as container:
+                streams = container.streams.video
+                require(streams, f"got {path}, which holds no video stream; expected a video")
+                stream, codec = streams[0], streams[0].codec_context
+                require(codec, f"got {path} in a format without a decoder; convert it")
+                require_size(path, codec.width, codec.height)
+                stream.thread_type = "AUTO"
+                yield container, stream
+        except (av.error.FFmpegError, EOFError, OSError, UnicodeDecodeError) as error:
+            raise InputError(
+                f"got {path}; expected a whole {path.suffix} video, and this one is damaged or of "
+                "another kind; play it to see, or convert it"
+            ) from error
+
+
+def _decoded(container: Any) -> Iterator[Frame]:
+    """Yield the frames of the first stream, rotated upright, with the time stamps of the file."""
+    for image in container.decode(video=0):
+        picture = image.to_ndarray(format="rgb24")
+        turns = round(image.rotation / 90) % 4  # phones store their orientation
+        yield Frame(float(image.time or 0.0), np.rot90(picture, turns) if turns else picture)
+
+
+def _pyav(path: Path) -> Any:
+    try:
+        import av
+    except ImportError:
+        raise InputError(f"{path.suffix} files need PyAV; pip install 'motes[video]'") from None
+    av.logging.set_level(None)  # our one-line errors replace the decoder's log
+    return av
+
+
+def write_mp4(
+    path: Path, pictures: Iterator[UInt8[np.ndarray, "height width 3"]], fps: float
+) -> None:
+    """Write images as an H.264 mp4 that browsers play, atomically, one image at a time.
+
+    Sides are cut to even numbers, as the format requires.
+    """
+    av = _pyav(path)
+    with atomic_path(path) as temporary, av.open(str(temporary), "w", format="mp4") as out:
+        stream = None
+        for picture in pictures:
+            height, width = (side - side % 2 for side in picture.shape[:2])
+            if stream is None:
+                rate = Fraction(fps).limit_denominator(1001)
+                stream = out.add_stream("libx264", rate=rate, options={"crf": "20"})
+                stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
+            image = np.ascontiguousarray(picture[:height, :width])
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        if stream is not None:
+            out.mux(stream.encode())
+
+
+def open_pages(path: Path) -> Video:
+    """Return the video of a GIF or of a multi-page TIFF.
+
+    In a GIF the shortest delay is one frame; an image with a longer delay is repeated, because
+    GIF writers join equal frames in that way.
+    """
+    with _opened_image(path) as book:
+        require_size(path, *book.size)
+        count, size = getattr(book, "n_frames", 1), book.size
+        delays = []
+        for index in range(count if path.suffix.lower() == ".gif" else 0):
+            book.seek(index)
+            require_size(path, *book.size)  # a damaged file may grow from frame to frame
+            delays.append(int(book.info.get("duration", 0)))
+    repeats = _repeats(delays) if delays else [1] * count
+    delay = min(delays, default=0)  # milliseconds
+
+    def frames() -> Iterator[Frame]:
+        t = 0
+        with _opened_image(path) as book:
+            for index, repeat in enumerate(repeats):
+                book.seek(index)
+                _require_same_size(path, f"page {index}", book.size, size)
+                picture = _pixels(book, path)
+                for _ in range(repeat):
+                    yield Frame(t * (delay or 1000) / 1000, picture)
+                    t += 1
+
+    fps = 1000 / delay if delay else None
+    return Video(path.name, size[1], size[0], sum(repeats), fps, frames)
+
+
+def open_folder(folder: Path) -> Video:
+    """Return the video of the PNG or JPEG images in a folder, in the order of their numbers."""
+    paths = [path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES]
+    paths = sorted((path for path in paths if not path.name.startswith(".")), key=_natural_order)
+    require(paths, f"got {folder}; expected PNG or JPEG images in it; choose another folder")
+    with _opened_image(paths[0]) as first:
+        size = first.size
+    require_size(folder, *size)
+
+    def frames() -> Iterator[Frame]:
+        for t, path in enumerate(paths):
+            with _opened_image(path) as picture:
+                _require_same_size(folder, path.name, picture.size, size)
+                yield Frame(float(t), _pixels(picture, path))
+
+    return Video(folder.resolve().name, size[1], size[0], len(paths), None, frames)
+
+
+def _repeats(delays: list[int]) -> list[int]:
+    """Return how many frames each image lasts; one each if delays are no multiple of the least."""
+    least = min(delays)
+    if least == 0 or any(delay % least for delay in delays):
+        return [1] * len(delays)
+    return [delay // least for delay in delays]
+
+
+def _natural_order(path: Path) -> list[tuple[int, str]]:
+    """Return a sort key by which frame 9 comes before frame 10."""
+    words = re.split("([0-9]+)", path.name.lower())
+    return [(int(word) if odd % 2 else 0, word) for odd, word in enumerate(words)]
+
+
+def _require_same_size(
+    path: Path, which: str, size: tuple[int, int], first: tuple[int, int]
+) -> None:
+    require(
+        size == first,
+        f"got {path} where {which} has {size[0]}x{size[1]} pixels; expected "
+        f"{first[0]}x{first[1]} as the first image has; make all images of one size",
+    )
+
+
+@contextmanager
+def _opened_image(path: Path) -> Iterator["Image"]:
+    """Yield an image that is not decoded yet; raise `InputError` if it cannot be decoded."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:
+            yield picture
+    except InputError:
+        raise
+    except (
+        *(OSError, SyntaxError, ValueError, EOFError, LookupError, struct.error, TypeError),
+        *(Image.DecompressionBombError, Image.DecompressionBombWarning),
+    ) as error:
+        raise InputError(
+            f"got {path}; expected a whole image, and this one is damaged, too large or of "
+            "another kind; write it again"
+        ) from error
+
+
+def _pixels(picture: "Image", path: Path) -> UInt[np.ndarray, "height width channels"]:
+    """Return the pixels of an image with one or three channels of 8 or 16 bits."""
+    if picture.mode.startswith("I"):  # 16-bit grey, which a conversion to "L" would truncate
+        return np.asarray(picture).clip(0, 65535).astype(np.uint16)[..., None]
+    if picture.mode == "F":
+        levels = np.asarray(picture, dtype=np.float32)
+        require(
+            levels.min() >= 0 and levels.max() <= 1,
+            f"got {path} with values from {levels.min():g} to {levels.max():g}; expected floats in "
+            "[0, 1]; rescale them",
+        )
+        return (levels * 65535).round().astype(np.uint16)[..., None]
+    if picture.mode in ("1", "L", "LA"):
+        return np.asarray(picture.convert("L"))[..., None]
+    return np.asarray(picture.convert("RGB"))
+
+
+def open_array(path: Path) -> Video:
+    """Return the video in an array file: one clip, [frames, height, width] or [1, frames, ...].
+
+    Colour clips have a last axis of red, green and blue.
+    """
+    clips = load_clips(path)
+    require(
+        len(clips) == 1,
+        f"got {path} with {len(clips)} clips; expected one video [frames, height, width]; use the "
+        "clips as they are, they need no preparation",
+    )
+    video = clips.frames[0].numpy()
+    num_frames, height, width = video.shape[:3]
+    require_size(path, width, height)
+
+    def frames() -> Iterator[Frame]:
+        for t, picture in enumerate(video if clips.in_colour else video[..., None]):
+            if picture.dtype == np.uint8:  # zeros and ones
+                yield Frame(float(t), picture * np.uint8(255))
+            else:
+                yield Frame(float(t), (picture * 65535).round().astype(np.uint16))
+
+    return Video(path.name, height, width, num_frames, None, frames)
+
+
+READERS: dict[str, Callable[[Path], Video]] = {
+    **dict.fromkeys(DEMUXERS, open_container),
+    **dict.fromkeys((".gif", ".tif", ".tiff"), open_pages),
+    **dict.fromkeys(ARRAYS, open_array),
+}
+FORMATS = f"{', '.join(READERS)}, or a folder of PNG or JPEG images"
+
+
+def open_video(path: str | Path) -> Video:
+    """Return the video of a file or folder; `FORMATS` lists what is accepted.
+
+    Only the first frame is decoded.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return open_folder(path)
+    if not path.is_file():  # a named pipe could block for ever
+        state = "is no plain file" if path.exists() else "does not exist"
+        raise InputError(f"got {path}, which {state}; expected {FORMATS}; check the path")
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise InputError(f"got {path}; expected {FORMATS}; convert the video to one of them")
+    return reader(path)
+
+
+def read_frames(
+    path: str | Path,
+) -> UInt8[Tensor, "B T height width"] | Float[Tensor, "B T height width *channels"]:
+    """Return all frames in memory: of a video grey in [0, 1], of a clip file as `Clips.frames`.
+
+    Args:
+        path: anything that `open_video` opens, which is one clip, or an npz or npy file of clips
+            (see `load_clips`).
+    """
+    path = Path(path)
+    if path.suffix.lower() in ARRAYS and path.is_file():
+        return load_clips(path).frames
+    video = open_video(path)
+    pictures: list[Float[np.ndarray, "height width"]] = []
+    for frame in video.frames():
+        require(
+            (len(pictures) + 1) * video.height * video.width <= MAX_PIXELS,
+            f"got {path} with more than {MAX_PIXELS} pixels in all; expected a short clip; make "
+            "it smaller or shorter, or use motes prepare",
+        )
+        pictures.append(grey(frame.picture))
+    return torch.from_numpy(np.stack(pictures))[None]

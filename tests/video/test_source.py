@@ -128,7 +128,7 @@ def test_pictures_beyond_the_limits_are_refused_before_they_are_decoded(tmp_path
     with pytest.raises(InputError, match="too large"):
         read_frames(tmp_path)
     write_gif(tmp_path / "long.gif", torch.zeros(3, 4, 5))
-    monkeypatch.setattr("motes.video.readers.MAX_PIXELS", 59)
+    monkeypatch.setattr("motes.video.source.MAX_PIXELS", 59)
     with pytest.raises(InputError, match="more than 59 pixels"):
         read_frames(tmp_path / "long.gif")
 

@@ -7,7 +7,7 @@ import torch
 from motes.core.errors import InputError
 from motes.data import load_clips
 from motes.video import Preparation, load_video_map, plan
-from motes.video.clip_file import ClipWriter, cut_clips, windows
+from motes.video.clips import ClipWriter, cut_clips, windows
 from motes.video.prepare import PreparedFrame
 from videos import FPS, HEIGHT, WIDTH, crossing, video_of_disks
 

@@ -1,33 +1,41 @@
-"""Clips cut from a video, in an npz file together with the map back to the video."""
+"""Clips of a video: cut into an npz file with the map back, or one clip of all its frames."""
 
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
 import numpy as np
+import torch
 
-from motes.core.axes import Float, Int, UInt8
-from motes.core.errors import InputError
+from motes.core.axes import Float, Int, Tensor, UInt8
+from motes.core.errors import require
 from motes.core.files import atomic_path
 from motes.data.clips import MAX_BYTES, load_arrays
-from motes.video.foreground import blob_masses, typical_count
 from motes.video.geometry import Geometry, VideoMap
 from motes.video.prepare import (
     Plan,
     Preparation,
     PreparedFrame,
+    blob_masses,
+    plan,
     preparation_from_json,
     preparation_to_json,
+    typical_count,
+    with_frame_rate,
 )
+from motes.video.source import Video, grey, open_video, to_rgb
 
+MAX_FRAMES = 10_000  # of a whole clip
 SHEET_CLIPS, SHEET_FRAMES = 8, 10  # rows and columns of a contact sheet
+CELL = 120  # pixels of the longer side of a frame on the sheet
+GAP, LABEL = 4, 64  # pixels between frames, and for the label of a row
 CHUNK_BYTES = 2**20  # copied at a time
 MEMBERS = ("video_scale", "video_offset", "video_times", "video_numbers", "video_preparation")
 
@@ -92,12 +100,12 @@ def cut_clips(
             counts.append(count)
             if len(sheet) > 2 * SHEET_CLIPS:  # from here on, half as often
                 sheet, every = sheet[::2], 2 * every
-        if not counts:
-            raise InputError(
-                f"{plan.video.name} gives no clip of {num_frames} frames in which anything moves"
-                + (f" ({num_empty} are empty)" if num_empty else "")
-                + "; take fewer --frames, a lower --threshold or another --crop"
-            )
+        require(
+            counts,
+            f"{plan.video.name} gives no clip of {num_frames} frames in which anything moves"
+            + (f" ({num_empty} are empty)" if num_empty else "")
+            + "; take fewer --frames, a lower --threshold or another --crop",
+        )
     return CutSummary(counts, num_empty, sheet[:: max(len(sheet) // SHEET_CLIPS, 1)][:SHEET_CLIPS])
 
 
@@ -174,11 +182,11 @@ class ClipWriter:
         frames = np.stack([prepared.frame for prepared in clip])
         self._grey |= bool(((frames > 0) & (frames < 255)).any())
         self._raw.write(frames.tobytes())
-        if self._raw.tell() > MAX_BYTES:
-            raise InputError(
-                f"{self._path} would hold more than {MAX_BYTES / 2**30:.0f} GiB; take smaller "
-                "frames, less overlap, or --start and --end"
-            )
+        require(
+            self._raw.tell() <= MAX_BYTES,
+            f"{self._path} would hold more than {MAX_BYTES / 2**30:.0f} GiB; take smaller "
+            "frames, less overlap, or --start and --end",
+        )
         self._times.append(np.array([prepared.time for prepared in clip]))
         self._numbers.append(np.array([prepared.number for prepared in clip], dtype=np.int64))
         self._counts.append(num_objects)
@@ -196,23 +204,17 @@ class ClipWriter:
         shape = (*small["video_times"].shape, self._geometry.height, self._geometry.width)
         with zipfile.ZipFile(self._final, "w", zipfile.ZIP_DEFLATED) as archive:
             with archive.open("frames.npy", "w", force_zip64=True) as member:
-                self._copy_frames(member, shape)
+                # Frames without grey are booleans, which load as bits.
+                kind = "|u1" if self._grey else "|b1"
+                header = {"descr": kind, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(member, header)
+                self._raw.seek(0, os.SEEK_SET)
+                while chunk := self._raw.read(CHUNK_BYTES):
+                    levels: UInt8[np.ndarray, " bytes"] = np.frombuffer(chunk, dtype=np.uint8)
+                    member.write(chunk if self._grey else (levels > 0).tobytes())
             for name, array in small.items():
                 with archive.open(f"{name}.npy", "w") as member:
                     np.lib.format.write_array(member, array, allow_pickle=False)
-
-    def _copy_frames(self, member: IO[bytes], shape: tuple[int, ...]) -> None:
-        """Copy grey frames as bytes, and frames without grey as booleans, which load as bits."""
-        header = {
-            "descr": "|u1" if self._grey else "|b1",
-            "fortran_order": False,
-            "shape": shape,
-        }
-        np.lib.format.write_array_header_1_0(member, header)
-        self._raw.seek(0, os.SEEK_SET)
-        while chunk := self._raw.read(CHUNK_BYTES):
-            levels: UInt8[np.ndarray, " bytes"] = np.frombuffer(chunk, dtype=np.uint8)
-            member.write(levels.tobytes() if self._grey else (levels > 0).tobytes())
 
 
 def load_video_map(path: Path) -> tuple[VideoMap, Preparation] | None:
@@ -225,7 +227,118 @@ def load_video_map(path: Path) -> tuple[VideoMap, Preparation] | None:
     scale, offset, times, numbers = (arrays[name] for name in MEMBERS[:4])
     shapes = (scale.shape, offset.shape, numbers.shape, times.ndim)
     kinds = [array.dtype.kind for array in (scale, offset, times, numbers)]
-    if shapes != ((2,), (2,), times.shape, 2) or kinds != ["f", "f", "f", "i"]:
-        raise InputError(f"{path} holds a damaged map to its video; prepare the video again")
+    require(
+        shapes == ((2,), (2,), times.shape, 2) and kinds == ["f", "f", "f", "i"],
+        f"{path} holds a damaged map to its video; prepare the video again",
+    )
     text = arrays["video_preparation"].tobytes().decode("utf-8", "replace")
     return VideoMap(scale, offset, times, numbers), preparation_from_json(text, str(path))
+
+
+def write_sheet(path: Path, rows: Sequence[SheetRow]) -> None:
+    """Write a PNG with one row of frames per clip, labelled with time and number of objects."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    columns, height, width = rows[0].frames.shape
+    scale = CELL / max(height, width)
+    across, down = max(round(width * scale), 1), max(round(height * scale), 1)
+    size = (LABEL + columns * (across + GAP), len(rows) * (down + GAP) + GAP)
+    sheet = Image.new("L", size, 70)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
+    for row, clip in enumerate(rows):
+        top = GAP + row * (down + GAP)
+        noun = "object" if clip.num_objects == 1 else "objects"
+        label = f"{clip.time:.1f} s\n{clip.num_objects} {noun}"
+        draw.multiline_text((4, top + 2), label, fill=255, font=font)
+        for column, frame in enumerate(clip.frames):
+            cell = Image.fromarray(frame).resize((across, down), Image.Resampling.NEAREST)
+            sheet.paste(cell, (LABEL + column * (across + GAP), top))
+    with atomic_path(path) as temporary:
+        sheet.save(temporary, "PNG")  # whatever the suffix
+
+
+@dataclass(frozen=True, eq=False)
+class WholeClip:
+    """One clip that covers a video, or a span of it.
+
+    Attributes:
+        frames: in [0, 1].
+        where: the map to the pixels and seconds of the video.
+        video: the source, which is read again to draw on it.
+    """
+
+    frames: Float[Tensor, "1 T height width *channels"]
+    where: VideoMap
+    video: Video
+
+    def pictures(self) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
+        """Yield the original images of these frames in RGB, in a second pass over the video."""
+        wanted = iter(self.where.numbers[0].tolist())
+        number = next(wanted, None)
+        for count, frame in enumerate(self.video.frames()):
+            while number == count:
+                yield to_rgb(frame.picture)
+                number = next(wanted, None)
+
+
+def whole_clip(
+    path: str | Path,
+    height: int,
+    width: int,
+    preparation: Preparation | None = None,
+    span: tuple[float, float] = (0.0, float("inf")),
+    progress: Callable[[int], None] = lambda done: None,
+    *,
+    in_colour: bool = False,
+) -> WholeClip:
+    """Return the frames of a video for a model with frames of height x width pixels.
+
+    A video of this size is used unchanged, unless a preparation is given. Any other is prepared,
+    with the preparation of the model's training clips where that is known.
+
+    Args:
+        path: anything that `open_video` opens.
+        height: of the model's frames.
+        width: of the model's frames.
+        preparation: of the clips that the model was trained on.
+        span: first and last second to use.
+        progress: called with the number of frames read.
+        in_colour: whether a video that is used unchanged keeps its colours.
+    """
+    video = open_video(path)
+    if preparation is None and (video.height, video.width) == (height, width):
+        clip = _collect(_unchanged(video, span, in_colour), video)
+        scale, offset = (1.0, 1.0), (0.0, 0.0)
+    else:
+        preparation = replace(preparation or Preparation(height, width), height=height, width=width)
+        found = plan(video, preparation, span, progress)
+        clip = _collect(found.frames(), video)
+        scale, offset = found.geometry.scale, found.geometry.offset
+        video = with_frame_rate(video, preparation.source_fps)
+    frames = np.stack([prepared.frame for prepared in clip]) / np.float32(255)
+    times = np.array([[prepared.time for prepared in clip]])
+    numbers = np.array([[prepared.number for prepared in clip]])
+    where = VideoMap(np.array(scale), np.array(offset), times, numbers)
+    return WholeClip(torch.from_numpy(frames)[None], where, video)
+
+
+def _unchanged(video: Video, span: tuple[float, float], in_colour: bool) -> Iterator[PreparedFrame]:
+    for number, frame in enumerate(video.frames()):
+        if span[0] <= frame.time <= span[1]:
+            picture = frame.picture
+            levels = to_rgb(picture) if in_colour else (255 * grey(picture)).round()
+            yield PreparedFrame(number, frame.time, levels.astype(np.uint8))
+
+
+def _collect(frames: Iterable[PreparedFrame], video: Video) -> list[PreparedFrame]:
+    """Return the frames as a list, if there are at least two and at most MAX_FRAMES."""
+    clip: list[PreparedFrame] = []
+    for prepared in frames:
+        require(
+            len(clip) < MAX_FRAMES,
+            f"{video.name} has more than {MAX_FRAMES} frames; select a part of it with --start and "
+            "--end",
+        )
+        clip.append(prepared)
+    require(len(clip) >= 2, f"{video.name} has {len(clip)} frames there; expected at least two")
+    return clip
