@@ -1,18 +1,20 @@
 """Self-distillation: combined clips, pseudo-labels in order, and a run through its stages."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from motes.cli.progress import describe
 from motes.config import RunConfig, ScheduleConfig, from_json, to_json
 from motes.core.errors import InputError
 from motes.data import PackedFrames, cannonballs
 from motes.models.checkpoint import load, read_tensors
 from motes.models.model import build
 from motes.models.pixel_map import is_visible, rendered_centroids
-from motes.training import dynamics_fit
+from motes.training import dynamics_fit, self_distillation
 from motes.training import train as training
 from motes.training.dataset import to_device
 from motes.training.distillation import starting_order
@@ -179,3 +181,26 @@ def test_replicas_trained_together_continue_with_the_bound_together(
         for name in ("renderer.to_image", "inference.from_past"):
             gap = (ours[name] - theirs[name]).abs()
             assert float(gap.flatten().quantile(0.9)) <= 2e-4, name
+
+
+@pytest.mark.usefixtures("short_fits")
+def test_a_failed_fit_of_the_dynamics_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object) -> None:
+        raise torch.linalg.LinAlgError("singular")  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(self_distillation, "fit_dynamics", fail)
+    lines: list[dict[str, object]] = []
+    config = staged_config()
+    outcome = train(
+        replace(config, data=replace(config.data, num_clips=24)),
+        tmp_path / "run",
+        report=lines.append,
+    )
+    assert outcome.finished
+    reported = [line for line in lines if "dynamics_fitted" in line]
+    assert [line["step"] for line in reported] == [0, 6]
+    logged = (tmp_path / "run" / "log.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line)["step"] for line in logged if "dynamics_fitted" in line] == [0, 6]
+    assert "singular matrix" in describe(reported[0])

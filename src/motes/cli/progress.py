@@ -85,6 +85,8 @@ def describe(line: dict[str, Any]) -> str:
     """Return a report of training as text."""
     if "rolled_back" in line:
         return f"{line['why']}: returned to step {line['step']} with half the learning rates"
+    if "dynamics_fitted" in line:
+        return str(line["why"])
     if "pseudo_labels" in line:
         return f"{line['clips_per_second']:.1f} clips/s"
     if "start" in line:

@@ -7,9 +7,9 @@ is maximised. Only an initial point is passed on. [Choice 13]
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,6 +26,14 @@ from motes.training.inputs import TrainingData
 
 BATCH, GPU_BATCH = 200, 4000  # clips; launches dominate on a GPU
 FIRST_FRAMES, FADE = 6.0, 2.0  # extra weight of the first frame, and its decay in frames
+
+
+class LabelBatch(NamedTuple):
+    """Inferred positions of some clips, which become pseudo-labels."""
+
+    means: Float[Tensor, "b N T 2"]
+    scales: Float[Tensor, "b N T 2"]
+    present: Bool[Tensor, "b N"]
 
 
 def distillation_terms(
@@ -112,17 +120,27 @@ def infer_pseudo_labels(
 ) -> TrainingData:
     """Return the clips with the teacher's inferred positions; `report` gets the number done."""
     device, total = clips.num_objects.device, len(clips.num_objects)
-    parts = []
     batch = GPU_BATCH if device.type == "cuda" else BATCH
-    for indices in torch.arange(total, device=device).split(batch):
-        report(int(indices[0]))
-        frames, counts = clips.frames(indices), clips.num_objects[indices]
-        q = GaussianPosterior.matching(teacher.infer(frames, counts))
-        order = starting_order(teacher.dynamics, q.means[:, :, 0], teacher.present(counts))
-        parts.append((reorder(q.means, order), reorder(q.scales, order)))
-    report(total)
-    means, scales = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
-    return clips._replace(pseudo_labels=GaussianPosterior(means, scales))
+
+    def inferred() -> Iterator[LabelBatch]:
+        for indices in torch.arange(total, device=device).split(batch):
+            report(int(indices[0]))
+            frames, counts = clips.frames(indices), clips.num_objects[indices]
+            q = GaussianPosterior.matching(teacher.infer(frames, counts))
+            yield LabelBatch(q.means, q.scales, teacher.present(counts))
+        report(total)
+
+    return clips._replace(pseudo_labels=join_labels(teacher.dynamics, inferred()))
+
+
+@torch.no_grad()
+def join_labels(dynamics: Any, batches: Iterable[LabelBatch]) -> GaussianPosterior:
+    """Return the positions of all batches in one, the objects of each clip in starting order."""
+    ordered = []
+    for means, scales, present in batches:
+        order = starting_order(dynamics, means[:, :, 0], present)
+        ordered.append((reorder(means, order), reorder(scales, order)))
+    return GaussianPosterior(*(torch.cat(parts) for parts in zip(*ordered, strict=True)))
 
 
 def starting_order(

@@ -88,6 +88,8 @@ class Run:
         if distributed.is_main():
             write_json(self.folder / "environment.json", environment(self.device))
             drop_lines_after(self.folder / "log.jsonl", self.trainer.step)
+        if self.labelled is not None:
+            self.log_fit(self.labelled.fitted)
         self.started, self.started_at = time.monotonic(), self.trainer.step
 
     def restore(self, rolled_back: int | None = None) -> None:
@@ -185,6 +187,12 @@ class Run:
             **phase._asdict(),
             "iterations_per_second": round(rate, 3),
         })  # fmt: skip
+
+    def log_fit(self, fitted: bool) -> None:
+        """Log a fit of the dynamics to inferred tracks if it failed: then they are as before."""
+        if not fitted:
+            why = "the fit of the dynamics met a singular matrix; they are as before the fit"
+            self._log({"step": self.trainer.step, "dynamics_fitted": False, "why": why})
 
     def save(self) -> Outcome:
         """Compute the held-out bound, then replace the model and the checkpoint."""

@@ -26,14 +26,13 @@ from motes.config import RunConfig
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
 from motes.data.clips import PackedFrames
-from motes.evaluation.metrics import reorder
 from motes.models.model import Model
 from motes.models.paper.family import PaperSettings
 from motes.models.pixel_map import align, is_visible, rendered_centroids
 from motes.models.posterior import GaussianPosterior
 from motes.training import distributed
 from motes.training.dataset import Dataset
-from motes.training.distillation import starting_order
+from motes.training.distillation import LabelBatch, join_labels
 from motes.training.dynamics_fit import fit_dynamics
 from motes.training.inputs import TrainingData
 
@@ -65,6 +64,7 @@ class PseudoLabelled(NamedTuple):
 
     model: Model  # of the first stage, with fitted dynamics
     clips: TrainingData  # combined clips with pseudo-labels
+    fitted: bool  # False: a fit of the dynamics failed, and they are those of the first stage
 
 
 def single_objects(clips: TrainingData) -> TrainingData:
@@ -156,11 +156,11 @@ def straighten(model: Model, positions: Float[Tensor, "M T 2"]) -> Float[Tensor,
     return torch.cat(straight).view_as(positions)
 
 
-def fit_to_tracks(dynamics: Any, tracks: Tracks, seed: int) -> None:
+def fit_to_tracks(dynamics: Any, tracks: Tracks, seed: int) -> bool:
     """Fit all parameters of the dynamics to tracks of single objects, by EM and L-BFGS, twice.
 
     The second fit leaves out the least likely tracks, of objects that were lost. On the CPU in
-    float64. The dynamics do not change if a fit meets a singular matrix.
+    float64. Return False, with the dynamics as they were, if a fit meets a singular matrix.
     """
     generator = torch.Generator().manual_seed(seed)
     number = min(FITTED_TRACKS, len(tracks.means))
@@ -178,33 +178,40 @@ def fit_to_tracks(dynamics: Any, tracks: Tracks, seed: int) -> None:
         fitted.fit_initial_state(positions[kept], observed[kept])
         fit_dynamics(fitted, positions[kept], observed[kept])
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        return
+        return False
     dynamics.load_state_dict(fitted.state_dict())
+    return True
 
 
-def infer_labels(model: Model, singles: TrainingData, num_frames: int, seed: int) -> Tracks:
-    """Fit a model's dynamics to its tracks of single objects; return these, straightened."""
+def infer_labels(
+    model: Model, singles: TrainingData, num_frames: int, seed: int
+) -> tuple[Tracks, bool]:
+    """Fit a model's dynamics to its tracks of single objects.
+
+    Returns:
+        These tracks, straightened, and whether both fits succeeded.
+    """
     tracks = infer_tracks(model, singles)
-    fit_to_tracks(model.dynamics, tracks, seed)
+    fitted = fit_to_tracks(model.dynamics, tracks, seed)
     align(model, num_frames)
     straight = tracks._replace(means=straighten(model, tracks.means))
-    fit_to_tracks(model.dynamics, straight, seed)
-    return straight
+    return straight, fit_to_tracks(model.dynamics, straight, seed) and fitted
 
 
-@torch.no_grad()
 def combine_labels(dynamics: Any, tracks: Tracks, combined: CombinedClips) -> GaussianPosterior:
     """Return the tracks of the members of combined clips in initial-state component order."""
     number, members = combined.num_objects, combined.members
     present: Bool[Tensor, "M N"] = (
         torch.arange(members.shape[1], device=members.device) < number[:, None]
     )
-    labels = []
-    for indices in torch.arange(len(number), device=members.device).split(BATCH):
-        means, scales = (part[members[indices]] for part in tracks)
-        order = starting_order(dynamics, means[:, :, 0], present[indices])
-        labels.append((reorder(means, order), reorder(scales, order)))
-    return GaussianPosterior(*(torch.cat(pieces) for pieces in zip(*labels, strict=True)))
+    batches = torch.arange(len(number), device=members.device).split(BATCH)
+    return join_labels(
+        dynamics,
+        (
+            LabelBatch(tracks.means[members[some]], tracks.scales[members[some]], present[some])
+            for some in batches
+        ),
+    )
 
 
 def label_combined_clips(
@@ -216,15 +223,15 @@ def label_combined_clips(
     number = COMBINED * len(dataset.training.num_objects)
     combined = combine(singles.video, data.num_objects, number, data.seed)
     clips = singles._replace(video=combined.video, num_objects=combined.num_objects)
-    tracks = for_each(
+    labels = for_each(
         models,
         lambda k: infer_labels(models[k], singles, data.num_frames, configs[k].seed),
     )
     labelled = []
-    for model, own in zip(models, tracks, strict=True):
+    for model, (tracks, fitted) in zip(models, labels, strict=True):
         distributed.broadcast(model.dynamics)
-        labels = combine_labels(model.dynamics, own, combined)
-        labelled.append(PseudoLabelled(model, clips._replace(pseudo_labels=labels)))
+        own = clips._replace(pseudo_labels=combine_labels(model.dynamics, tracks, combined))
+        labelled.append(PseudoLabelled(model, own, fitted))
     return labelled
 
 
@@ -247,10 +254,14 @@ def continue_from(model: Model, first: Model) -> None:
 
 def fit_final_dynamics(
     models: Sequence[Model], configs: Sequence[RunConfig], clips: TrainingData
-) -> None:
-    """Fit the dynamics of trained models once more, to their tracks of single objects."""
+) -> list[bool]:
+    """Fit the dynamics of trained models once more, to their tracks of single objects.
+
+    Returns:
+        For each model whether the fit succeeded; if not, its dynamics are as before.
+    """
     singles = single_objects(clips)
-    for_each(
+    fitted = for_each(
         models,
         lambda k: fit_to_tracks(
             models[k].dynamics, infer_tracks(models[k], singles), configs[k].seed
@@ -258,3 +269,4 @@ def fit_final_dynamics(
     )
     for model in models:
         distributed.broadcast(model.dynamics)
+    return fitted

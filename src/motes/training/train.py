@@ -242,4 +242,6 @@ def fit_finished(runs: list[Run]) -> None:
     ended = [run for run in runs if run.config.single_object_schedule and not run.unfinished]
     if ended:
         models, configs = [run.trainer.model for run in ended], [run.config for run in ended]
-        fit_final_dynamics(models, configs, ended[0].dataset.training)
+        fitted = fit_final_dynamics(models, configs, ended[0].dataset.training)
+        for run, succeeded in zip(ended, fitted, strict=True):
+            run.log_fit(succeeded)
