@@ -21,7 +21,7 @@ from benchmarks.train_gpu import bench_train_gpu
 from motes.cli.progress import bar
 from motes.core.errors import InputError
 from motes.core.files import all_or_none, atomic_path, check_output_paths
-from motes.models.checkpoint import write_json
+from motes.models.model import write_json
 from motes.training.run_folder import environment
 
 

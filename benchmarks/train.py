@@ -11,11 +11,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from benchmarks.timing import in_turns
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman.dynamics import LinearDynamics
-from motes.models import elbo as objective
+from motes.models import model as objective
 from motes.models.model import Model
-from motes.models.paper.inference import InferenceNetwork
-from motes.models.paper.recurrence import recur
-from motes.models.paper.renderer import PaperRenderer
+from motes.models.paper import InferenceNetwork, PaperRenderer, recur
 from tests.reference import naive
 
 # Float32 sums in two orders differ by about 1e-6; a wrong term is an error of order one.

@@ -11,8 +11,7 @@ import torch
 from benchmarks.train import Batch, Contender, Parts, Sizes, disagreement, plain_step
 from motes.config import RunConfig
 from motes.core.axes import Tensor
-from motes.models.paper.inference import InferenceNetwork
-from motes.models.paper.renderer import PaperRenderer
+from motes.models.paper import InferenceNetwork, PaperRenderer
 from motes.training.dataset import make_dataset
 from motes.training.gpu import networks
 from motes.training.gpu.replicas import Groups, Replicas, log_evidence

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from motes.models.checkpoint import write_json
+from motes.models.model import write_json
 from motes.training.run_folder import environment
 
 ROOT = Path(__file__).parent.parent

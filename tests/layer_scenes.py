@@ -13,7 +13,7 @@ from motes.models.layers.renderer import (
     SCALE_UNIT,
     LayeredRenderer,
 )
-from motes.models.sprites.patches import FrameBatch, Window
+from motes.models.sprites.likelihood_maps import FrameBatch, Window
 from motes.models.sprites.renderer import CELLS_PER_PIXEL
 
 

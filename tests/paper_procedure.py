@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from motes.models.model import Model
-from motes.models.posterior import GaussianPosterior
+from motes.models.protocols import GaussianPosterior
 from oracles import log_density, one_model, posterior
 from tiny import MAX_OBJECTS
 

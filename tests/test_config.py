@@ -15,7 +15,7 @@ from motes.config import (
     to_json,
 )
 from motes.core.errors import InputError
-from motes.models.paper.family import PaperSettings
+from motes.models.paper import PaperSettings
 from motes.training.presets import PRESETS, find
 
 

@@ -6,7 +6,7 @@ import torch
 
 from motes.config import DataConfig, RunConfig, ScheduleConfig
 from motes.models.model import Model, build
-from motes.models.paper.family import PaperSettings
+from motes.models.paper import PaperSettings
 from motes.training.presets import PRESETS
 
 HEIGHT, WIDTH, MAX_OBJECTS = 6, 8, 3

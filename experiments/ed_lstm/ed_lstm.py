@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from motes.core.axes import Bool, Float, Tensor
 from motes.core.errors import InputError
 from motes.evaluation.evaluate import Prediction
-from motes.models.paper.initialization import paper_init
+from motes.models.paper import paper_init
 
 Layers = Literal["one", "two", "convolutional"]
 HIDDEN = 1024  # elements of a code of a frame, and of the hidden layer of two

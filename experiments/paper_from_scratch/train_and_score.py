@@ -29,7 +29,7 @@ import torch
 from experiments.paper_training.score_replicas import row, score_limit, score_seed
 from motes.config import RunConfig, ScheduleConfig
 from motes.data import Clips, cannonballs
-from motes.models.checkpoint import load_with_config, save_model, write_json
+from motes.models.model import load_with_config, save_model, write_json
 from motes.training.presets import PRESETS
 from motes.training.run import Outcome
 from motes.training.run_folder import environment

@@ -24,7 +24,7 @@ from motes.config import DataConfig, RunConfig
 from motes.data import Clips, World, cannonballs
 from motes.evaluation.baselines.bayes_limit import BayesLimit
 from motes.evaluation.evaluate import BATCH, ModelPredictor, evaluate
-from motes.models.checkpoint import load_with_config, read_config, write_json
+from motes.models.model import load_with_config, read_config, write_json
 from motes.models.pixel_map import find_latent_map
 from motes.training.distillation import with_teacher
 from motes.training.presets import PRESETS

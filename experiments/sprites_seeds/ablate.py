@@ -27,8 +27,8 @@ from experiments.sprites_seeds.score_seeds import (
     score,
     score_new,
 )
-from motes.models.checkpoint import write_json
-from motes.models.sprites import marginal_frames  # noqa: F401 (before it is patched)
+from motes.models.model import write_json
+from motes.models.sprites import grid_posterior  # noqa: F401 (before it is patched)
 from motes.models.sprites.renderer import phase_kernels
 from motes.queries import SEARCH
 
@@ -57,12 +57,12 @@ PARTS: dict[str, tuple[Change, ...]] = {
     "one cell a pixel": (
         Change("motes.models.sprites.renderer", "CELLS_PER_PIXEL", 1),
         Change("motes.models.sprites.renderer", "phase_kernels", partial(phase_kernels, phases=1)),
-        Change("motes.models.sprites.marginal_frames", "CELLS_PER_PIXEL", 1),
+        Change("motes.models.sprites.grid_posterior", "CELLS_PER_PIXEL", 1),
     ),
-    "one look at first": (Change("motes.models.sprites.forward_pass", "PASSES_PER_FRAME", 1),),
+    "one look at first": (Change("motes.models.sprites.search", "PASSES_PER_FRAME", 1),),
     "no search of whole frames": (
         Change(
-            "motes.models.sprites.forward_pass",
+            "motes.models.sprites.search",
             "redetect_lost",
             lambda sprite, frame, found, lost: found,
         ),
@@ -70,8 +70,8 @@ PARTS: dict[str, tuple[Change, ...]] = {
     "edges are sightings": (
         Change("motes.models.sprites.likelihood_maps", "MIN_LLR_FRACTION", 0.0),
     ),
-    "no second look": (Change("motes.models.sprites.tracker", "REVISITS", 0),),
-    "no exchange": (Change("motes.models.sprites.tracker", "MAX_SWAPS", 0),),
+    "no second look": (Change("motes.models.sprites.search", "REVISITS", 0),),
+    "no exchange": (Change("motes.models.sprites.search", "MAX_SWAPS", 0),),
     "no later hypotheses": (Change("motes.queries", "SEARCH", SEARCH._replace(hypotheses=1)),),
 }
 

@@ -35,7 +35,7 @@ from motes.evaluation.evaluate import (
     score_clips,
 )
 from motes.evaluation.metrics import concatenate
-from motes.models.checkpoint import load_with_config, write_json
+from motes.models.model import load_with_config, write_json
 from motes.training.run_folder import environment
 
 FIRST_SEED = 5_000_000

@@ -32,8 +32,7 @@ from motes.evaluation.learned import true_force
 from motes.kalman.dynamics import require_linear
 from motes.kalman.model import POSITION_DIM
 from motes.models import model as models
-from motes.models.checkpoint import load_with_config, write_json
-from motes.models.model import Model
+from motes.models.model import Model, load_with_config, write_json
 from motes.models.sprites.renderer import SpriteRenderer
 from motes.training.presets import PRESETS
 from motes.training.run_folder import environment

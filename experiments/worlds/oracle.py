@@ -19,7 +19,7 @@ from motes.evaluation.evaluate import Prediction
 from motes.kalman.mixture import SmoothedTracks
 from motes.kalman.model import LGSSM
 from motes.kalman.swap_evidence import joined_by_filter, pair_gains
-from motes.models.sprites.track_swaps import best_swaps
+from motes.models.sprites.search import best_swaps
 
 BEAM = 16
 EXCHANGES = 20  # rounds, at most

@@ -38,7 +38,7 @@ from motes.core.axes import Float, Tensor
 from motes.data import Clips, save_clips, worlds
 from motes.evaluation import metrics
 from motes.evaluation.baselines.trackpy import track_features, tune_trackpy
-from motes.models.checkpoint import write_json
+from motes.models.model import write_json
 from motes.training.presets import PRESETS, find
 from motes.training.run_folder import environment
 from motes.training.train import train

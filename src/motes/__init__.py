@@ -3,8 +3,7 @@
 from motes import kalman
 from motes.core.errors import InputError
 from motes.data import Clips, cannonballs, load_clips, save_clips
-from motes.models.checkpoint import load
-from motes.models.model import Model
+from motes.models.model import Model, load
 from motes.queries import forecast, infer, interpolate, sample
 from motes.queries.answer import Answer
 

@@ -92,7 +92,7 @@ class DataConfig:
 class DynamicsConfig:
     """The law of motion and its initial values; the defaults are the paper's."""
 
-    law: str = "newton"  # a name registered in `motes.models.registry.LAWS`
+    law: str = "newton"  # a name registered in `motes.models.model.LAWS`
     num_components: int = 2  # K, initial-state components
     sampling_period: float = 0.1  # initial delta
     state_noise: float = 0.001  # initial Sigma_H = state_noise I
@@ -217,7 +217,7 @@ class RunConfig:
         raise TypeError(f"{type(self.model).__name__} belongs to no registered family")
 
 
-# The settings class of each family by name; `motes.models.registry.register_family` adds to it.
+# The settings class of each family by name; `motes.models.model.register_family` adds to it.
 FAMILY_SETTINGS: dict[str, type[Any]] = {}
 
 

@@ -401,7 +401,7 @@ def test_bench_times_training_and_queries_and_stores_the_result(
     record = json.loads(capsys.readouterr().out)
     assert json.loads(out.read_text()) == record
     assert all(seconds > 0 for seconds in record["seconds"].values())
-    for name in motes.models.checkpoint.shipped_names():
+    for name in motes.models.model.shipped_names():
         for query in ("infer", "forecast"):
             assert f"{query}, one clip, {name}" in record["seconds"]
 

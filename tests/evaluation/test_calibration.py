@@ -8,10 +8,9 @@ from motes.core.errors import InputError
 from motes.data import Clips, cannonballs, save_clips
 from motes.data.clips import pack
 from motes.evaluation.calibration import calibrate, calibrate_run
-from motes.models.checkpoint import load, save_model
-from motes.models.model import Model, build
-from motes.models.posterior import GaussianPosterior
-from motes.queries.tracks import observations
+from motes.models.model import Model, build, load, save_model
+from motes.models.protocols import GaussianPosterior
+from motes.queries import observations
 from motes.training.presets import PRESETS
 from tiny import tiny_frames, tiny_model
 

@@ -12,7 +12,7 @@ from motes.data import World, cannonballs
 from motes.evaluation.baselines.bayes_limit import BayesLimit
 from motes.evaluation.evaluate import evaluate
 from motes.evaluation.metrics import ClipStatistics, standard_error
-from motes.models.checkpoint import write_json
+from motes.models.model import write_json
 
 
 def tallied(totals, counts, root):

@@ -13,7 +13,7 @@ import torch
 from motes.config import to_json
 from motes.core.errors import InputError
 from motes.core.files import leftovers
-from motes.models.checkpoint import read_config
+from motes.models.model import read_config
 from motes.training.presets import PRESETS
 from motes.training.run_folder import begin, exclusive, is_new, run_folders
 from motes.training.step import Trainer

@@ -19,8 +19,7 @@ import torch
 import motes
 from motes.config import RunConfig
 from motes.data import Clips, worlds
-from motes.models.checkpoint import load, read_config, renamed, save_model
-from motes.models.model import Model, build
+from motes.models.model import Model, build, load, read_config, renamed, save_model
 from motes.queries import Answer
 from motes.training.presets import PRESETS
 from motes.training.train import resume, train

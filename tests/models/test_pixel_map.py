@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from motes.models.layers.family import LayerSettings
+from motes.models.layers.search import LayerSettings
 from motes.models.model import Model, build
 from motes.models.pixel_map import NUM_PATHS, align, find_pixel_map, rendered_centroids
 from motes.models.protocols import PlainRenderer

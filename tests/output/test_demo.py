@@ -9,8 +9,7 @@ import torch
 
 from motes.cli import main
 from motes.evaluation.learned import learned_initial_states
-from motes.models.checkpoint import load, load_with_config, save_model
-from motes.models.model import build
+from motes.models.model import build, load, load_with_config, save_model
 from motes.output import demo, learning
 from motes.output.demo_report import CAPTIONS, SHOWN
 from motes.output.learning import learn

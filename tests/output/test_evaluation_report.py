@@ -10,9 +10,8 @@ import pytest
 
 from motes.cli import main
 from motes.data import cannonballs, save_clips, worlds
-from motes.models.checkpoint import save_model
-from motes.models.layers.family import LayerSettings
-from motes.models.model import build
+from motes.models.layers.search import LayerSettings
+from motes.models.model import build, save_model
 from motes.output.evaluation_report import _comparable, _describe_error
 from motes.output.plots import TRUTH, View
 from motes.training.presets import PRESETS

@@ -10,7 +10,7 @@ from motes.core.axes import Tensor
 from motes.data import cannonballs
 from motes.kalman.dynamics import LinearDynamics
 from motes.models.model import Model
-from motes.models.sprites.tracker import Tracker
+from motes.models.sprites.search import Tracker
 from motes.queries import SEARCH, counting
 from motes.queries.counting import count_log_evidence
 from sprite_scenes import disk_renderer, frame_with

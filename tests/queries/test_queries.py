@@ -6,16 +6,13 @@ import pytest
 import torch
 
 import motes
-from motes.models.elbo import terms_of
-from motes.models.model import Model
-from motes.models.posterior import GaussianPosterior
-from motes.models.protocols import Posterior
+from motes.models.model import Model, terms_of
+from motes.models.protocols import GaussianPosterior, Posterior
 from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.renderer import SpriteRenderer
-from motes.queries import SEARCH
+from motes.queries import NUM_DRAWS, SEARCH
 from motes.queries.answer import COLUMNS, Answer
 from motes.queries.counting import count_log_evidence
-from motes.queries.tracks import NUM_DRAWS
 from oracles import gains, log_density, one_model, posterior
 from paper_procedure import most_likely_path, paper_posterior
 from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_frames, tiny_model, tiny_sprite_model
@@ -109,18 +106,16 @@ def test_frames_after_the_last_observed_one_are_not_evaluated(
     torch.testing.assert_close(far.pixels[:, :, :9], near.pixels, equal_nan=True)
 
 
-LONG_ROUTES = {"kalman.DENSE_FRAMES": 6, "kalman.BLOCK_FRAMES": 3, "queries.tracks.NUM_DRAWS": 2}
+LONG_ROUTES = {"kalman.DENSE_FRAMES": 6, "kalman.BLOCK_FRAMES": 3, "queries.NUM_DRAWS": 2}
 CHUNKS = {
     "queries.SEARCH": SEARCH._replace(stream_after=10),
     "models.model.CHUNK_FRAMES": 8,
-    "models.paper.inference.CHUNK_FRAMES": 7,
+    "models.paper.CHUNK_FRAMES": 7,
     "kalman.sequential.CHUNK_FRAMES": 5,
     "kalman.chunked.CHUNK_BLOCKS": 2,
     "kalman.swap_evidence.CHUNK_FRAMES": 6,
-    "models.sprites.forward_pass.CHUNK_PIXELS": 9
-    * 6
-    * HEIGHT
-    * WIDTH,  # frames, objects in three searches
+    # frames, objects in three searches
+    "models.sprites.search.CHUNK_PIXELS": 9 * 6 * HEIGHT * WIDTH,
 }
 
 

@@ -12,9 +12,8 @@ from torch.nn.functional import softplus
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman.model import LGSSM
-from motes.models.paper.inference import InferenceNetwork
-from motes.models.paper.renderer import PaperRenderer
-from motes.models.posterior import GaussianPosterior
+from motes.models.paper import InferenceNetwork, PaperRenderer
+from motes.models.protocols import GaussianPosterior
 
 
 class InferenceWeights(NamedTuple):

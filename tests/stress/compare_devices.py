@@ -20,9 +20,8 @@ from motes.config import RunConfig
 from motes.core.axes import Tensor
 from motes.data import cannonballs
 from motes.evaluation.metrics import best_order, reorder
-from motes.models import elbo as objective
-from motes.models.checkpoint import load_with_config, write_json
-from motes.models.model import build
+from motes.models import model as objective
+from motes.models.model import build, load_with_config, write_json
 from motes.queries import forecast, infer
 from motes.training.dataset import make_dataset
 from motes.training.gpu import networks as stacked

@@ -27,8 +27,8 @@ import torch
 
 from motes import cli
 from motes.core.files import leftovers
-from motes.models import checkpoint
-from motes.models.checkpoint import load, read_tensors
+from motes.models import model as checkpoint
+from motes.models.model import load, read_tensors
 from motes.training.initialization import RESTARTS, STEPS
 from motes.training.run_folder import environment, exclusive
 from motes.training.step import Trainer

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from motes.core.errors import InputError
-from motes.models.checkpoint import write_json
+from motes.models.model import write_json
 from motes.training.run_folder import environment
 from tests.stress.forked import CRASHED, Ended, run_forked
 from tests.stress.fuzz_files import FILES, warm_up

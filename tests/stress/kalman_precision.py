@@ -16,7 +16,7 @@ from mpmath import log, mp, mpf, pi
 
 from motes import kalman
 from motes.kalman.model import LGSSM
-from motes.models.checkpoint import write_json
+from motes.models.model import write_json
 from motes.training.run_folder import environment
 
 DIGITS = 60

@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 
 import torch
 
-from motes.models.checkpoint import write_json
+from motes.models.model import write_json
 from motes.training.run_folder import environment
 
 CLEAR = {200, 400, 403, 404, 413, 422, 503}

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from motes.models.checkpoint import read_tensors, write_json
+from motes.models.model import read_tensors, write_json
 from motes.training.run_folder import environment
 
 ITERATIONS = 40

@@ -7,8 +7,7 @@ import torch
 
 from motes.config import ScheduleConfig
 from motes.core.errors import InputError
-from motes.models.checkpoint import load, save_model
-from motes.models.model import build
+from motes.models.model import build, load, save_model
 from motes.training import initialization
 from motes.training.dataset import make_dataset
 from motes.training.initialization import (

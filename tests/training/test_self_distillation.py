@@ -11,8 +11,7 @@ from motes.cli.progress import describe
 from motes.config import RunConfig, ScheduleConfig, from_json, to_json
 from motes.core.errors import InputError
 from motes.data import PackedFrames, cannonballs
-from motes.models.checkpoint import load, read_tensors
-from motes.models.model import build
+from motes.models.model import build, load, read_tensors
 from motes.models.pixel_map import is_visible, rendered_centroids
 from motes.training import dynamics_fit, self_distillation
 from motes.training import train as training

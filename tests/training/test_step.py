@@ -12,7 +12,7 @@ from torch import multiprocessing
 from motes.config import RunConfig, ScheduleConfig
 from motes.core.axes import Tensor
 from motes.data import cannonballs
-from motes.models.elbo import BoundTerms
+from motes.models.model import BoundTerms
 from motes.models.protocols import Posterior, Search
 from motes.training import distributed
 from motes.training.dataset import Dataset, make_dataset

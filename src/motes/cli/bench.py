@@ -15,7 +15,7 @@ from motes import queries
 from motes.cli.options import Json, Out, check_device, print_result
 from motes.core.files import check_output_paths
 from motes.data import cannonballs
-from motes.models.checkpoint import load_with_config, shipped_names, write_json
+from motes.models.model import load_with_config, shipped_names, write_json
 from motes.training import train as training
 from motes.training.presets import PRESETS
 from motes.training.run_folder import environment

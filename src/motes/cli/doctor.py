@@ -17,7 +17,7 @@ import torch
 from motes.cli.options import Json, print_result
 from motes.core.errors import InputError
 from motes.core.memory import GIB, free_bytes
-from motes.models.checkpoint import load, shipped_names
+from motes.models.model import load, shipped_names
 from motes.queries import infer
 from motes.training.run_folder import exclusive, processor_name
 

@@ -12,8 +12,7 @@ from motes.config import DataConfig, RunConfig
 from motes.core.errors import InputError
 from motes.core.files import check_output_paths
 from motes.data import Clips, World, cannonballs, draw_clips, load_clips
-from motes.models.checkpoint import load_with_config, write_json, write_text
-from motes.models.model import Model
+from motes.models.model import Model, load_with_config, write_json, write_text
 from motes.training.dataset import known_counts
 from motes.training.run_folder import environment
 

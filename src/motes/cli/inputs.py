@@ -14,8 +14,7 @@ from motes.core.axes import Tensor, UInt8
 from motes.core.errors import InputError
 from motes.core.files import check_output_paths
 from motes.data import load_clips
-from motes.models.checkpoint import load
-from motes.models.model import Model
+from motes.models.model import Model, load
 from motes.output.overlay import check_overlay
 from motes.video import VideoMap, find_preparation, load_video_map, open_video, whole_clip
 

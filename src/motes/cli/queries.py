@@ -15,10 +15,9 @@ from motes.cli.outputs import write_outputs
 from motes.core.errors import InputError
 from motes.core.files import all_or_none
 from motes.data import Clips, pack, save_clips, write_gif
-from motes.models.checkpoint import load
-from motes.models.model import Model
+from motes.models.model import Model, load
+from motes.queries import check_whole
 from motes.queries.answer import Answer
-from motes.queries.validation import check_whole
 
 
 def infer(options: QueryOptions) -> None:

@@ -14,7 +14,7 @@ from motes.cli.options import Data, Json, Out, check_device, print_result
 from motes.cli.progress import training_bar
 from motes.config import to_json
 from motes.core.errors import InputError
-from motes.models.checkpoint import find_model, read_config, write_text
+from motes.models.model import find_model, read_config, write_text
 from motes.training import distributed
 from motes.training import train as training
 from motes.training.dataset import fit_sprite_size

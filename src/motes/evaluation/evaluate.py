@@ -14,8 +14,7 @@ from motes.data import Clips
 from motes.data.clips import clips_to_grey
 from motes.evaluation import learned, metrics
 from motes.evaluation.metrics import ClipStatistics, Tracks, clip_statistics, curve_statistics
-from motes.models.elbo import BoundTerms, terms_of
-from motes.models.model import Model
+from motes.models.model import BoundTerms, Model, terms_of
 from motes.queries import SEARCH, infer, interpolate
 
 NUM_CONTEXT = 5  # observed frames before a forecast, and on either side of a gap, as in the paper

@@ -1,17 +1,86 @@
-"""A generative model of videos and its inference: the three parts side by side."""
+"""A model: its parts by name, the generative model with its bound, and its files.
 
-from typing import Any
+A run folder is self-describing:
+
+    config.json              the whole configuration, versioned
+    environment.json         versions, device, commit
+    log.jsonl                one line for each report of training
+    model.safetensors        weights and pixel map, for use
+    checkpoint.safetensors   weights and optimizer state, for resuming
+    latent_map.png           the latent plane at the last checkpoint
+    preparation.json         how clips were prepared from a video, if they were
+    replicas.json            several seeds: which, each in a folder of its own
+    selection.json           several seeds: their bounds, and the one selected
+
+A model for queries needs only `config.json` and `model.safetensors`: safetensors and JSON, nothing
+that can run code. Files are replaced atomically.
+"""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import nn
 
-from motes.config import RunConfig
+from motes.config import FAMILY_SETTINGS, DynamicsConfig, RunConfig, from_json, require, to_json
 from motes.core.axes import Bool, Float, Int, Tensor
+from motes.core.errors import InputError
+from motes.core.files import atomic_path
 from motes.data.clips import ColourAxis
-from motes.models.protocols import Dynamics, Inference, Posterior, Renderer, Search
-from motes.models.registry import FAMILIES, find_law
+from motes.kalman.dynamics import LinearDynamics
+from motes.models import paper
+from motes.models.layers import search as layers
+from motes.models.protocols import Dynamics, Family, Inference, Posterior, Renderer, Search
+from motes.models.sprites import search as sprites
 
+BuildLaw = Callable[[DynamicsConfig, torch.Generator], Any]  # returns a Dynamics, an nn.Module
+FAMILIES: dict[str, Family] = {}
+LAWS: dict[str, BuildLaw] = {}
 CHUNK_FRAMES = 256  # frames rendered together, which bounds memory
+SHIPPED = Path(__file__).parent / "shipped"
+MAX_WEIGHT = 1e6  # larger values are treated as damage
+ALIASES = {"cannonballs-sprites": "cannonballs-structured"}
+RENAMED = {"temper": "calibration_scale"}  # tensors of version 0.1
+
+
+def register_family(family: Family) -> None:
+    """Make a family available to configurations, presets and files under its name."""
+    FAMILIES[family.name] = family
+    FAMILY_SETTINGS[family.name] = family.settings
+
+
+def register_law(name: str, build: BuildLaw) -> None:
+    """Make a law of motion available as `DynamicsConfig.law`."""
+    LAWS[name] = build
+
+
+def find_law(name: str) -> BuildLaw:
+    """Return the constructor of a law by name."""
+    require(name in LAWS, f"law is {name!r:.60}; expected one of {', '.join(LAWS)}")
+    return LAWS[name]
+
+
+def _linear(config: DynamicsConfig, generator: torch.Generator) -> LinearDynamics:
+    return LinearDynamics(
+        num_components=config.num_components,
+        sampling_period=config.sampling_period,
+        state_noise=config.state_noise,
+        position_noise=config.position_noise,
+        initial_spread=config.initial_spread,
+        linear=config.law == "linear",
+        generator=generator,
+    )
+
+
+for each in (paper.FAMILY, sprites.FAMILY, layers.FAMILY):
+    register_family(each)
+register_law("newton", _linear)  # a constant force
+register_law("linear", _linear)  # and forces linear in position and velocity
 
 
 class Model(nn.Module):
@@ -171,3 +240,265 @@ def build(config: RunConfig) -> Model:
         channels=data.channels,
         colour_axis=data.colour_axis,
     )
+
+
+class BoundTerms(NamedTuple):
+    """The three terms of the bound for each clip, or their mean over clips, in nats."""
+
+    reconstruction: Float[Tensor, "..."]
+    entropy: Float[Tensor, "..."]
+    log_prior: Float[Tensor, "..."]
+
+    def weighted(self, kl_weight: float | Float[Tensor, ""]) -> Float[Tensor, "..."]:
+        """Return the bound with its KL term multiplied by a weight; 1 is the bound itself."""
+        return self.reconstruction + kl_weight * (self.entropy + self.log_prior)
+
+
+def reconstruction(
+    nats: Float[Tensor, "B T"], observed: Bool[Tensor, "B T"] | None = None
+) -> Float[Tensor, " B"]:
+    """Return log p(v | a), summed over the observed frames (all, if None)."""
+    return nats.sum(1) if observed is None else torch.where(observed, nats, 0.0).sum(1)
+
+
+def entropy(nats: Float[Tensor, "B N T"], present: Bool[Tensor, "B N"]) -> Float[Tensor, " B"]:
+    """Return H[q], summed over the present objects."""
+    return torch.where(present, nats.sum(2), 0.0).sum(1)
+
+
+def log_prior(
+    dynamics: Any,
+    positions: Float[Tensor, "B N T 2"],
+    present: Bool[Tensor, "B N"],
+    detected: Bool[Tensor, "B _ T"] | None = None,
+) -> Float[Tensor, " B"]:
+    """Return log p(a) of a draw, exact under the law of motion."""
+    nats: Tensor = dynamics.log_density(positions, present, detected)
+    return nats.to(positions.dtype)
+
+
+def bound_terms(
+    model: Model,
+    frames: Float[Tensor, "B T height width *channels"],
+    num_objects: Int[Tensor, " B"],
+    noise: Float[Tensor, "B N T 2"],
+    observed: Bool[Tensor, "B T"] | None = None,
+) -> BoundTerms:
+    """Return the terms of the bound for each clip, from one draw of q.
+
+    Args:
+        model: of any family.
+        frames: values in [0, 1].
+        num_objects: objects in each clip.
+        noise: of the draw.
+        observed: which frames count; all, if None.
+    """
+    q = model.infer(frames, num_objects, observed)
+    return terms_of(model, q, frames, num_objects, noise, observed)
+
+
+def terms_of(
+    model: Model,
+    q: Posterior,
+    frames: Float[Tensor, "B T height width *channels"],
+    num_objects: Int[Tensor, " B"],
+    noise: Float[Tensor, "B N T 2"],
+    observed: Bool[Tensor, "B T"] | None = None,
+) -> BoundTerms:
+    """Return the terms of the bound of a given q on the observed frames, from one draw.
+
+    Paper: [Eq. elbo].
+
+    Law: equals the exact log evidence for a linear-Gaussian stand-in with the exact posterior as
+    q, and lies below it for any other q; tests/models/test_model_bound.py.
+    """
+    present, positions, detected = model.present(num_objects), q.draw(noise), q.detected
+    # Where an object was not detected q is its prior given the rest, and the two cancel.
+    everywhere = detected is None or bool(detected.all())
+    nats = model.log_likelihood(positions, present, frames, q.appearance, detected)
+    prior = log_prior(model.dynamics, positions, present, None if everywhere else detected)
+    return BoundTerms(
+        reconstruction=reconstruction(nats, observed),
+        entropy=entropy(q.entropy(), present),
+        log_prior=prior + model.renderer.appearance_log_prior(q.appearance, present),
+    )
+
+
+def save_model(folder: Path, model: Model, config: RunConfig, *, half: bool = False) -> None:
+    """Write `config.json` and `model.safetensors`; `half` stores network weights as float16."""
+    tensors = {name: value.detach().cpu() for name, value in model.state_dict().items()}
+    if half:
+        shrinks = ("renderer.", "inference.")
+        tensors = {n: v.half() if n.startswith(shrinks) else v for n, v in tensors.items()}
+    write_text(folder / "config.json", to_json(config))
+    write_tensors(folder / "model.safetensors", tensors, {"kind": "model"})
+
+
+def load(name_or_folder: str | Path, *, device: str | torch.device = "cpu") -> Model:
+    """Return a shipped model by name, or the model of a run folder, ready for queries.
+
+    Raises:
+        InputError: there is no such model, or its files are damaged or of a newer version.
+    """
+    return load_with_config(name_or_folder, device=device)[0]
+
+
+def load_with_config(
+    name_or_folder: str | Path, *, device: str | torch.device = "cpu"
+) -> tuple[Model, RunConfig]:
+    """Return the model and the configuration of the run that made it."""
+    folder = find_model(name_or_folder)
+    config = read_config(folder)
+    model = build(config)
+    tensors, _ = read_tensors(folder / "model.safetensors")
+    restore(model, tensors, folder / "model.safetensors")
+    return model.to(device).eval(), config
+
+
+def find_model(name_or_folder: str | Path) -> Path:
+    """Return the folder of a model given by its shipped name or its path."""
+    if str(name_or_folder) in shipped_names():
+        return SHIPPED / ALIASES.get(str(name_or_folder), str(name_or_folder))
+    folder = Path(name_or_folder)
+    if not (folder / "config.json").is_file():
+        raise InputError(
+            f"no model at {str(name_or_folder)!r}; give a run folder (with config.json) "
+            f"or a shipped name: {', '.join(shipped_names()) or 'none in this installation'}"
+        )
+    if not (folder / "model.safetensors").is_file():
+        raise InputError(
+            f"{folder} has a config but no model.safetensors; let training reach its first "
+            f"checkpoint: motes train --resume {folder}"
+        )
+    return folder
+
+
+def shipped_names() -> list[str]:
+    """Return the names of the models inside the package, aliases included."""
+    names = [path.parent.name for path in SHIPPED.glob("*/model.safetensors")]
+    return sorted([*names, *(alias for alias, name in ALIASES.items() if name in names)])
+
+
+def read_config(folder: Path) -> RunConfig:
+    """Return the configuration in a run folder."""
+    path = folder / "config.json"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{folder} has no config.json; give the folder of a run") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read ({error})") from None
+    return from_json(text, path)
+
+
+def restore(model: Model, tensors: dict[str, Tensor], origin: Path) -> None:
+    """Copy tensors into the model after checking names, shapes and values."""
+    expected, tensors = model.state_dict(), renamed(tensors)
+    tensors = {"calibration_scale": expected["calibration_scale"], **tensors}  # may be missing
+    if set(tensors) != set(expected):
+        missing, extra = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
+        difference = f"missing {missing[:3]!s:.200}, unknown {extra[:3]!s:.200}"
+        raise InputError(f"{origin} does not fit its config.json: {difference}")
+    for name, value in tensors.items():
+        if value.shape != expected[name].shape:
+            raise InputError(
+                f"{origin}: {name:.60} has shape {tuple(value.shape)!s:.60}, "
+                f"its config.json expects {tuple(expected[name].shape)}"
+            )
+        known = value.dtype in (torch.float16, torch.float32, torch.float64)
+        if not known or not bool((value.to(expected[name].dtype).abs() <= MAX_WEIGHT).all()):
+            raise InputError(
+                f"{origin}: {name} holds values that are not numbers up to {MAX_WEIGHT:.0f}"
+            )
+    model.load_state_dict(tensors)
+    if not is_usable(model):
+        raise InputError(f"{origin}: its values overflow on an empty clip; train it again")
+
+
+def renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of any version under the names of this one; prefixes such as `model/` stay."""
+
+    def new(name: str) -> str:
+        prefix, slash, last = name.rpartition("/")
+        return prefix + slash + RENAMED.get(last, last)
+
+    return {new(name): value for name, value in tensors.items()}
+
+
+@torch.no_grad()
+def is_usable(model: Model) -> bool:
+    """Return whether dynamics, renderer and inference stay finite on an empty clip."""
+    one = torch.ones(1, dtype=torch.int64)
+    frames = torch.zeros(1, 2, *model.frame_shape)
+    try:
+        values = [
+            model.renderer(torch.zeros(1, model.max_objects, 1, 2), model.present(one)),
+            model.infer(frames, one).means,
+        ]
+        moderate = model.dynamics.is_bounded(float(MAX_WEIGHT**2))
+    except (IndexError, ValueError, RuntimeError):  # raised by values that are not finite
+        return False
+    moderate &= bool((model.calibration_scale > 0).all())
+    return moderate and all(bool(part.isfinite().all()) for part in values)
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file atomically.
+
+    Raises:
+        OSError: the disk is full or fails; the file is as it was.
+    """
+    with atomic_path(path) as temporary:
+        try:
+            save_file(
+                {name: value.contiguous() for name, value in tensors.items()},
+                temporary,
+                metadata={"format": "motes", **metadata},
+            )
+        except SafetensorError as error:  # it wraps the operating system's error as text
+            raise OSError(f"{path} could not be written ({error})") from None
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and metadata of a safetensors file that motes wrote.
+
+    Raises:
+        InputError: missing, truncated, foreign or hostile file.
+    """
+    metadata = read_metadata(path)
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, metadata
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return the metadata only, see `read_tensors`."""
+    with _opened(path) as file:
+        metadata: dict[str, str] = file.metadata() or {}
+    if metadata.get("format") != "motes":
+        raise InputError(f"{path} was not written by motes")
+    return metadata
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a safetensors file; raise `InputError` in one line if it is damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise InputError(
+            f"{path} is not a whole safetensors file ({error}); copy or train it again"
+        ) from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a JSON file atomically."""
+    write_text(path, json.dumps(content, indent=2) + "\n")

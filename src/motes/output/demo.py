@@ -29,8 +29,7 @@ from motes.evaluation.learned import (
     learned_initial_states,
     true_initial_states,
 )
-from motes.models.checkpoint import load_with_config, save_model, write_text
-from motes.models.model import Model
+from motes.models.model import Model, load_with_config, save_model, write_text
 from motes.models.pixel_map import find_pixel_map
 from motes.output import evaluation_plots, plots
 from motes.output.demo_report import (

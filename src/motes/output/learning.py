@@ -12,8 +12,7 @@ import torch
 
 from motes.config import RunConfig
 from motes.core.axes import Float
-from motes.models.checkpoint import load_with_config
-from motes.models.model import Model
+from motes.models.model import Model, load_with_config
 from motes.models.sprites.renderer import SpriteRenderer
 from motes.training.initialization import STEPS
 from motes.training.presets import PRESETS

@@ -6,8 +6,7 @@ import torch
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.memory import chunk_size
-from motes.models.elbo import terms_of
-from motes.models.model import Model
+from motes.models.model import Model, terms_of
 from motes.models.protocols import Search
 
 NUM_DRAWS = 8

@@ -18,8 +18,7 @@ from motes.evaluation.learned import learned_force, learned_initial_states
 from motes.kalman.dynamics import require_linear
 from motes.kalman.linalg import map_vector
 from motes.kalman.model import draw_path
-from motes.models.checkpoint import load_with_config
-from motes.models.model import Model
+from motes.models.model import Model, load_with_config
 from motes.output.demo import demo_world
 from motes.queries.answer import Answer
 from motes.server import schemas

@@ -18,7 +18,7 @@ from motes.data.clips import (
     find_colour_axis,
     median_background,
 )
-from motes.models.registry import FAMILIES
+from motes.models.model import FAMILIES
 from motes.training.inputs import TrainingData
 
 

@@ -14,9 +14,7 @@ import torch
 from motes.config import RunConfig
 from motes.core.axes import Int, Tensor
 from motes.core.errors import InputError
-from motes.models.checkpoint import find_model, load, read_config
-from motes.models.model import Model, build
-from motes.models.registry import FAMILIES
+from motes.models.model import FAMILIES, Model, build, find_model, load, read_config
 from motes.training.inputs import TrainingData
 from motes.training.step import Trainer
 

@@ -11,7 +11,7 @@ import torch
 from motes.config import RunConfig
 from motes.core.axes import Bool, Float, Float64, Int, Tensor
 from motes.data.clips import PackedFrames
-from motes.models.posterior import GaussianPosterior
+from motes.models.protocols import GaussianPosterior
 from motes.training.schedule import at_step
 
 

@@ -3,9 +3,9 @@
 import dataclasses
 
 from motes.config import DataConfig, DynamicsConfig, RunConfig, ScheduleConfig, require
-from motes.models.layers.family import LayerSettings
-from motes.models.paper.family import PaperSettings
-from motes.models.sprites.family import SpriteSettings
+from motes.models.layers.search import LayerSettings
+from motes.models.paper import PaperSettings
+from motes.models.sprites.search import SpriteSettings
 
 _SMOKE_DATA = DataConfig(
     num_clips=64, num_objects=(1, 2), num_frames=12, height=16, width=16, num_held_out=8

@@ -15,15 +15,15 @@ import torch
 from motes.config import RunConfig
 from motes.core.errors import InputError
 from motes.core.files import atomic_path
-from motes.models.checkpoint import (
+from motes.models.model import (
+    Model,
+    bound_terms,
     read_metadata,
     read_tensors,
     save_model,
     write_json,
     write_tensors,
 )
-from motes.models.elbo import bound_terms
-from motes.models.model import Model
 from motes.models.pixel_map import align, draw_latent_map, find_latent_map
 from motes.training import distributed
 from motes.training.dataset import Dataset

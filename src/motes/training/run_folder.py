@@ -17,7 +17,7 @@ import torch
 from motes.config import RunConfig, to_json
 from motes.core.errors import InputError
 from motes.core.files import leftovers
-from motes.models.checkpoint import read_config, write_json, write_text
+from motes.models.model import read_config, write_json, write_text
 
 
 @contextlib.contextmanager

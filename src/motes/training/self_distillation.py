@@ -27,9 +27,9 @@ from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
 from motes.data.clips import PackedFrames
 from motes.models.model import Model
-from motes.models.paper.family import PaperSettings
+from motes.models.paper import PaperSettings
 from motes.models.pixel_map import align, is_visible, rendered_centroids
-from motes.models.posterior import GaussianPosterior
+from motes.models.protocols import GaussianPosterior
 from motes.training import distributed
 from motes.training.dataset import Dataset
 from motes.training.distillation import LabelBatch, join_labels

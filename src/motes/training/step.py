@@ -17,11 +17,8 @@ import torch
 from motes.config import RunConfig
 from motes.core.axes import Bool, Float, Float64, Tensor
 from motes.core.errors import InputError
-from motes.models.checkpoint import renamed
-from motes.models.elbo import BoundTerms, terms_of
-from motes.models.model import build
+from motes.models.model import FAMILIES, BoundTerms, build, renamed, terms_of
 from motes.models.protocols import InferredBatch, Posterior, Search
-from motes.models.registry import FAMILIES
 from motes.training import distributed
 from motes.training.distillation import distillation_terms
 from motes.training.dynamics_fit import fit_dynamics

@@ -11,9 +11,7 @@ import torch
 from motes.config import RunConfig, to_json
 from motes.core.errors import InputError
 from motes.core.files import atomic_path
-from motes.models.checkpoint import read_config, write_json, write_text
-from motes.models.model import Model
-from motes.models.registry import FAMILIES
+from motes.models.model import FAMILIES, Model, read_config, write_json, write_text
 from motes.training import distributed
 from motes.training.dataset import Dataset, fit_to_data, make_dataset
 from motes.training.distillation import find_teacher, infer_pseudo_labels

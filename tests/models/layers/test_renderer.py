@@ -8,7 +8,7 @@ import torch
 
 from layer_scenes import naive_log_density, naive_mean, odd_layers
 from motes.models.layers.renderer import Appearance
-from motes.models.sprites.patches import FrameBatch
+from motes.models.sprites.likelihood_maps import FrameBatch
 
 SIZE = (9, 11)
 PRESENT = torch.tensor([[True, True, True], [True, False, True]])

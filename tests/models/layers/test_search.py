@@ -8,18 +8,21 @@ import torch
 from layer_scenes import crop_first_frames, disk_and_ring
 from motes.kalman.dynamics import LinearDynamics
 from motes.models.layers import search
-from motes.models.layers.likelihood_maps import (
+from motes.models.layers.renderer import Appearance, LayeredRenderer
+from motes.models.layers.search import (
+    MAX_MAHALANOBIS,
     FrameObjects,
+    LayeredTracker,
     SpriteClasses,
     evaluate_window,
+    refine_positions,
     render_context,
+    revisit,
+    select_likelier,
 )
-from motes.models.layers.renderer import Appearance, LayeredRenderer
-from motes.models.layers.search import MAX_MAHALANOBIS, refine_positions, revisit, select_likelier
-from motes.models.layers.tracker import LayeredTracker
-from motes.models.sprites.forward_pass import Detections, Scene, scene_of
 from motes.models.sprites.grid_posterior import GridPosterior, StreamedPosterior
 from motes.models.sprites.likelihood_maps import MIN_LLR, PixelGaussian
+from motes.models.sprites.search import Detections, Scene, scene_of
 
 
 def crossing(order: list[int], generator: torch.Generator):
@@ -78,7 +81,7 @@ def test_the_likelier_detections_of_each_frame_are_kept(generator):
 def test_crossing_objects_keep_their_class_and_the_depth_order_is_found(order, generator):
     renderer, frames, positions, _ = crossing(order, generator)
     scene = scene_with(renderer, frames, generator)
-    q = GridPosterior.joined(LayeredTracker(7).search(scene))
+    q = GridPosterior.joined([q for _, q in LayeredTracker(7).search(scene)()])
     assert q.appearance is not None
     assert q.appearance.sprite_class.tolist() == [[0, 1]]
     assert q.appearance.order.tolist() == [order]
@@ -180,11 +183,11 @@ def test_refined_positions_lie_between_the_cells_and_are_closer_to_the_truth(
 @pytest.mark.parametrize("at_once", [1, 2 * 2 * 3 * 4])
 def test_layered_search_in_blocks_equals_the_search_at_once(at_once, two_clips, monkeypatch):
     scene, truth, _ = two_clips
-    whole = GridPosterior.joined(LayeredTracker(7).search(scene, 3))
+    whole = GridPosterior.joined([q for _, q in LayeredTracker(7).search(scene, 3)()])
     monkeypatch.setattr(search, "CHUNK_FRAMES", at_once)
     blocks = LayeredTracker(7).search(scene, 3)
     assert len(list(blocks())) > 1
-    pieces, long = GridPosterior.joined(blocks), StreamedPosterior.of(blocks)
+    pieces, long = GridPosterior.joined([q for _, q in blocks()]), StreamedPosterior.of(blocks)
     for ours in (pieces, long):
         assert torch.equal(ours.detected, whole.detected)
         assert all(map(torch.equal, ours.appearance, whole.appearance))

@@ -10,13 +10,16 @@ from motes.models.sprites.likelihood_maps import (
     CropView,
     PixelGaussian,
     SpriteTemplate,
+    Window,
     coverage,
     dark_probability,
     evaluate_window,
+    nearest_pixel,
     responsibilities,
+    sliding_crops,
     unexplained_fraction,
+    window_offsets,
 )
-from motes.models.sprites.patches import Window, nearest_pixel, sliding_crops, window_offsets
 from sprite_scenes import HEIGHT, RADIUS, WIDTH, distance, odd_renderer, odd_template, random_belief
 
 

@@ -10,9 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from motes.models.paper.inference import InferenceNetwork
-from motes.models.paper.recurrence import recur
-from motes.models.paper.renderer import PaperRenderer
+from motes.models.paper import InferenceNetwork, PaperRenderer, recur
 from motes.training.gpu import networks, reference_ops
 
 # Float64: sums of at most some hundred products of order one, through at most eight cells.

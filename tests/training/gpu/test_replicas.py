@@ -8,7 +8,7 @@ import torch
 
 import motes.training.gpu.replicas
 from motes.config import RunConfig, ScheduleConfig
-from motes.models.posterior import GaussianPosterior
+from motes.models.protocols import GaussianPosterior
 from motes.training.dataset import make_dataset
 from motes.training.gpu.replicas import Groups, Replicas, keep_factors
 from motes.training.inputs import InputBlocks, TrainingData, joined_inputs, step_inputs

@@ -11,7 +11,7 @@ from torch.nn.functional import interpolate, pad
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.data.clips import median_background
 from motes.models.protocols import InferredBatch, Reduce
-from motes.models.sprites.patches import FrameBatch, Window
+from motes.models.sprites.likelihood_maps import FrameBatch, Window
 from motes.models.sprites.renderer import CELLS_PER_PIXEL, PixelRenderer, phase_kernels
 
 # Scales of the parameters, so that one learning rate suits all: the background is known to a
@@ -221,7 +221,7 @@ class LayeredRenderer(PixelRenderer):
         generator: torch.Generator,
     ) -> None:
         """Set background, sprite classes and noise from clips."""
-        from motes.models.layers.initialization import initialize_classes
+        from motes.models.layers.fitting import initialize_classes
 
         initialize_classes(self, frames, num_objects, observed, generator)
 
@@ -238,7 +238,7 @@ class LayeredRenderer(PixelRenderer):
 
     def refit(self, batches: Callable[[], Iterator[InferredBatch]], reduce: Reduce) -> None:
         """Fit the sprite classes in closed form to inferred clips."""
-        from motes.models.layers.refit import refit_classes
+        from motes.models.layers.fitting import refit_classes
 
         refit_classes(self, batches, reduce)
 

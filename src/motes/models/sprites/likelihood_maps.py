@@ -1,19 +1,129 @@
 """Likelihood maps: how well one object at each nearby position explains a frame, others fixed."""
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-from torch.nn.functional import conv1d, pad
+from torch.nn.functional import conv1d, conv2d, pad
 
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.models.sprites.patches import Window, sliding_crops, window_offsets
-from motes.models.sprites.renderer import SpriteRenderer, log_white
+from motes.core.memory import chunk_size
+from motes.models.sprites.renderer import PixelRenderer, SpriteRenderer, log_white
 
 # Detection threshold in nats. Below it the posterior over positions is all but the prior: the
 # object is occluded or lost.
 MIN_LLR = 1.0
 # Also at least this fraction of a whole sprite's nats: the edge of another has less. [Choice 37]
 MIN_LLR_FRACTION = 0.03
+
+
+class Window(NamedTuple):
+    """A square window of pixels for each object; parts of it may lie outside the frame."""
+
+    centre: Int[Tensor, "B N 2"]
+    x: Int[Tensor, "B N side"]
+    y: Int[Tensor, "B N side"]
+    image_size: tuple[int, int]
+
+    @staticmethod
+    def around(mean: Float[Tensor, "B N 2"], radius: int, image_size: tuple[int, int]) -> "Window":
+        """Return the window centred on the pixel nearest to each mean."""
+        return Window.at(nearest_pixel(mean, image_size), radius, image_size)
+
+    @staticmethod
+    def at(centre: Int[Tensor, "B N 2"], radius: int, image_size: tuple[int, int]) -> "Window":
+        """Return the window of side 2 radius + 1 centred on each given pixel."""
+        near = torch.arange(-radius, radius + 1, device=centre.device)
+        return Window(centre, centre[..., 0, None] + near, centre[..., 1, None] + near, image_size)
+
+    @property
+    def inside(self) -> Bool[Tensor, "B N side side"]:
+        """Return which pixels of the window lie in the frame."""
+        (height, width), x, y = self.image_size, self.x, self.y
+        return ((y >= 0) & (y < height))[..., :, None] & ((x >= 0) & (x < width))[..., None, :]
+
+    @property
+    def flat(self) -> Int[Tensor, "B N side side"]:
+        """Return row-major pixel indices, clamped to the border for pixels outside the frame."""
+        height, width = self.image_size
+        rows, columns = self.y.clamp(0, height - 1), self.x.clamp(0, width - 1)
+        return rows[..., :, None] * width + columns[..., None, :]
+
+    def crop(
+        self, crops: Float[Tensor, "images height width side side"], which: Int[Tensor, " B"]
+    ) -> Float[Tensor, "B N side side"]:
+        """Return the windows of image `which[b]` for each clip b, from its `sliding_crops`."""
+        x, y = self.centre.unbind(-1)
+        return crops[which[:, None], y, x]
+
+    def crop_shared(
+        self, crops: Float[Tensor, "*images height width side side"]
+    ) -> Float[Tensor, "*images B N side side"]:
+        """Return the windows of images that are shared by all clips, from `sliding_crops`."""
+        x, y = self.centre.unbind(-1)
+        return crops[..., y, x, :, :]
+
+
+class FrameBatch(NamedTuple):
+    """References to M frames of clips, by clip and time; pixels are copied only when cropped."""
+
+    frames: Float[Tensor, "clips T height width C"]
+    clip: Int[Tensor, " M"]
+    time: Int[Tensor, " M"]
+    observed: Bool[Tensor, " M"]
+
+    @staticmethod
+    def during(
+        frames: Float[Tensor, "clips T height width C"],
+        clips: Int[Tensor, " B"],
+        observed: Bool[Tensor, "B T"],
+        time: slice,
+    ) -> "FrameBatch":
+        """Return the frames of a block of time, one clip after the other."""
+        times = torch.arange(frames.shape[1], device=clips.device)[time]
+        clip, each = torch.meshgrid(clips, times, indexing="ij")
+        return FrameBatch(frames, clip.flatten(), each.flatten(), observed[:, time].flatten())
+
+    def crop(self, window: Window) -> Float[Tensor, "M N side side C"]:
+        """Return each frame's windows: zero for unobserved frames, arbitrary outside the frame."""
+        height, width = window.image_size
+        rows, columns = window.y.clamp(0, height - 1), window.x.clamp(0, width - 1)
+        clip, time = (part[:, None, None, None] for part in (self.clip, self.time))
+        crops = self.frames[clip, time, rows[..., :, None], columns[..., None, :]]
+        return crops.masked_fill_(~self.observed[:, None, None, None, None], 0.0)
+
+
+def sliding_crops(
+    images: Float[Tensor, "*B height width"], radius: int
+) -> Float[Tensor, "*B height width side side"]:
+    """Return the crop around every pixel, zero outside the image, as a view of one padded copy."""
+    side = 2 * radius + 1
+    padded: Tensor = pad(images, (radius, radius, radius, radius))
+    return padded.unfold(-2, side, 1).unfold(-2, side, 1)
+
+
+def nearest_pixel(mean: Float[Tensor, "*B 2"], image_size: tuple[int, int]) -> Int[Tensor, "*B 2"]:
+    """Return the pixel of the frame nearest to each position."""
+    height, width = image_size
+    x, y = mean.round().long().unbind(-1)
+    return torch.stack([x.clamp(0, width - 1), y.clamp(0, height - 1)], -1)
+
+
+def pixel_grid(image_size: tuple[int, int], like: Tensor) -> Float[Tensor, "pixels 2"]:
+    """Return (x, y) of all pixels in row-major order, with the dtype and device of `like`."""
+    sizes = (torch.arange(size).to(like) for size in image_size)
+    y, x = torch.meshgrid(*sizes, indexing="ij")
+    return torch.stack([x, y], -1).flatten(0, 1)
+
+
+def window_offsets(phases: int, window: int) -> Float[Tensor, "cells 2"]:
+    """Return the (x, y) offsets of a window's cells, in the order of the scores of `conv2d`."""
+    cells = (torch.arange(phases) + 0.5) / phases - 0.5
+    near = torch.arange(-window, window + 1)
+    y = cells[:, None, None, None] + near[:, None]
+    x = cells[:, None, None] + near
+    return torch.stack(torch.broadcast_tensors(x, y), -1).flatten(0, -2)
 
 
 class PixelGaussian(NamedTuple):
@@ -354,3 +464,195 @@ def mahalanobis(
     )
     x, y = offsets.unbind(-1)
     return a * x * x + 2 * b * x * y + c * y * y
+
+
+def detect(
+    template: SpriteTemplate,
+    frame: Float[Tensor, "B height width"],
+    num_objects: Int[Tensor, " B"],
+    slots: int,
+) -> tuple[Float[Tensor, "B N 2"], Float[Tensor, "B N"]]:
+    """Return positions of objects in a frame without any prior, and their log-likelihood ratios.
+
+    Greedy: the best pixel is taken, what an object there would light is removed from the frame,
+    and so on; if fewer objects show than are asked for, the last ratios are small. Objects are
+    ordered from left to right [Choice 18]; slots beyond `num_objects` come last and mean nothing.
+
+    Law: separated disks are found (test_separated_disks_are_detected_from_left_to_right).
+    """
+    B, height, width = frame.shape
+    radius, depth, gain = template.radius, template.depth.mean(0), template.lit_llr.mean(0)
+    dark = conv2d(((1 - frame) * template.visibility)[:, None], depth[None, None], padding=radius)
+    stays = (-2 * depth).exp()
+    clips, taps = torch.arange(B).to(frame.device), torch.arange(2 * radius + 1).to(frame.device)
+    shown = template.visibility * depth.max()
+    free = frame * shown / (shown + template.background)
+    pixels, ratios = [], []
+    for _ in range(slots):
+        score = conv2d(free[:, None], gain[None, None], padding=radius) - dark
+        llr, best = score.flatten(1).max(1)
+        x, y = best % width, best // width
+        pixels.append(torch.stack([x, y], -1))
+        ratios.append(llr)
+        canvas = frame.new_ones(B, height + 2 * radius, width + 2 * radius)
+        rows, columns = y[:, None, None] + taps[:, None], x[:, None, None] + taps
+        canvas[clips[:, None, None], rows, columns] = stays
+        free = free * canvas[:, radius : radius + height, radius : radius + width]
+    positions = torch.stack(pixels, 1).to(frame.dtype)
+    order = left_to_right_order(positions, num_objects, width)
+    llr = torch.stack(ratios, 1).take_along_dim(order, 1)
+    return positions.take_along_dim(order[..., None], 1), llr
+
+
+def redetect(
+    template: SpriteTemplate,
+    frame: Float[Tensor, "B height width"],
+    covered: Float[Tensor, "B pixels"],
+    prior: PixelGaussian,
+) -> tuple[Float[Tensor, "B 2"], Float[Tensor, " B"]]:
+    """Return the most probable pixel of one object in a whole frame, and its log joint density.
+
+        log p(frame, pixel) = score_map(pixel) + log N(pixel; prior)
+
+    Law: equals a loop over pixels (test_redetection_equals_the_naive_loop).
+    """
+    pixels = pixel_grid(template.image_size, template.depth)
+    away = mahalanobis(pixels - prior.mean[:, None], prior.covariance)
+    log_area = (2 * torch.pi * determinant(prior.covariance).sqrt()).log()
+    score = score_map(template, frame, covered) - 0.5 * away - log_area[:, None]
+    log_joint, best = score.max(1)
+    return pixels[best], log_joint
+
+
+def score_map(
+    template: SpriteTemplate,
+    frame: Float[Tensor, "B height width"],
+    covered: Float[Tensor, "B pixels"],
+) -> Float[Tensor, "B pixels"]:
+    """Return the log-likelihood ratio of one more object at each pixel of a frame.
+
+    `covered` is the probability that other objects light a pixel: of a lit pixel only what they
+    leave unexplained counts.
+    """
+    dark = (1 - covered).view_as(frame) * (-template.background).exp()
+    lit = frame * template.visibility * unexplained_fraction(template, dark)
+    dark = (1 - frame) * template.visibility
+    kernel = torch.stack([template.lit_llr.mean(0), -template.depth.mean(0)])[None]
+    score: Tensor = conv2d(torch.stack([lit, dark], 1), kernel, padding=template.radius)
+    return score.flatten(1)
+
+
+AnyRenderer = TypeVar("AnyRenderer", bound=PixelRenderer)
+
+
+@dataclass(frozen=True)
+class Scene(Generic[AnyRenderer]):
+    """The input of B searches: frames, masks and the current model.
+
+    Frames of a clip are stored once for all searches of it: a long video dominates memory.
+    """
+
+    frames: Float[Tensor, "clips T height width *C"]
+    clip: Int[Tensor, " B"]  # index of the frames of each search
+    observed: Bool[Tensor, "B T"]
+    num_objects: Int[Tensor, " B"]
+    present: Bool[Tensor, "B N"]
+    dynamics: Any
+    renderer: AnyRenderer
+
+    def repeated(self, times: int) -> "Scene[AnyRenderer]":
+        """Return all searches, repeated."""
+        return self.select(torch.arange(len(self.clip), device=self.clip.device).repeat(times))
+
+    def select(self, searches: Int[Tensor, " b"]) -> "Scene[AnyRenderer]":
+        """Return some of the searches."""
+        return replace(
+            self,
+            clip=self.clip[searches],
+            observed=self.observed[searches],
+            num_objects=self.num_objects[searches],
+            present=self.present[searches],
+        )
+
+    def frame(self, time: Int[Tensor, " B"] | int) -> Float[Tensor, "B height width *C"]:
+        """Return one frame for each search, zero where it is unobserved."""
+        searches = torch.arange(len(self.clip), device=self.clip.device)
+        observed = self.observed[searches, time].view(-1, *[1] * (self.frames.ndim - 2))
+        return self.frames[self.clip, time].masked_fill_(~observed, 0.0)
+
+    def during(self, time: slice) -> "Scene[AnyRenderer]":
+        """Return the scene of some frames, copied for each search, zero where unobserved."""
+        observed, frames = self.observed[:, time], self.frames[:, time][self.clip]
+        frames[~observed] = 0.0
+        clips = torch.arange(len(self.clip), device=self.clip.device)
+        return replace(self, frames=frames, clip=clips, observed=observed)
+
+    def frame_batch(self, time: slice) -> FrameBatch:
+        """Return some of the frames without a copy."""
+        return FrameBatch.during(self.frames, self.clip, self.observed, time)
+
+    def blocks(self, chunk_frames: int) -> Iterator[slice]:
+        """Return slices of time; all searches together hold about `chunk_frames` frames of one."""
+        step = chunk_size(chunk_frames, len(self.clip), self.frames)
+        return (slice(t, t + step) for t in range(0, self.observed.shape[1], step))
+
+
+def scene_of(
+    frames: Float[Tensor, "B T height width *C"],
+    num_objects: Int[Tensor, " B"],
+    dynamics: Any,
+    renderer: AnyRenderer,
+    observed: Bool[Tensor, "B T"] | None = None,
+) -> Scene[AnyRenderer]:
+    """Return the input of one search per clip, with slots for the largest count."""
+    if observed is None:
+        observed = torch.ones(frames.shape[:2], dtype=torch.bool, device=frames.device)
+    most, clips = int(num_objects.max()), torch.arange(len(frames), device=frames.device)
+    present = torch.arange(most, device=frames.device) < num_objects[:, None]
+    return Scene(frames, clips, observed, num_objects, present, dynamics, renderer)
+
+
+class Detections(NamedTuple):
+    """Positions of all objects in one or all frames, in pixels, and whether they were detected.
+
+    The position of an undetected object is its prediction.
+    """
+
+    place: PixelGaussian  # B N T, or B N
+    detected: Bool[Tensor, "B N *T"]
+
+    @staticmethod
+    def joined(parts: list["Detections"], axis: int) -> "Detections":
+        """Return parts concatenated along objects (axis 1) or frames (axis 2)."""
+        means, covariances = zip(*(part.place for part in parts), strict=True)
+        place = PixelGaussian(torch.cat(means, axis), torch.cat(covariances, axis))
+        return Detections(place, torch.cat([part.detected for part in parts], axis))
+
+    def one_frame(self) -> "Detections":
+        """Return the detections of one frame with a time axis."""
+        return Detections(
+            PixelGaussian(*(part[:, :, None] for part in self.place)), self.detected[..., None]
+        )
+
+    def by_clips(self, num_clips: int) -> "Detections":
+        """Return detections of flattened frames [M N] as [B N T]."""
+        place = PixelGaussian(*(by_clip(part, num_clips) for part in self.place))
+        return Detections(place, by_clip(self.detected, num_clips))
+
+    def select(self, clips: Int[Tensor, " b"]) -> "Detections":
+        """Return the detections of some clips."""
+        return Detections(self.place.select(clips), self.detected[clips])
+
+    def put(self, clips: Int[Tensor, " b"], others: "Detections") -> "Detections":
+        """Return the detections with those of some clips replaced."""
+        detected = self.detected.index_copy(0, clips, others.detected)
+        return Detections(self.place.put(clips, others.place), detected)
+
+    def reordered(self, source: Int[Tensor, "B N T"]) -> "Detections":
+        """Return the detections with objects permuted in every frame."""
+        mean, covariance = self.place
+        place = PixelGaussian(
+            mean.take_along_dim(source[..., None], 1),
+            covariance.take_along_dim(source[..., None, None], 1),
+        )
+        return Detections(place, self.detected.take_along_dim(source, 1))

@@ -229,7 +229,7 @@ class SpriteRenderer(PixelRenderer):
         predicted: Gaussian,
     ) -> Float[Tensor, "B T height width"]:
         """Return the frames with all positions marginalised exactly."""
-        from motes.models.sprites.marginal_frames import expected_frames
+        from motes.models.sprites.grid_posterior import expected_frames
 
         return expected_frames(self, q, present, weights, predicted)
 

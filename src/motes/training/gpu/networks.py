@@ -129,7 +129,7 @@ def read(
     bias: Float[Tensor, "R 2*state"],
     recurrent: Factor,
 ) -> Float[Tensor, "R N T B state"]:
-    """Return the states of all replicas, as `motes.models.paper.recurrence.recur` of each would.
+    """Return the states of all replicas, as `motes.models.paper.recur` of each would.
 
     Pixels get no gradient.
 

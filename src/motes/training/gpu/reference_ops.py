@@ -115,7 +115,7 @@ def render_forward(
     bias: Float[Tensor, "R gates"],
     empty: Float[Tensor, "R state"],
 ) -> Float[Tensor, "R B T state"]:
-    """Return the renderer's state x^N of every frame; see `motes.models.paper.renderer`."""
+    """Return the renderer's state x^N of every frame; see `motes.models.paper`."""
     alpha, xhat = _layers(positions, present, from_position, bias)
     x = empty.tanh()[:, None, None].expand_as(xhat[:, :, 0])
     for alpha_n, xhat_n in zip(alpha.unbind(2), xhat.unbind(2), strict=True):

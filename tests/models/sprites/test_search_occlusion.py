@@ -11,17 +11,21 @@ import torch
 import motes
 from motes.models.model import Model, build
 from motes.models.pixel_map import align
-from motes.models.sprites.forward_pass import Detections, revisit, scene_of
 from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate
-from motes.models.sprites.occlusion import (
+from motes.models.sprites.renderer import CELLS_PER_PIXEL, MIN_OCCLUSION, SpriteRenderer
+from motes.models.sprites.search import (
     NUM_SAMPLES,
+    Detections,
     OccludedObjects,
+    Tracker,
+    _bound,
+    delayed_starts,
     infer_occluded,
+    revisit,
+    scene_of,
     systematic_samples,
 )
-from motes.models.sprites.renderer import CELLS_PER_PIXEL, MIN_OCCLUSION, SpriteRenderer
-from motes.models.sprites.tracker import Tracker, _bound, delayed_starts
 from motes.training.presets import PRESETS
 from sprite_scenes import (
     HEIGHT,
@@ -126,7 +130,7 @@ def behind_an_occluder() -> tuple[torch.Tensor, SpriteRenderer]:
 
 def track(frames: torch.Tensor, count: int, renderer: SpriteRenderer) -> GridPosterior:
     scene = scene_of(frames, torch.tensor([count]), straight(), renderer)
-    return GridPosterior.joined(Tracker(7).search(scene))
+    return GridPosterior.joined([q for _, q in Tracker(7).search(scene)()])
 
 
 def inferred(frames: torch.Tensor, renderer: SpriteRenderer, speed: float) -> OccludedObjects:
@@ -267,7 +271,7 @@ def test_occlusion_doubles_the_number_of_hypotheses(
         numbers.append(hypotheses)
         return delayed_starts(observed, hypotheses)
 
-    monkeypatch.setattr("motes.models.sprites.tracker.delayed_starts", recorded)
+    monkeypatch.setattr("motes.models.sprites.search.delayed_starts", recorded)
     for renderer.models_occlusion in (True, False):
         Tracker(7).search(scene_of(frames, torch.tensor([2]), straight(), renderer), 3)
     assert numbers == [6, 3]

@@ -5,13 +5,13 @@ import torch
 
 from layer_scenes import disk_and_ring, naive_opacity, odd_layers
 from motes.kalman.dynamics import LinearDynamics
-from motes.models.layers.refit import CellSums, cell_sums, mass_offset, refit_classes, set_tables
+from motes.models.layers.fitting import CellSums, cell_sums, mass_offset, refit_classes, set_tables
 from motes.models.layers.renderer import FINER, Appearance, LayeredRenderer
-from motes.models.layers.tracker import LayeredTracker
+from motes.models.layers.search import LayeredTracker
 from motes.models.protocols import InferredBatch
-from motes.models.sprites.forward_pass import scene_of
 from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.renderer import CELLS_PER_PIXEL
+from motes.models.sprites.search import scene_of
 
 B, N, T = 30, 2, 10
 PRESENT = torch.ones(B, N, dtype=torch.bool)
@@ -38,7 +38,7 @@ def inferred(frames: torch.Tensor, renderer: LayeredRenderer) -> GridPosterior:
         generator=torch.Generator().manual_seed(0),
     )
     scene = scene_of(frames[..., None], torch.full((len(frames),), N), dynamics, renderer)
-    return GridPosterior.joined(LayeredTracker(7).search(scene))
+    return GridPosterior.joined([q for _, q in LayeredTracker(7).search(scene)()])
 
 
 def typical_error(renderer: LayeredRenderer, q: GridPosterior, pixels: torch.Tensor) -> float:

@@ -8,9 +8,8 @@ import torch
 from scipy import stats
 
 from motes.kalman.mixture import Gaussian
-from motes.models.sprites.grid_posterior import GridPosterior
-from motes.models.sprites.marginal_frames import expected_frames
-from motes.models.sprites.patches import window_offsets
+from motes.models.sprites.grid_posterior import GridPosterior, expected_frames
+from motes.models.sprites.likelihood_maps import window_offsets
 from motes.models.sprites.renderer import CELLS_PER_PIXEL, SpriteRenderer
 from sprite_scenes import odd_renderer
 
@@ -179,6 +178,6 @@ def test_chunks_do_not_change_the_expected_frames(monkeypatch: pytest.MonkeyPatc
     present = torch.tensor([[True, True], [True, False], [False, True]])
     weights, predicted = unused(2)
     whole = expected_frames(renderer, q, present, weights.expand(3, 2, K), predicted)
-    monkeypatch.setattr("motes.models.sprites.marginal_frames.CHUNK_FRAMES", 2)
+    monkeypatch.setattr("motes.models.sprites.grid_posterior.CHUNK_FRAMES", 2)
     pieces = expected_frames(renderer, q, present, weights.expand(3, 2, K), predicted)
     torch.testing.assert_close(pieces, whole)

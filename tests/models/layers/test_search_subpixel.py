@@ -2,9 +2,8 @@
 
 import torch
 
-from motes.models.layers.subpixel import ZOOM, refine_subpixel
-from motes.models.sprites.likelihood_maps import WindowPosterior, mahalanobis
-from motes.models.sprites.patches import window_offsets
+from motes.models.layers.search import ZOOM, refine_subpixel
+from motes.models.sprites.likelihood_maps import WindowPosterior, mahalanobis, window_offsets
 
 PHASES, WINDOW = 8, 2
 

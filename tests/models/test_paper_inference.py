@@ -1,3 +1,5 @@
+import ast
+import inspect
 import itertools
 import math
 
@@ -7,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motes.core.errors import InputError
-from motes.models.paper.inference import InferenceNetwork
-from motes.models.paper.initialization import paper_init
-from motes.models.paper.recurrence import recur
-from motes.models.posterior import GaussianPosterior
+from motes.models.paper import InferenceNetwork, PaperRenderer, paper_init, recur
+from motes.models.protocols import GaussianPosterior
 from tests.reference import naive
 
 # In float64 a state is reached through at most T + N < 16 cells, each a sum of fewer than 100
@@ -86,7 +86,7 @@ def test_recurrence_can_be_differentiated_twice_from_one_forward(generator):
 
 @pytest.mark.parametrize("chunk_frames", [1, 4, 6])
 def test_forward_equals_steps(chunk_frames: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("motes.models.paper.inference.CHUNK_FRAMES", chunk_frames)
+    monkeypatch.setattr("motes.models.paper.CHUNK_FRAMES", chunk_frames)
     network, generator = network_of((3, 2), 3, 5, seed=1)
     frames, num_objects = clips_of(4, 6, (3, 2), 3, generator)
     states, means, scales = network.initial_states(num_objects), [], []
@@ -230,3 +230,13 @@ def test_q_has_the_moments_the_density_and_the_entropy_of_its_gaussians():
     for index in itertools.product(range(1), range(2), range(3)):
         x, y = q.scales[index].tolist()
         assert q.covariances()[index].tolist() == [[x**2, 0.0], [0.0, y**2]]
+
+
+def test_the_renderer_and_the_inference_network_do_not_refer_to_each_other():
+    names = {
+        cls: {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        for cls in (InferenceNetwork, PaperRenderer)
+        for tree in [ast.parse(inspect.getsource(cls))]
+    }
+    assert "PaperRenderer" not in names[InferenceNetwork]
+    assert "InferenceNetwork" not in names[PaperRenderer]

@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 import torch
 
-from motes.models.sprites.detection import detect, redetect
-from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate
+from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate, detect, redetect
 from motes.models.sprites.renderer import BACKGROUND_UNIT
 from sprite_scenes import (
     HEIGHT,

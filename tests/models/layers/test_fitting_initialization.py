@@ -6,7 +6,7 @@ from torch.nn.functional import avg_pool2d, interpolate
 
 from layer_scenes import disk_and_ring
 from motes.core.errors import InputError
-from motes.models.layers.initialization import Crops, align_crops, initialize_classes
+from motes.models.layers.fitting import Crops, align_crops, initialize_classes
 from motes.models.layers.renderer import Appearance, LayeredRenderer
 from motes.models.sprites.renderer import CELLS_PER_PIXEL
 

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motes.models.paper.renderer import PaperRenderer
+from motes.models.paper import PaperRenderer
 from tests.reference import naive
 
 # Float64, sums of fewer than 100 products of order one through fewer than 10 dependent steps:

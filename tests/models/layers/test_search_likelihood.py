@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from layer_scenes import crop_first_frames, disk_and_ring, naive_log_density, naive_mean, odd_layers
-from motes.models.layers.likelihood_maps import (
+from motes.models.layers.renderer import Appearance
+from motes.models.layers.search import (
     FrameObjects,
     SpriteClasses,
     detect,
     evaluate_window,
     render_context,
 )
-from motes.models.layers.renderer import Appearance
 from motes.models.sprites.likelihood_maps import PixelGaussian
 
 SIZE = (9, 11)

@@ -12,17 +12,18 @@ from motes.data import World, draw_clips
 from motes.kalman.dynamics import LinearDynamics
 from motes.models.model import Model
 from motes.models.protocols import Search
-from motes.models.sprites.forward_pass import (
+from motes.models.sprites.grid_posterior import GridPosterior
+from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate
+from motes.models.sprites.renderer import SpriteRenderer
+from motes.models.sprites.search import (
+    REVISITS,
     Detections,
+    Tracker,
     forward_pass,
     predict_from_other_frames,
     revisit,
     scene_of,
 )
-from motes.models.sprites.grid_posterior import GridPosterior
-from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate
-from motes.models.sprites.renderer import SpriteRenderer
-from motes.models.sprites.tracker import REVISITS, Tracker
 from oracles import diagonal_blocks, one_model, posterior
 from sprite_scenes import disk_renderer, frame_with, straight
 
@@ -270,7 +271,7 @@ def test_revisiting_in_blocks_equals_revisiting_at_once(
     whole = track(frames, 2, observed, hypotheses=3, max_objects=2)
     pixels_of_a_frame = 3 * 2 * 2 * SIZE**2  # in three searches of two clips of two objects
     monkeypatch.setattr(
-        "motes.models.sprites.forward_pass.CHUNK_PIXELS", chunk_frames * pixels_of_a_frame
+        "motes.models.sprites.search.CHUNK_PIXELS", chunk_frames * pixels_of_a_frame
     )
     pieces = track(frames, 2, observed, hypotheses=3, max_objects=2)
     assert torch.equal(pieces.detected, whole.detected)
@@ -287,9 +288,7 @@ def test_memory_for_pixels_does_not_grow_with_the_clip(
     parting, _ = parting_disks(10)
     there_and_back = torch.cat([parting, parting.flip(1)], 1)
     track(there_and_back, 2, max_objects=2)  # what the first call keeps is not counted
-    monkeypatch.setattr(
-        "motes.models.sprites.forward_pass.CHUNK_PIXELS", 20 * 2 * SIZE**2
-    )  # 20 frames
+    monkeypatch.setattr("motes.models.sprites.search.CHUNK_PIXELS", 20 * 2 * SIZE**2)  # 20 frames
     frames = there_and_back.repeat(1, 35, 1, 1)
     with peak_memory() as grown:
         track(frames, 2, max_objects=2)

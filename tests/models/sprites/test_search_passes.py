@@ -8,7 +8,18 @@ import torch
 
 from motes import kalman
 from motes.kalman.dynamics import LinearBelief, LinearDynamics
-from motes.models.sprites.forward_pass import (
+from motes.models.sprites.likelihood_maps import (
+    CropView,
+    PixelGaussian,
+    SpriteTemplate,
+    Window,
+    coverage,
+    evaluate_window,
+    sliding_crops,
+    unexplained_fraction,
+)
+from motes.models.sprites.renderer import SpriteRenderer
+from motes.models.sprites.search import (
     Detections,
     Scene,
     forward_pass,
@@ -17,16 +28,6 @@ from motes.models.sprites.forward_pass import (
     revisit,
     scene_of,
 )
-from motes.models.sprites.likelihood_maps import (
-    CropView,
-    PixelGaussian,
-    SpriteTemplate,
-    coverage,
-    evaluate_window,
-    unexplained_fraction,
-)
-from motes.models.sprites.patches import Window, sliding_crops
-from motes.models.sprites.renderer import SpriteRenderer
 from oracles import diagonal_blocks, log_density, one_model, posterior
 from sprite_scenes import disk_renderer, frame_with, odd_renderer
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from motes.models.model import Model
-from motes.models.posterior import GaussianPosterior
+from motes.models.protocols import GaussianPosterior
 from paper_procedure import paper_posterior
 from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_frames, tiny_model
 

@@ -25,12 +25,26 @@ from motes.config import (
 )
 from motes.core.errors import InputError
 from motes.kalman.mixture import Gaussian, GaussianMixture, SampledTracks, SmoothedTracks
-from motes.models.checkpoint import load, read_config
-from motes.models.model import Model, build
-from motes.models.posterior import GaussianPosterior
-from motes.models.protocols import Dynamics, Family, Inference, PlainRenderer, Renderer, Search
-from motes.models.registry import FAMILIES, LAWS, register_family, register_law
-from motes.models.sprites.tracker import Tracker
+from motes.models.model import (
+    FAMILIES,
+    LAWS,
+    Model,
+    build,
+    load,
+    read_config,
+    register_family,
+    register_law,
+)
+from motes.models.protocols import (
+    Dynamics,
+    Family,
+    GaussianPosterior,
+    Inference,
+    PlainRenderer,
+    Renderer,
+    Search,
+)
+from motes.models.sprites.search import Tracker
 from motes.training.presets import PRESETS
 from motes.training.train import resume, train
 from sprite_scenes import disk_renderer, frame_with

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from motes.kalman.dynamics import LinearDynamics
-from motes.models.sprites.forward_pass import Detections
 from motes.models.sprites.likelihood_maps import PixelGaussian
-from motes.models.sprites.track_swaps import MIN_SEPARATION, best_swaps, frame_swap_gains
+from motes.models.sprites.search import MIN_SEPARATION, Detections, best_swaps, frame_swap_gains
 from track_scenes import linear_dynamics, swapped_from
 
 

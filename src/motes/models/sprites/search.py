@@ -1,0 +1,699 @@
+"""q(a | v) of the sprite family: search where the dynamics predict, refine, undo identity swaps."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from motes.config import DataConfig, require, require_positive
+from motes.core.axes import Bool, Float, Int, Tensor
+from motes.core.memory import chunk_size
+from motes.kalman import DENSE_FRAMES
+from motes.kalman.mixture import Gaussian
+from motes.kalman.swap_evidence import pair_gains
+from motes.models.protocols import Family, Search
+from motes.models.sprites.grid_posterior import (
+    GridPosterior,
+    OcclusionPosterior,
+    PosteriorBlocks,
+    StreamedPosterior,
+)
+from motes.models.sprites.likelihood_maps import (
+    AnyRenderer,
+    CropView,
+    Detections,
+    PixelGaussian,
+    Scene,
+    SpriteTemplate,
+    Window,
+    WindowPosterior,
+    cell_moments,
+    coverage,
+    dark_probability,
+    detect,
+    determinant,
+    evaluate_window,
+    mahalanobis,
+    nearest_pixel,
+    pixel_grid,
+    redetect,
+    responsibilities,
+    scene_of,
+    score_map,
+    sliding_crops,
+    unexplained_fraction,
+)
+from motes.models.sprites.renderer import PixelRenderer, SpriteRenderer
+
+PASSES_PER_FRAME = 2  # the second assigns lit pixels by the result of the first
+CHUNK_PIXELS = 2**22  # pixels per object that are held together, which bounds memory
+NUM_SAMPLES = 32  # that represent a posterior
+CHUNK_POSITIONS = 256  # evaluated in one batch, which bounds memory
+MIN_SEPARATION = 64  # frames between two swaps that are applied together
+MAX_OBJECTS = 16
+FINE_WINDOW = 2  # pixels around a detection in which sub-pixel cells are evaluated
+MAX_SWAPS = 8  # rounds of swaps from a frame on, then in single frames
+SWAP_FRAMES = 512  # frames refined again for swaps; at least one round is always made
+REVISITS = 2  # rounds of coordinate ascent, one object at a time with the others fixed
+# The second hypothesis starts after this share of the frames, the third after twice that.
+LATER_START = 1 / 6
+OFF_FRAME = 1e4  # latent units; an object there lights no pixel
+# Peak memory as measured, in bytes: per position, and per component, hypothesis, position and
+# other frame of a short clip, whose covariance is a dense matrix.
+BYTES_PER_POSITION, BYTES_PER_PAIR = 6_000, 150
+
+
+def forward_pass(
+    scene: Scene[SpriteRenderer], template: SpriteTemplate, trusted: Bool[Tensor, "B T"]
+) -> Detections:
+    """Return the detections of a filter that starts in the first trusted frame.
+
+    An object that is not detected there, or is lost later, is searched for in every whole frame
+    after it, see `redetect_lost`.
+    """
+    renderer, present = scene.renderer, scene.present
+    (B, N), device = present.shape, present.device
+    belief = scene.dynamics.initial((B, N))
+    first = trusted.int().argmax(1)
+    start, nats = detect(template, scene.frame(first), scene.num_objects, N)
+    wide = (2 * template.spread * torch.eye(2, device=device)).expand(B, N, 2, 2)
+    searches, found = torch.arange(B, device=device), []
+    for t in range(trusted.shape[1]):
+        frame = scene.frame(t)
+        prediction = predict_place(scene, belief)
+        new = (first == t)[:, None] & (nats > template.min_llr)
+        place = guess = PixelGaussian.where(new, PixelGaussian(start, wide), prediction)
+        # A first detection has a flat prior.
+        prior = PixelGaussian.where(new, PixelGaussian(start, 1e6 * wide), prediction)
+        seen = trusted[:, t, None].expand(B, N)
+        around = sliding_crops(frame, template.crop_radius)
+        for _ in range(PASSES_PER_FRAME if bool(seen.any()) else 0):
+            near = Window.around(place.mean, template.crop_radius, renderer.image_size)
+            share = responsibilities(template, near, place, present)
+            window = evaluate_window(
+                template, CropView.through(near, template, around, searches), share, prior
+            )
+            place, seen = (
+                window.moments(),
+                trusted[:, t, None] & (window.log_likelihood_ratio > template.min_llr),
+            )
+        detection = Detections(PixelGaussian.where(seen, place, guess), seen)
+        lost = trusted[:, t, None] & present & ~seen
+        if bool(lost.any()):
+            detection = redetect_lost(template, frame, detection, lost)
+        place, seen = detection
+        found.append(detection)
+        belief = scene.dynamics.update(belief, renderer.from_pixels(place.mean), seen)
+        belief = scene.dynamics.predict(belief)
+    return Detections.joined([detection.one_frame() for detection in found], 2)
+
+
+def redetect_lost(
+    template: SpriteTemplate,
+    frame: Float[Tensor, "B height width"],
+    found: Detections,
+    lost: Bool[Tensor, "B N"],
+) -> Detections:
+    """Return the detections after searching whole frames for lost objects.
+
+    An object that was occluded may reappear outside the window around its prediction. It is
+    detected where that is more likely than that it stays undetected, given the prediction and the
+    lit pixels that detected objects leave unexplained. [Choice 29]
+
+    Args:
+        template: The sprite.
+        frame: One frame of each clip.
+        found: The objects in that frame, the lost ones at their predictions.
+        lost: The objects to search for.
+    """
+    means, covariances = (part.clone() for part in found.place)
+    seen = found.detected.clone()
+    around = sliding_crops(frame, template.crop_radius)
+    for n in lost.any(0).nonzero()[:, 0].tolist():
+        clips = lost[:, n].nonzero()[:, 0]
+        at, here = (clips, slice(n, n + 1)), frame[clips]
+        covered = 1 - (1 - coverage(template, means[clips], seen[clips])).prod(1)
+        prior = PixelGaussian(means[at], covariances[at])
+        best, llr = redetect(
+            template, here, covered, PixelGaussian(means[clips, n], covariances[clips, n])
+        )
+        near = Window.around(best[:, None], template.crop_radius, template.image_size)
+        view = CropView.through(near, template, around, clips)
+        shade = sliding_crops((1 - covered).view_as(here), template.crop_radius)
+        dark = near.crop(shade, torch.arange(len(here), device=here.device))
+        window = evaluate_window(
+            template, view, unexplained_fraction(template, dark * view.background_dark), prior
+        )
+        back = (llr > template.log_miss)[:, None] & (window.log_likelihood_ratio > template.min_llr)
+        means[at], covariances[at] = PixelGaussian.where(back, window.moments(), prior)
+        seen[at] |= back
+    return Detections(PixelGaussian(means, covariances), seen)
+
+
+def predict_place(scene: Scene[AnyRenderer], belief: Any) -> PixelGaussian:
+    """Return the mean and covariance of the predicted positions, in pixels."""
+    return in_pixels(scene.renderer, scene.dynamics.observe(belief).moments())
+
+
+def predict_from_other_frames(scene: Scene[AnyRenderer], found: Detections) -> PixelGaussian:
+    """Return the leave-one-out prediction of each position, in pixels."""
+    positions = scene.renderer.from_pixels(found.place.mean).double()
+    return in_pixels(scene.renderer, scene.dynamics.leave_one_out(positions, found.detected))
+
+
+def in_pixels(renderer: PixelRenderer, latent: Gaussian) -> PixelGaussian:
+    """Return a Gaussian over latent positions in pixels, float32."""
+    covariance = latent.covariance * renderer.pixels_per_unit**2
+    return PixelGaussian(renderer.to_pixels(latent.mean).float(), covariance.float())
+
+
+def revisit_blocks(
+    scene: Scene[SpriteRenderer],
+    template: SpriteTemplate,
+    guess: PixelGaussian,
+    expected: PixelGaussian,
+) -> Iterator[tuple[slice, WindowPosterior, Detections]]:
+    """Yield `revisit` of blocks of frames, so that memory does not grow with the clip.
+
+    Law: equals one block of all frames (test_revisiting_in_blocks_equals_revisiting_at_once).
+    """
+    pixels = scene.present.shape[1] * math.prod(scene.renderer.image_size)
+    for time in scene.blocks(CHUNK_PIXELS // pixels):
+        here, there = (
+            PixelGaussian(*(part[:, :, time] for part in all)) for all in (guess, expected)
+        )
+        yield time, *revisit(scene.during(time), template, here, there)
+
+
+def revisit(
+    scene: Scene[SpriteRenderer],
+    template: SpriteTemplate,
+    guess: PixelGaussian,
+    expected: PixelGaussian,
+) -> tuple[WindowPosterior, Detections]:
+    """Return windows and detections of all frames around a guess, predictions being the prior.
+
+    Coordinate ascent: one object at a time, the others fixed and explaining the pixels they light.
+    Unobserved frames and absent objects keep the prediction. With an occlusion model an undetected
+    object explains no pixels.
+    """
+    (B, T), (size, N) = scene.observed.shape, (scene.renderer.image_size, scene.present.shape[1])
+
+    def by_frame(values: Tensor) -> Tensor:
+        return values.transpose(1, 2).flatten(0, 1)
+
+    frames = sliding_crops(scene.frames.flatten(0, 1), template.crop_radius)
+    present = scene.present.repeat_interleave(T, 0)
+    lights = present.clone()
+    looked_for = present & scene.observed.flatten()[:, None]
+    prior, pixels = (
+        PixelGaussian(*map(by_frame, expected)),
+        nearest_pixel(by_frame(guess.mean), size),
+    )
+    place, seen = PixelGaussian(*(part.clone() for part in prior)), torch.zeros_like(present)
+    centre, llr = torch.zeros_like(place.mean), torch.zeros_like(place.mean[..., 0])
+    log_weights = llr[..., None].repeat(1, 1, len(template.offsets)) - math.log(
+        len(template.offsets)
+    )
+    for n in range(N):
+        at = looked_for[:, n].nonzero()[:, 0], slice(n, n + 1)
+        its_prior = PixelGaussian(*(part[at] for part in prior))
+        view = CropView.through(
+            Window.at(pixels[at], template.crop_radius, size), template, frames, at[0]
+        )
+        others = torch.arange(N, device=at[0].device) != n
+        dark = dark_probability(
+            template, view, *(part[at[0]][:, others] for part in (pixels, lights))
+        )
+        window = evaluate_window(
+            template, view, unexplained_fraction(template, dark * view.background_dark), its_prior
+        )
+        seen[at] = window.log_likelihood_ratio > template.min_llr
+        lights[at] = seen[at] if scene.renderer.models_occlusion else lights[at]
+        place.mean[at], place.covariance[at] = PixelGaussian.where(
+            seen[at], window.moments(), its_prior
+        )
+        pixels[at] = nearest_pixel(place.mean[at], size)
+        centre[at], log_weights[at], llr[at] = (
+            window.centre,
+            window.log_weights,
+            window.log_likelihood_ratio,
+        )
+    cells = WindowPosterior(centre, log_weights, template.offsets, 1 / template.phases, llr)
+    return WindowPosterior.by_clips([cells], B), Detections(place, seen).by_clips(B)
+
+
+class OccludedObjects(NamedTuple):
+    """Posteriors of undetected objects in observed frames, in pixels.
+
+    Elsewhere `place` is the leave-one-out prediction, and `log_occluded` and `divergence` are 0.
+    """
+
+    occluded: Bool[Tensor, "B N T"]
+    place: PixelGaussian  # B N T
+    samples: Float[Tensor, "B N T samples 2"]  # of equal weight
+    log_occluded: Float[Tensor, "B N T"]  # log probability, under the prediction, not to show
+    divergence: Float[Tensor, "B N T"]  # from the prediction, in nats
+
+    def during(self, time: slice, renderer: PixelRenderer) -> OcclusionPosterior:
+        """Return the part of q of a block of frames, in latent units."""
+        samples = renderer.from_pixels(self.samples[:, :, time])
+        return OcclusionPosterior(self.occluded[:, :, time], samples, self.divergence[:, :, time])
+
+
+def infer_occluded(
+    scene: Scene[SpriteRenderer],
+    template: SpriteTemplate,
+    found: Detections,
+    expected: PixelGaussian,
+) -> OccludedObjects:
+    """Return the posterior over pixels of each undetected object in each observed frame.
+
+        p(pixel | not detected) ~ exp(occlusion_scores(pixel)) N(pixel; expected)
+
+    Frames are independent given the prediction, and objects are inside the frame. [Choice 40]
+
+    Args:
+        scene: the frames and the model.
+        template: the sprite, coarse.
+        found: detections of all objects.
+        expected: the leave-one-out predictions.
+
+    Law: equals a loop over pixels (test_occluded_posterior_equals_the_naive_loop).
+    """
+    mean, covariance = (part.clone() for part in expected)
+    samples = mean[..., None, :].repeat(1, 1, 1, NUM_SAMPLES, 1)
+    log_occluded, divergence = (torch.zeros_like(mean[..., 0]) for _ in range(2))
+    occluded = ~found.detected & scene.present[..., None] & scene.observed[:, None]
+    pixels = pixel_grid(template.image_size, template.depth)
+    for part in occluded.nonzero().split(chunk_size(CHUNK_POSITIONS, like=mean)):
+        at = tuple(part.unbind(1))
+        score = occlusion_scores(scene, template, found, part)
+        away = pixels - expected.mean[at][:, None]
+        before = (-0.5 * mahalanobis(away, expected.covariance[at])).log_softmax(-1)
+        joint = score + before
+        weights, total = joint.softmax(-1), joint.logsumexp(-1)
+        mean[at], covariance[at] = cell_moments(weights, pixels, 1.0)
+        samples[at] = pixels[systematic_samples(weights)]
+        log_occluded[at], divergence[at] = total, (weights * score).sum(-1) - total
+    place = PixelGaussian(mean, covariance)
+    return OccludedObjects(occluded, place, samples, log_occluded, divergence)
+
+
+def systematic_samples(weights: Float[Tensor, "M pixels"]) -> Int[Tensor, "M samples"]:
+    """Return NUM_SAMPLES pixels by systematic sampling, with offsets of one half."""
+    parts = (torch.arange(NUM_SAMPLES, device=weights.device) + 0.5) / NUM_SAMPLES
+    cumulative = weights.cumsum(-1)
+    targets = parts.to(weights) * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, targets).clamp(max=weights.shape[-1] - 1)
+
+
+def occlusion_scores(
+    scene: Scene[SpriteRenderer],
+    template: SpriteTemplate,
+    found: Detections,
+    at: Int[Tensor, "M 3"],
+) -> Float[Tensor, "M pixels"]:
+    """Return log-likelihood ratios of a frame with an undetected object at each pixel.
+
+    At most zero: lit pixels that no detected object explains do not count as a detection. `at`
+    holds clip, object and frame; the scores are the same for all undetected objects of a frame.
+    """
+    frames, which = at[:, [0, 2]].unique(dim=0, return_inverse=True)
+    clip, time = frames.unbind(1)
+    lit = coverage(template, found.place.mean[clip, :, time], found.detected[clip, :, time])
+    covered = 1 - (1 - lit).prod(1)
+    score = score_map(template, scene.frames[scene.clip[clip], time], covered)
+    return score.clamp(max=0).logaddexp(template.log_miss)[which]
+
+
+def frame_swap_gains(found: Detections, expected: PixelGaussian) -> Float[Tensor, "B N N T"]:
+    """Return the gain in log p(a) if two objects swap positions in frame t alone.
+
+    Positions are scored under the leave-one-out predictions of both objects. That of an undetected
+    object is the prediction itself and scores nothing.
+    """
+    away = (
+        found.place.mean[:, None] - expected.mean[:, :, None]
+    )  # prediction of, position of, frame
+    spread = expected.covariance[:, :, None]
+    fit = -0.5 * (mahalanobis(away[..., None, :], spread)[..., 0] + determinant(spread).log())
+    return pair_gains(torch.where(found.detected[:, None], fit, 0.0))
+
+
+def best_swaps(
+    gains: Float[Tensor, "B N N T"], present: Bool[Tensor, "B N"], persistent: bool
+) -> tuple[Float[Tensor, " B"], Int[Tensor, "B N T"]]:
+    """Return the total gain of each clip's best swaps, and the source of every object's position.
+
+    The best swap of a short clip. In a long one further swaps are taken as long as they gain and
+    are MIN_SEPARATION frames or more from those taken: crossings that far apart are independent,
+    and their gains add up.
+
+    Law: of a short clip it is the best pair and frame
+    (test_the_best_swap_undoes_one_and_leaves_absent_objects_alone).
+    """
+    N, T = gains.shape[2:]
+    slots, time = (torch.arange(size, device=gains.device) for size in (N, T))
+    pairs = present[:, :, None] & present[:, None]
+    left = gains.masked_fill(~pairs[..., None], -torch.inf)
+    total, picks = torch.zeros_like(gains[:, 0, 0, 0]), []
+    while bool((left > 0).any()):
+        gain, index = left.flatten(1).max(1)
+        total = total + gain.clamp(min=0)
+        # Clips without further gain swap an object with itself.
+        one, frame = index // (N * T), index % T
+        picks.append(torch.stack([frame, one, torch.where(gain > 0, index // T % N, one)]))
+        near = (time - frame[:, None]).abs() < MIN_SEPARATION
+        left = left.masked_fill(near[:, None, None], -torch.inf)
+    source = slots[:, None].expand(len(gains), N, T)
+    # In temporal order: each swap acts on the result of earlier ones.
+    if len(picks) > 1:
+        stacked = torch.stack(picks)
+        picks = list(stacked.take_along_dim(stacked[:, :1].argsort(0), 0))
+    for pick in picks:
+        frame, one, other = (part[:, None, None] for part in pick)
+        swapped = torch.where(source == one, other, torch.where(source == other, one, source))
+        source = torch.where(time >= frame if persistent else time == frame, swapped, source)
+    return total, source
+
+
+class GridInference(nn.Module):
+    """Inference by search, with a posterior over grid cells. Without parameters."""
+
+    requires_zeroed_frames = False
+    exchangeable = True
+
+    def __init__(self, window: int) -> None:
+        """Set how many pixels an object may be away from its prediction, along each axis."""
+        super().__init__()
+        self.window = window
+
+    @torch.no_grad()
+    def infer(
+        self,
+        frames: Float[Tensor, "B T height width *channels"],
+        num_objects: Int[Tensor, " B"],
+        observed: Bool[Tensor, "B T"] | None,
+        *,
+        dynamics: Any,
+        renderer: Any,
+        slots: int,
+        search: Search,
+    ) -> GridPosterior | StreamedPosterior:
+        """Return q(a | v); no gradient passes through the search."""
+        scene = scene_of(renderer.with_channels(frames), num_objects, dynamics, renderer, observed)
+        found = self.search(scene, search.hypotheses, search.explore)
+
+        def blocks() -> Iterator[tuple[slice, GridPosterior]]:
+            return ((time, q.widened(slots)) for time, q in found())
+
+        if search.stream_after is not None and frames.shape[1] > search.stream_after:
+            return StreamedPosterior.of(blocks)
+        return GridPosterior.joined([q for _, q in blocks()])
+
+    def search(
+        self, scene: Scene[Any], hypotheses: int = 1, explore: float = 0.0
+    ) -> PosteriorBlocks:
+        """Return q(a | v) as a function that yields it in blocks of frames."""
+        raise NotImplementedError
+
+    def max_objects(self, trained: int) -> int:
+        """Return the largest count that can be searched for."""
+        return MAX_OBJECTS
+
+    def bytes_per_clip(self, num_objects: int, num_frames: int, num_components: int) -> int:
+        """Return the peak memory of `infer` for each of many clips."""
+        positions = num_objects * num_frames
+        if num_frames > DENSE_FRAMES:
+            return BYTES_PER_POSITION * positions
+        searches = 1 if num_objects == 1 else 3
+        pairs = BYTES_PER_PAIR * searches * num_components * num_frames
+        return (BYTES_PER_POSITION + pairs) * positions
+
+
+class Tracker(GridInference):
+    """q(a | v) by a forward pass with a prediction for every object, then refinement.
+
+        for each frame t, for each object n:
+            predict    a_t^n ~ sum_k w_k N(B m_k, B P_k B' + Sigma_A), from the frames before
+            evaluate   weights of positions near the prediction by how well the frame is explained
+            update     m_k, P_k and w_k by the detection; nothing, where nothing was detected
+        then for all frames at once:
+            evaluate again around the leave-one-out prediction from all other frames
+            q          the final weights of cells, a quarter of a pixel apart
+
+    An undetected object follows its dynamics with growing uncertainty, and identity is kept by
+    motion. Nothing is learned here: the search improves as the renderer and the dynamics do.
+
+    Law: pixels of unobserved frames cannot matter, and in an unobserved frame an object is at the
+    Kalman prediction; tests/models/sprites/test_search.py.
+    """
+
+    @torch.no_grad()
+    def search(
+        self, scene: Scene[SpriteRenderer], hypotheses: int = 1, explore: float = 0.0
+    ) -> PosteriorBlocks:
+        """Return q(a | v) as a function that yields it in blocks of frames.
+
+        Args:
+            scene: frames, dynamics and renderer.
+            hypotheses: searches to choose from by the bound. All but the first start later in the
+                clip and go back from there, so that a wrong first detection does not decide the
+                whole track. [Choice 26]
+            explore: share of q that is spread evenly over the cells of a pixel, for training: a
+                cell that is wrongly given no weight would never be drawn, and never corrected.
+        """
+        if hypotheses == 1 or scene.present.shape[1] == 1:
+            found, expected, _ = self._search(scene, scene.observed)
+        else:
+            # An object that is occluded at first may appear at any time.
+            many = 2 * hypotheses if scene.renderer.models_occlusion else hypotheses
+            found, expected = self._best_search(scene, many)
+        occluded = _infer_occluded(scene, found, expected)
+        return lambda: _blocks(scene, found, expected, explore, occluded)
+
+    def _best_search(
+        self, scene: Scene[SpriteRenderer], hypotheses: int
+    ) -> tuple[Detections, PixelGaussian]:
+        """Return the detections and predictions of the best of several searches of each clip."""
+        # Batched: a search is many small steps, so several cost little more than one.
+        many = scene.repeated(hypotheses)
+        found, expected, bound = self._search(many, delayed_starts(scene.observed, hypotheses))
+        bound = _filled(bound, many, found, expected)
+        best = best_hypothesis(bound, hypotheses)
+        return found.select(best), expected.select(best)
+
+    def _search(
+        self, scene: Scene[SpriteRenderer], trusted: Bool[Tensor, "B T"]
+    ) -> tuple[Detections, PixelGaussian, Float[Tensor, " B"]]:
+        """Run the forward pass over the trusted frames, then refine all frames.
+
+        Returns detections, leave-one-out predictions, and the bound where it was computed (NaN
+        elsewhere).
+        """
+        coarse = SpriteTemplate.coarse(scene.renderer, self.window)
+        found = forward_pass(scene, coarse, trusted)
+        found, expected = self._refine(scene, coarse, found, trusted)
+        unknown = torch.full((len(trusted),), torch.nan, device=trusted.device)
+        if scene.present.shape[1] == 1:
+            return found, expected, unknown
+        return self._undo_swaps(scene, coarse, found, expected, unknown)
+
+    def _refine(
+        self,
+        scene: Scene[SpriteRenderer],
+        coarse: SpriteTemplate,
+        found: Detections,
+        trusted: Bool[Tensor, "B T"],
+    ) -> tuple[Detections, PixelGaussian]:
+        """Refine all frames around the predictions from the detections of the trusted ones."""
+        expected = predict_from_other_frames(scene, found)
+        place = PixelGaussian.where(trusted[:, None] & found.detected, found.place, expected)
+        for _ in range(REVISITS):
+            # An occluded object must not explain lit pixels at its predicted position.
+            occluded = _infer_occluded(scene, found, expected)
+            if occluded is not None:
+                place = PixelGaussian.where(found.detected, place, occluded.place)
+            appearance = revisit_blocks(scene, coarse, place, expected)
+            found = Detections.joined([part for *_, part in appearance], 2)
+            place, expected = found.place, predict_from_other_frames(scene, found)
+        return found, expected
+
+    def _undo_swaps(
+        self,
+        scene: Scene[SpriteRenderer],
+        coarse: SpriteTemplate,
+        found: Detections,
+        expected: PixelGaussian,
+        bound: Float[Tensor, " B"],
+    ) -> tuple[Detections, PixelGaussian, Float[Tensor, " B"]]:
+        """Swap parts of the tracks of two objects where that raises the bound. [Choice 30].
+
+        Tracks that cross may swap identities, from some frame on or in single frames. Refinement
+        does not undo that, because every position is explained.
+        """
+        rounds = min(max(SWAP_FRAMES // scene.observed.shape[1], 1), MAX_SWAPS)
+        for persistent in (True, False):
+            clips = torch.arange(len(scene.present), device=scene.present.device)
+            for _ in range(rounds):
+                kept, before = found.select(clips), expected.select(clips)
+                present = scene.present[clips]
+                if persistent:
+                    positions = scene.renderer.from_pixels(kept.place.mean)
+                    # Absent objects get the mask of the first, so that masks can be shared.
+                    detected = torch.where(present[..., None], kept.detected, kept.detected[:, :1])
+                    gains = scene.dynamics.swap_gains(positions, detected)
+                else:
+                    gains = frame_swap_gains(kept, before)
+                gain, source = best_swaps(gains, present, persistent)
+                worth = (gain > 0).nonzero()[:, 0]
+                if not len(worth):
+                    break
+                clips, kept, before = clips[worth], kept.select(worth), before.select(worth)
+                part = scene.select(clips)
+                new, after = self._refine(
+                    part, coarse, kept.reordered(source[worth]), part.observed
+                )
+                bound = bound.index_copy(0, clips, _filled(bound[clips], part, kept, before))
+                reached = _bound(part, new, after)
+                gained = (reached > bound[clips]).nonzero()[:, 0]
+                clips = clips[gained]
+                bound = bound.index_copy(0, clips, reached[gained])
+                found = found.put(clips, new.select(gained))
+                expected = expected.put(clips, after.select(gained))
+        return found, expected, bound
+
+
+def delayed_starts(observed: Bool[Tensor, "B T"], hypotheses: int) -> Bool[Tensor, "H T"]:
+    """Return the frames that each hypothesis starts from, hypotheses outermost.
+
+    All observed frames for the first; then those after a share of the clip, where there are any.
+    """
+    time = torch.arange(observed.shape[1], device=observed.device)
+    # Unobserved frames at the end do not count.
+    length = (observed * (time + 1)).amax(1, keepdim=True)
+    trusted = [observed]
+    for number in range(1, hypotheses):
+        late = observed & (time >= number * LATER_START * length)
+        trusted.append(torch.where(late.any(1, keepdim=True), late, observed))
+    return torch.cat(trusted)
+
+
+def best_hypothesis(bound: Float[Tensor, " B"], hypotheses: int) -> Int[Tensor, " clips"]:
+    """Return the search with the highest bound for each clip, in the order of `delayed_starts`."""
+    best: Tensor = bound.unflatten(0, (hypotheses, -1)).argmax(0)
+    return best * len(best) + torch.arange(len(best), device=best.device)
+
+
+def _infer_occluded(
+    scene: Scene[SpriteRenderer], found: Detections, expected: PixelGaussian
+) -> OccludedObjects | None:
+    """Return the posterior of undetected objects; None without an occlusion model. [Choice 38]."""
+    if not scene.renderer.models_occlusion:
+        return None
+    return infer_occluded(scene, SpriteTemplate.coarse(scene.renderer, 0), found, expected)
+
+
+@torch.no_grad()
+def _blocks(
+    scene: Scene[SpriteRenderer],
+    found: Detections,
+    expected: PixelGaussian,
+    explore: float = 0.0,
+    occluded: OccludedObjects | None = None,
+) -> Iterator[tuple[slice, GridPosterior]]:
+    """Yield q, the weights of cells around the detections, in blocks of frames."""
+    fine = SpriteTemplate.fine(scene.renderer, FINE_WINDOW)
+    prior = expected if occluded is None else occluded.place
+    for time, cells, _ in revisit_blocks(scene, fine, found.place, expected):
+        there = PixelGaussian(*(part[:, :, time] for part in prior))
+        occlusion = None if occluded is None else occluded.during(time, scene.renderer)
+        seen = found.detected[:, :, time]
+        yield time, GridPosterior.of(cells.blended(explore), seen, there, scene.renderer, occlusion)
+
+
+def _filled(
+    bound: Float[Tensor, " B"],
+    scene: Scene[SpriteRenderer],
+    found: Detections,
+    expected: PixelGaussian,
+) -> Float[Tensor, " B"]:
+    """Return the bound of each search, computed where it is NaN."""
+    unknown = bound.isnan().nonzero()[:, 0]
+    if not len(unknown):
+        return bound
+    parts = scene.select(unknown), found.select(unknown), expected.select(unknown)
+    return bound.index_copy(0, unknown, _bound(*parts))
+
+
+def _bound(
+    scene: Scene[SpriteRenderer], found: Detections, expected: PixelGaussian
+) -> Float[Tensor, " B"]:
+    """Return the bound at the means of q, which suffices to compare searches.
+
+    With an occlusion model, undetected objects are not rendered: the mean of two possible occluded
+    positions need not be occluded.
+    """
+    occluded = _infer_occluded(scene, found, expected)
+    total, means = torch.zeros(len(scene.present), device=scene.present.device), []
+    if occluded is not None:
+        total += occluded.log_occluded.sum((1, 2))
+    for time, q in _blocks(scene, found, expected):
+        part = scene.during(time)
+        means.append(q.means)
+        drawn = means[-1]
+        if occluded is not None:
+            drawn = torch.where(q.detected[..., None], drawn, OFF_FRAME)
+        nats = scene.renderer.log_likelihood(drawn, scene.present, part.frames)
+        total += torch.where(part.observed, nats, 0.0).sum(1)
+        total += torch.where(scene.present, q.entropy().sum(-1), 0.0).sum(1)
+    prior = scene.dynamics.track_log_density(torch.cat(means, 2), found.detected).float()
+    return total + torch.where(scene.present, prior, 0.0).sum(1)
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Initial size of a sprite, scale of latent units, and the search window."""
+
+    sprite_radius: int = 5  # pixels from a sprite's centre to its border
+    sprite_width: float = 3.0  # standard deviation of a sprite before training, pixels
+    pixels_per_unit: float = 3.0  # scale of latent positions
+    window: int = 7  # pixels around its prediction in which an object is searched for
+
+    def __post_init__(self) -> None:
+        require_positive(self, "sprite_width", "pixels_per_unit")
+        require(
+            1 <= self.sprite_radius <= 64 and 1 <= self.window <= 64,
+            f"sprite_radius is {self.sprite_radius!r:.40}, window {self.window!r:.40}; "
+            "give 1 to 64",
+        )
+
+
+@dataclass(frozen=True)
+class SpriteSettings(SearchSettings):
+    """Settings of the sprite family."""
+
+    # Whether undetected objects are inferred to be occluded, and train the occluder only.
+    # [Choice 38]
+    models_occlusion: bool = False
+
+
+def build(
+    settings: SpriteSettings, data: DataConfig, generator: torch.Generator
+) -> tuple[SpriteRenderer, Tracker]:
+    """Return the renderer with a wide, soft sprite, and the tracker."""
+    renderer = SpriteRenderer(
+        (data.height, data.width),
+        radius=settings.sprite_radius,
+        initial_width=settings.sprite_width,
+        pixels_per_unit=settings.pixels_per_unit,
+        models_occlusion=settings.models_occlusion,
+    )
+    return renderer, Tracker(settings.window)
+
+
+FAMILY = Family("sprites", SpriteSettings, build, restarts=True)
