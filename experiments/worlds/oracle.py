@@ -16,9 +16,8 @@ from motes.core.axes import Bool, Float, Int, Tensor
 from motes.data import OpticalTrap, World
 from motes.evaluation.baselines.disk_trackers import ROUNDING, TruePhysics, true_physics
 from motes.evaluation.evaluate import Prediction
-from motes.kalman.mixture import SmoothedTracks
-from motes.kalman.model import LGSSM
-from motes.kalman.swap_evidence import joined_by_filter, pair_gains
+from motes.kalman.model import LGSSM, SmoothedTracks
+from motes.kalman.track_evidence import joined_by_filter, pair_gains
 from motes.models.sprites.search import best_swaps
 
 BEAM = 16

@@ -31,8 +31,8 @@ def small(monkeypatch):
     monkeypatch.setattr(ablate_structured, "SIZE", 16)
     monkeypatch.setattr(ablate_structured, "FRAMES", 11)
     monkeypatch.setattr("motes.training.initialization.STEPS", 4)
-    monkeypatch.setattr("motes.kalman.initial_mixture.RESTARTS", 1)
-    monkeypatch.setattr("motes.kalman.initial_mixture.ITERATIONS", 2)
+    monkeypatch.setattr("motes.kalman.dynamics.RESTARTS", 1)
+    monkeypatch.setattr("motes.kalman.dynamics.ITERATIONS", 2)
 
 
 def test_runs_without_a_part_become_rows_below_the_whole(tmp_path, monkeypatch, small):

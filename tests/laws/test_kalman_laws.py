@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motes import kalman
-from motes.kalman.chunked import log_likelihood_chunked
-from motes.kalman.dense import log_likelihood_dense, smooth_dense
+from motes.kalman.dense import log_likelihood_chunked, log_likelihood_dense, smooth_dense
 from motes.kalman.sequential import smooth_sequential
 from oracles import diagonal_blocks, gains, log_density, one_model, posterior
 from strategies import Problem, problems
@@ -120,7 +119,7 @@ def test_chunks_of_blocks_do_not_change_the_log_likelihood(
     model, positions, observed, _ = problem
     for mask in (None, observed):
         whole = log_likelihood_chunked(model, positions, mask, num_frames)
-        with patch("motes.kalman.chunked.CHUNK_BLOCKS", chunk_blocks):
+        with patch("motes.kalman.dense.CHUNK_BLOCKS", chunk_blocks):
             assert_same(log_likelihood_chunked(model, positions, mask, num_frames), whole)
 
 

@@ -24,7 +24,7 @@ from motes.config import (
     to_json,
 )
 from motes.core.errors import InputError
-from motes.kalman.mixture import Gaussian, GaussianMixture, SampledTracks, SmoothedTracks
+from motes.kalman.model import Gaussian, GaussianMixture, SampledTracks, SmoothedTracks
 from motes.models.model import (
     FAMILIES,
     LAWS,

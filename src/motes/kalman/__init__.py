@@ -11,7 +11,7 @@ compute in the dtype of the model, which should be float64.
     paths = kalman.draw_states(model, positions, observed, noise=noise)
 
 Three implementations give the same results, and this module chooses among them by length:
-`sequential`, the textbook recursions; `dense`, one joint Gaussian for short videos; `chunked`,
+`sequential`, the textbook recursions; `dense`, one joint Gaussian for short videos, and a chain of
 blocks of frames for the likelihood of long ones.
 """
 
@@ -19,8 +19,7 @@ import torch
 
 from motes.core.axes import Bool, Float, Tensor
 from motes.core.errors import InputError
-from motes.kalman.chunked import log_likelihood_chunked
-from motes.kalman.dense import log_likelihood_dense, smooth_dense
+from motes.kalman.dense import log_likelihood_chunked, log_likelihood_dense, smooth_dense
 from motes.kalman.model import LGSSM, Filtered, Smoothed, StateEstimate, Updated, draw_path
 from motes.kalman.sequential import predict, run_filter, smooth_sequential, update
 
@@ -149,15 +148,12 @@ def _validated(
             "put time second to last and coordinates last"
         )
     T = positions.shape[-2]
-    a = positions.to(model.transition.dtype)
-    if observed is None:
-        return a
-    if observed.dtype != torch.bool or observed.shape[-1:] != (T,):
+    if observed is not None and (observed.dtype != torch.bool or observed.shape[-1:] != (T,)):
         raise InputError(
             f"got observed of type {observed.dtype} and shape {tuple(observed.shape)}; "
             f"expected torch.bool and (..., {T}); give one flag for each frame of positions"
         )
-    return a
+    return positions.to(model.transition.dtype)
 
 
 def _zero_unobserved(

@@ -8,12 +8,24 @@ from torch import nn
 from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
-from motes.kalman.initial_mixture import InitialMixture, fit_mixture, initial_state_information
-from motes.kalman.leave_one_out import leave_one_out
-from motes.kalman.linalg import identity
-from motes.kalman.mixture import Gaussian, GaussianMixture, SampledTracks, SmoothedTracks
-from motes.kalman.model import LGSSM, POSITION_DIM, STATE_DIM, draw_path, select
-from motes.kalman.swap_evidence import swap_gains
+from motes.kalman.model import (
+    LGSSM,
+    POSITION_DIM,
+    STATE_DIM,
+    Gaussian,
+    GaussianMixture,
+    SampledTracks,
+    SmoothedTracks,
+    draw_path,
+    identity,
+    map_vector,
+    select,
+)
+from motes.kalman.track_evidence import leave_one_out, swap_gains
+
+RESTARTS = 8
+ITERATIONS = 50
+MIN_VARIANCE = 1e-6  # latent units: a few thousandths of a pixel, squared
 
 
 class LinearBelief(NamedTuple):
@@ -63,14 +75,9 @@ class LinearDynamics(nn.Module):
         generator: torch.Generator,
     ) -> None:
         super().__init__()
-        given = dict(
-            num_components=num_components,
-            sampling_period=sampling_period,
-            state_noise=state_noise,
-            position_noise=position_noise,
-            initial_spread=initial_spread,
-        )
-        for name, value in given.items():
+        given = dict(num_components=num_components, sampling_period=sampling_period)
+        given |= dict(state_noise=state_noise, position_noise=position_noise)
+        for name, value in (given | dict(initial_spread=initial_spread)).items():
             if not value > 0:
                 raise InputError(f"got {name}={value}; expected a positive number; give one")
         mean = torch.zeros(num_components, STATE_DIM, dtype=torch.float64)
@@ -97,12 +104,10 @@ class LinearDynamics(nn.Module):
         bottom = torch.cat([zero, eye], -1)
         if self.force_field is not None:
             bottom = bottom + self.force_field
-        A = torch.cat([top, bottom])
-        B = torch.cat([eye, zero], -1)
         return LGSSM(
-            transition=A,
+            transition=torch.cat([top, bottom]),
             force=self.force,
-            emission=B,
+            emission=torch.cat([eye, zero], -1),
             state_noise=_covariance(self.state_factor),
             position_noise=_covariance(self.position_factor),
             initial_mean=self.initial_mean,
@@ -121,7 +126,7 @@ class LinearDynamics(nn.Module):
     def initial(self, batch: tuple[int, int]) -> LinearBelief:
         """Return the belief about the first frame of `batch` (clips, objects)."""
         model = self.components()
-        states = kalman.StateEstimate(model.initial_mean, model.initial_covariance)
+        states = kalman.StateEstimate(*model[5:])
         return LinearBelief(model, states, self.log_weights().expand(*batch, -1))
 
     def predict(self, belief: LinearBelief) -> LinearBelief:
@@ -135,29 +140,23 @@ class LinearDynamics(nn.Module):
         observed: Bool[Tensor, "B _"],
     ) -> LinearBelief:
         """Return the belief after observing positions; where unobserved it does not change."""
-        states, log_density = kalman.update(
-            belief.model, *belief.states, positions[:, :, None], observed[..., None]
-        )
-        return LinearBelief(belief.model, states, belief.log_weights + log_density)
+        model, a = belief.model, positions[:, :, None]
+        states, log_density = kalman.update(model, *belief.states, a, observed[..., None])
+        return LinearBelief(model, states, belief.log_weights + log_density)
 
     def observe(self, belief: LinearBelief) -> GaussianMixture:
         """Return the predictive distribution of the positions a_t of a belief."""
-        position = slice(POSITION_DIM)  # B = [I, 0]
-        means = belief.states.mean[..., position]
-        covariances = belief.states.covariance[..., position, position]
+        means, covariances = self.path(Gaussian(*belief.states))
         return GaussianMixture(belief.log_weights, means, covariances + belief.model.position_noise)
 
     def emit(self, states: Gaussian) -> Gaussian:
         """Return the distribution of a_t = B h_t + noise, given that of the states h_t."""
-        noise = self.components().position_noise
-        position = slice(POSITION_DIM)
-        return Gaussian(
-            states.mean[..., position], states.covariance[..., position, position] + noise
-        )
+        mean, covariance = self.path(states)
+        return Gaussian(mean, covariance + self.components().position_noise)
 
     def path(self, states: Gaussian) -> Gaussian:
         """Return the noise-free positions B h_t."""
-        position = slice(POSITION_DIM)
+        position = slice(POSITION_DIM)  # B = [I, 0]
         return Gaussian(states.mean[..., position], states.covariance[..., position, position])
 
     def velocities(self, states: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch 2"]:
@@ -222,11 +221,9 @@ class LinearDynamics(nn.Module):
         shared = bool((observed == observed[0, 0]).all())
         mask = observed[0, 0] if shared else observed  # a shared mask shares its covariances
         log_weights = self.component_log_posterior(positions, mask)
+        mask = mask if shared else mask[:, :, None]
         states = kalman.smooth(
-            self.components(),
-            positions[:, :, None],
-            mask if shared else mask[:, :, None],
-            variances[:, :, None],
+            self.components(), positions[:, :, None], mask, variances[:, :, None]
         )
         return SmoothedTracks(log_weights, *states)
 
@@ -249,10 +246,9 @@ class LinearDynamics(nn.Module):
 
         Law: moments are those of the mixture (test_sampled_tracks_follow_the_mixture).
         """
+        shape = (*batch, num_frames, STATE_DIM + POSITION_DIM)
         uniform = torch.rand(batch, dtype=torch.float64, generator=generator)
-        noise = torch.randn(
-            (*batch, num_frames, STATE_DIM + POSITION_DIM), dtype=torch.float64, generator=generator
-        )
+        noise = torch.randn(shape, dtype=torch.float64, generator=generator)
         component = self.draw_components(uniform.to(self.logits.device))
         path = draw_path(select(self.components(), component), noise.to(self.logits.device))
         return SampledTracks(component, path.states, path.positions)
@@ -275,9 +271,7 @@ class LinearDynamics(nn.Module):
         if not bool(observed.any()):
             return
         model = self.components()
-        start = InitialMixture(
-            self.log_weights().exp(), model.initial_mean, model.initial_covariance
-        )
+        start = InitialMixture(self.log_weights().exp(), *model[5:])
         information = initial_state_information(model, positions, observed)
         weights, means, covariances = fit_mixture(information, start)
         factor = torch.linalg.cholesky(covariances)
@@ -292,11 +286,7 @@ class LinearDynamics(nn.Module):
 
 
 def require_linear(dynamics: object) -> LinearDynamics:
-    """Return the dynamics if they are linear-Gaussian with initial-state components.
-
-    Raises:
-        InputError: they are another law of motion.
-    """
+    """Return the dynamics if they are linear-Gaussian; raise an InputError otherwise."""
     if isinstance(dynamics, LinearDynamics):
         return dynamics
     law = type(dynamics).__name__
@@ -314,3 +304,92 @@ def _covariance(factor: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:
     """Return L L', L being the lower triangle of `factor` with exponentials on the diagonal."""
     L = factor.tril(-1) + factor.diagonal(dim1=-2, dim2=-1).exp().diag_embed()
     return L @ L.mT
+
+
+class InitialMixture(NamedTuple):
+    """A mixture of Gaussians over initial states."""
+
+    weights: Float[Tensor, " K"]
+    means: Float[Tensor, "K D"]
+    covariances: Float[Tensor, "K D D"]
+
+
+class StateInformation(NamedTuple):
+    """The likelihood of M tracks given the first state h: c exp(-h' precision h / 2 + shift' h)."""
+
+    precision: Float[Tensor, "M D D"]
+    shift: Float[Tensor, "M D"]
+
+
+def initial_state_information(
+    model: LGSSM, positions: Float[Tensor, "M T 2"], observed: Bool[Tensor, "M T"]
+) -> StateInformation:
+    """Return the likelihood of each track as a function of its initial state.
+
+    The smoothed initial state minus the prior that the smoother started from, which cancels.
+
+    Law: with any mixture over initial states the evidence is that of the Kalman filter, up to a
+    constant (test_evidence_differs_from_the_filters_by_a_constant).
+    """
+    one = select(model, torch.tensor(0))
+    prior = one.initial_covariance.inverse()
+    states = kalman.smooth(one, positions.double(), observed)
+    P = states.covariances[..., 0, :, :].expand(len(positions), *prior.shape)
+    precision = P.inverse()
+    shift = map_vector(precision, states.means[:, 0]) - map_vector(prior, one.initial_mean)
+    return StateInformation(precision - prior, shift)
+
+
+def fit_mixture(information: StateInformation, start: InitialMixture) -> InitialMixture:
+    """Return the mixture by EM: the best of the given start and RESTARTS random ones.
+
+    Law: recovers well-separated clusters (test_fit_mixture_recovers_clusters).
+    """
+    K, D = start.means.shape
+    # The ridge keeps tracks without information (hardly observed objects) near all others.
+    ridge = 1e-3 * information.precision.mean(0).diagonal().diag()
+    points = torch.linalg.solve(information.precision + ridge, information.shift)
+    variances = points.var(0, correction=min(1, len(points) - 1)).clamp(min=MIN_VARIANCE)
+    weights, spread = torch.full((K,), 1 / K).to(points), variances.diag().expand(K, D, D)
+    generator = torch.Generator().manual_seed(0)
+    starts = [start]
+    for _ in range(RESTARTS):
+        chosen = torch.randint(len(points), (K,), generator=generator)
+        starts.append(InitialMixture(weights, points[chosen.to(points.device)], spread))
+    # The floor keeps a cluster of few or equal points from collapsing.
+    floor = (1e-4 * variances).clamp(min=MIN_VARIANCE).diag() + 1e-12 * identity(D, points)
+    return max((_em(information, each, floor) for each in starts), key=lambda fit: fit[0])[1]
+
+
+def _em(
+    information: StateInformation, mixture: InitialMixture, floor: Float[Tensor, "D D"]
+) -> tuple[float, InitialMixture]:
+    """Return the mean log evidence of the tracks and the mixture that EM reaches."""
+    for _ in range(ITERATIONS):
+        log_evidence, m, P = e_step(information, mixture)
+        responsibility = log_evidence.softmax(1)
+        mass = responsibility.sum(0) + 1e-9
+        mu = torch.einsum("mk,mki->ki", responsibility, m) / mass[:, None]
+        offsets = m - mu
+        scatter = P + offsets[..., :, None] * offsets[..., None, :]
+        Sigma = torch.einsum("mk,mkij->kij", responsibility, scatter) / mass[:, None, None]
+        mixture = InitialMixture(mass / mass.sum(), mu, Sigma + floor)
+    return float(log_evidence.logsumexp(1).mean()), mixture
+
+
+def e_step(
+    information: StateInformation, mixture: InitialMixture
+) -> tuple[Float[Tensor, "M K"], Float[Tensor, "M K D"], Float[Tensor, "M K D D"]]:
+    """Return log pi_k p(track | k) and the posterior of the initial state, per track and component.
+
+    p(track | k) is up to a factor that is the same for all mixtures.
+    """
+    pi, mu, Sigma = mixture
+    prior = Sigma.inverse()
+    shift = map_vector(prior, mu)
+    P = (prior + information.precision[:, None]).inverse()
+    total = shift + information.shift[:, None]
+    m = map_vector(P, total)
+    quadratic = (m * total).sum(-1) - (shift * mu).sum(-1)
+    log_volume = torch.logdet(P) - torch.logdet(Sigma)
+    return pi.log() + 0.5 * (quadratic + log_volume), m, P

@@ -1,6 +1,6 @@
 """The textbook recursions, frame by frame: Kalman filter and Rauch-Tung-Striebel smoother.
 
-This is the reference for `motes.kalman.dense` and `motes.kalman.chunked`, and the route for long
+This is the reference for `motes.kalman.dense`, and the route for long
 videos. Covariances depend only on model and mask and have the leading axes of those two; only
 means are batched over positions.
 
@@ -14,14 +14,18 @@ from typing import NamedTuple
 import torch
 
 from motes.core.axes import Bool, Float, Tensor
-from motes.kalman.linalg import (
+from motes.kalman.model import (
+    LGSSM,
+    Filtered,
+    Smoothed,
+    StateEstimate,
+    Updated,
     cholesky,
     identity,
     log_det_triangular,
     map_vector,
     solve_covariance,
 )
-from motes.kalman.model import LGSSM, Filtered, Smoothed, StateEstimate, Updated
 
 CHUNK_FRAMES = 256  # frames that the smoother holds in memory at once
 
@@ -92,11 +96,7 @@ def run_filter(
 ) -> tuple[Filtered, Innovation]:
     """Return the filtered states, and gains and log densities of all frames.
 
-    Args:
-        model: The dynamics.
-        positions: The observations.
-        observed: Their mask; None for all.
-        predicted: The estimate of the first state; None for the initial state of the model.
+    `predicted` is the estimate of the first state; None for the initial state of the model.
     """
     observed = _all_observed(positions) if observed is None else observed
     prediction = _initial_estimate(model, positions, observed) if predicted is None else predicted
@@ -179,17 +179,6 @@ class _BackwardCarry(NamedTuple):
     """Only with position variances, and not at the end of a video."""
 
 
-class _SmootherGain(NamedTuple):
-    """The RTS gain of all frames but the last, G = P_t A' (A P_t A' + Sigma_H)^-1."""
-
-    gain: Float[Tensor, "... T_less_1 D D"]
-    """G"""
-    complement: Float[Tensor, "... T_less_1 D D"]
-    """I - G A"""
-    noise: Float[Tensor, "... T_less_1 D D"]
-    """Cov(h_t | h_{t+1}, observations up to t)"""
-
-
 def smooth_sequential(
     model: LGSSM,
     positions: Float[Tensor, "... T P"],
@@ -206,6 +195,7 @@ def smooth_sequential(
     """
     mask = _all_observed(positions) if observed is None else observed
     data, last = _Observations(positions, mask, position_variances), positions.shape[-2] - 1
+    D = model.transition.shape[-1]
     # Each chunk ends with the first frame of the next.
     chunks = [slice(t, t + CHUNK_FRAMES + 1) for t in range(0, max(last, 1), CHUNK_FRAMES)]
     starts = [_ForwardCarry(_initial_estimate(model, positions, mask), None)]
@@ -220,19 +210,12 @@ def smooth_sequential(
         part, end = _backward_pass(model, data.during(time), start, end)
         # Written in place: concatenating the chunks at the end would hold all of them twice.
         if means is None or covariances is None:
-            means = _empty_like(part.means, last + 1, -2)
-            covariances = _empty_like(part.covariances, last + 1, -3)
+            means = part.means.new_empty(*part.means.shape[:-2], last + 1, D)
+            covariances = means.new_empty(*part.covariances.shape[:-3], last + 1, D, D)
         means[..., time, :], covariances[..., time, :, :] = part
     assert means is not None
     assert covariances is not None
-    return Smoothed(means, covariances.expand(*means.shape, means.shape[-1]))
-
-
-def _empty_like(values: Float[Tensor, "..."], num_frames: int, axis: int) -> Float[Tensor, "..."]:
-    """Return an empty tensor like the values, with another number of frames."""
-    shape = list(values.shape)
-    shape[axis] = num_frames
-    return values.new_empty(shape)
+    return Smoothed(means, covariances.expand(*means.shape, D))
 
 
 def _forward_pass(
@@ -262,28 +245,21 @@ def _filter_transitions(
     return (eye - gain @ model.emission.unsqueeze(-3)) @ model.transition.unsqueeze(-3)
 
 
-def _smoother_gain(model: LGSSM, filtered: Filtered) -> _SmootherGain:
-    """Return the RTS gains; the covariances may be singular."""
-    P = filtered.covariances[..., :-1, :, :]
-    A, Sigma_H = model.transition.unsqueeze(-3), model.state_noise.unsqueeze(-3)
-    G = solve_covariance(filtered.predicted_covariances[..., 1:, :, :], A @ P).mT
-    complement = identity(P.shape[-1], P) - G @ A
-    noise = complement @ P @ complement.mT + G @ Sigma_H @ G.mT
-    return _SmootherGain(G, complement, noise)
-
-
 def _backward_pass(
     model: LGSSM, data: _Observations, start: _ForwardCarry, end: _BackwardCarry | None
 ) -> tuple[Smoothed, _BackwardCarry]:
     """Smooth a chunk, and return the state of the pass at its first frame.
 
-        m_t + G (m_{t+1 given all} - m_{t+1 predicted})
+        m_t + G (m_{t+1 given all} - m_{t+1 predicted}),  G = P_t A' (A P_t A' + Sigma_H)^-1
     The covariance is in Joseph form, a sum of squares that rounding cannot make negative where
-    little is left of a wide initial covariance.
+    little is left of a wide initial covariance. Covariances may be singular.
     """
     filtered, innovation, spread = _forward_pass(model, data, start)
-    gains = _smoother_gain(model, filtered)
-    G, noise = gains.gain, gains.noise
+    P = filtered.covariances[..., :-1, :, :]
+    A, Sigma_H = model.transition.unsqueeze(-3), model.state_noise.unsqueeze(-3)
+    G = solve_covariance(filtered.predicted_covariances[..., 1:, :, :], A @ P).mT
+    complement = identity(P.shape[-1], P) - G @ A
+    noise = complement @ P @ complement.mT + G @ Sigma_H @ G.mT  # Cov(h_t | h_{t+1}, a_1 .. a_t)
     shift = filtered.means[..., :-1, :] - map_vector(G, filtered.predicted_means[..., 1:, :])
     if end is None:
         last = StateEstimate(filtered.means[..., -1, :], filtered.covariances[..., -1, :, :])
@@ -298,7 +274,7 @@ def _backward_pass(
     if data.variances is not None and spread is not None:
         K = innovation.gain
         F, variances = _filter_transitions(model, K), data.variances.unsqueeze(-2)
-        N, later = _sensitivities(gains, F, K, variances, end.sensitivity)
+        N, later = _sensitivities(G, complement, F, K, variances, end.sensitivity)
         smoothed = smoothed + (N @ spread @ N.mT + later)
         sensitivity = _Sensitivity(N[..., 0, :, :], later[..., 0, :, :])
     result = Smoothed(torch.stack(means[::-1], -2), smoothed)
@@ -306,9 +282,10 @@ def _backward_pass(
 
 
 def _sensitivities(
-    gains: _SmootherGain,
-    filter_transition: Float[Tensor, "... T D D"],
-    gain: Float[Tensor, "... T D P"],
+    G: Float[Tensor, "... T_less_1 D D"],
+    complement: Float[Tensor, "... T_less_1 D D"],
+    F: Float[Tensor, "... T D D"],
+    K: Float[Tensor, "... T D P"],
     variances: Float[Tensor, "... T 1 P"],
     end: _Sensitivity | None,
 ) -> _Sensitivity:
@@ -316,10 +293,9 @@ def _sensitivities(
 
     N_t = I - G A + G N_{t+1} F_{t+1}, and r_t = G (N_{t+1} K_{t+1} a_{t+1} + r_{t+1}).
     """
-    G, F, K = gains.gain, filter_transition, gain
     eye = identity(F.shape[-1], F).expand(F[..., 0, :, :].shape)
     N = [eye if end is None else end.to_filtered]
-    backward = map(_reversed, (gains.complement, G, F[..., 1:, :, :]))
+    backward = map(_reversed, (complement, G, F[..., 1:, :, :]))
     for complement_t, G_t, F_next in zip(*backward, strict=True):
         N.append(complement_t + G_t @ N[-1] @ F_next)
     to_filtered = torch.stack(N[::-1], -3)

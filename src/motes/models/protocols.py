@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.kalman.mixture import Gaussian, GaussianMixture, SampledTracks, SmoothedTracks
+from motes.kalman.model import Gaussian, GaussianMixture, SampledTracks, SmoothedTracks
 
 Reduce = Callable[[Tensor], None]  # replaces a tensor by its sum over all training processes
 

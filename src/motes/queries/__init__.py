@@ -17,8 +17,7 @@ from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
 from motes.core.memory import require_memory
 from motes.data.clips import colour_to_grey
-from motes.kalman.linalg import map_vector, square_root
-from motes.kalman.mixture import Gaussian, SmoothedTracks
+from motes.kalman.model import Gaussian, SmoothedTracks, map_vector, square_root
 from motes.models.model import CHUNK_FRAMES, Model
 from motes.models.protocols import Posterior, Search
 from motes.queries.answer import Answer, blank

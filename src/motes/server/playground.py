@@ -16,8 +16,7 @@ from motes.data import Clips, draw_clips, load_clips
 from motes.data.clips import clips_to_grey
 from motes.evaluation.learned import learned_force, learned_initial_states
 from motes.kalman.dynamics import require_linear
-from motes.kalman.linalg import map_vector
-from motes.kalman.model import draw_path
+from motes.kalman.model import draw_path, map_vector
 from motes.models.model import Model, load_with_config
 from motes.output.demo import demo_world
 from motes.queries.answer import Answer

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from motes.kalman.mixture import Gaussian
+from motes.kalman.model import Gaussian
 from motes.models.sprites.grid_posterior import GridPosterior, expected_frames
 from motes.models.sprites.likelihood_maps import window_offsets
 from motes.models.sprites.renderer import CELLS_PER_PIXEL, SpriteRenderer

@@ -21,8 +21,7 @@ from motes.core.errors import InputError
 from motes.data import World
 from motes.evaluation.evaluate import Covariances, Frames, Mask, Prediction
 from motes.evaluation.metrics import Tracks
-from motes.kalman.mixture import SmoothedTracks
-from motes.kalman.model import LGSSM
+from motes.kalman.model import LGSSM, SmoothedTracks
 
 ROUNDING = 1 / 12  # variance of a position that is rounded to a pixel
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.kalman.mixture import Gaussian
+from motes.kalman.model import Gaussian
 from motes.models.protocols import PlainRenderer, Posterior
 
 MIN_BACKGROUND = 1e-5  # depth: an unexplained lit pixel costs 11.5 nats, not infinitely many

@@ -12,8 +12,8 @@ from motes.config import DataConfig, require, require_positive
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.memory import chunk_size
 from motes.kalman import DENSE_FRAMES
-from motes.kalman.mixture import Gaussian
-from motes.kalman.swap_evidence import pair_gains
+from motes.kalman.model import Gaussian
+from motes.kalman.track_evidence import pair_gains
 from motes.models.protocols import Family, Search
 from motes.models.sprites.grid_posterior import (
     GridPosterior,

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from motes.kalman.swap_evidence import overlap
+from motes.kalman.track_evidence import overlap
 from track_scenes import linear_dynamics, swapped_from
 
 
@@ -18,7 +18,7 @@ def test_swap_gains_are_the_evidence_of_the_swapped_tracks(
     monkeypatch: pytest.MonkeyPatch,
     generator: torch.Generator,
 ) -> None:
-    monkeypatch.setattr("motes.kalman.swap_evidence.CHUNK_FRAMES", chunk_frames)
+    monkeypatch.setattr("motes.kalman.track_evidence.CHUNK_FRAMES", chunk_frames)
     B, N, T = 2, 3, 6
     dynamics = linear_dynamics(state_noise)
     positions = torch.randn(B, N, T, 2, generator=generator, dtype=torch.float64)
