@@ -18,7 +18,7 @@ from benchmarks.kalman import bench_kalman
 from benchmarks.scale import bench_scale, num_points
 from benchmarks.train import bench_train
 from benchmarks.train_gpu import bench_train_gpu
-from motes.cli.progress import bar
+from motes.cli.terminal import bar
 from motes.core.errors import InputError
 from motes.core.files import all_or_none, atomic_path, check_output_paths
 from motes.models.model import write_json

@@ -8,7 +8,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 from jaxtyping import install_import_hook
 
 with install_import_hook("motes", "beartype.beartype"):
-    import motes  # noqa: F401
+    import motes
+
+    for name in motes.__all__:  # imported on first use: now, under the hook
+        getattr(motes, name)
 
 import hypothesis
 import pytest

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-SERVICES = ("core", "config", "cli.progress")
+SERVICES = ("core", "config", "cli.terminal")
 Edge = tuple[str, str]
 
 

@@ -11,7 +11,7 @@ from experiments.paper_figures.figures import FIGURES
 from experiments.paper_figures.stored import Stored
 from experiments.records import ROOT
 from motes.output import plots as pictures
-from motes.output.views import example_views
+from motes.output.figures import example_views
 
 OUT = ROOT / "docs" / "images"
 SEED = 2_000_001  # of the clip; training uses other seeds

@@ -10,7 +10,7 @@ import torch
 from experiments.paper_figures import diagrams, paper
 from experiments.paper_figures.stored import Stored
 from motes.models.pixel_map import LatentMap
-from motes.output import evaluation_plots as own
+from motes.output import plots as own
 from motes.output.plots import FORECAST, INFERRED, INTERPOLATED, axes_grid, shared_legend
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from motes.core.errors import InputError
 from motes.data import Clips, cannonballs
 from motes.evaluation.evaluate import query_masks
 from motes.evaluation.labels import PREDICTORS, ordered_records
+from motes.output.figures import true_view
 from motes.output.plots import FORECAST, INFERRED, INTERPOLATED, View
-from motes.output.views import true_view
 
 # Records that `motes evaluate` does not write.
 SCRIPTS = {

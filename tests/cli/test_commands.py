@@ -131,7 +131,7 @@ def test_frames_that_a_file_says_were_lost_are_not_taken_for_seen(
 def test_a_gif_that_is_too_long_is_refused_before_the_question(
     world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("motes.output.overlay.MAX_GIF_FRAMES", T - 1)
+    monkeypatch.setattr("motes.output.tracks.MAX_GIF_FRAMES", T - 1)
     monkeypatch.setattr("motes.queries.infer", lambda *given, **options: pytest.fail("asked"))
     asked = ["infer", str(world / "clips.npz"), f"--model={world}/run"]
     assert cli.main([*asked, f"--overlay={world}/a.gif"]) == 2
@@ -142,7 +142,7 @@ def test_a_plot_of_clips_is_in_the_pixels_of_the_table_and_knows_no_seconds(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr("motes.cli.outputs.write_paths", lambda *given: drawn.append(given))
+    monkeypatch.setattr("motes.output.tracks.plot_paths", lambda *given: drawn.append(given))
     asked = ["infer", str(world / "clips.npz"), f"--model={world}/run", f"--out={tmp_path}/a.csv"]
     assert cli.main([*asked, f"--plot={tmp_path}/a.png"]) == 0
     _, tracks, picture, title = drawn[0]

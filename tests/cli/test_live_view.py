@@ -17,7 +17,7 @@ from motes.cli.live_view import (
     supports_images,
     training_panel,
 )
-from motes.output.learning import Snapshot
+from motes.output.demo import Snapshot
 
 
 def snapshot(start=0, side=44):

@@ -16,7 +16,7 @@ import pytest
 
 from motes import cli
 from motes.models.model import build, save_model
-from motes.server.timeouts import HEAD_SECONDS
+from motes.server.security import HEAD_SECONDS
 from motes.training.presets import PRESETS
 from serving import Server, serving
 

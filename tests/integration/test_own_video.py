@@ -11,7 +11,7 @@ from PIL import Image
 
 import motes
 from motes import cli
-from motes.cli.inputs import Options
+from motes.cli.queries import Options
 from motes.data import write_gif
 from motes.video import open_video
 

@@ -10,9 +10,9 @@ import torch
 from motes.cli import main
 from motes.evaluation.learned import learned_initial_states
 from motes.models.model import build, load, load_with_config, save_model
-from motes.output import demo, learning
-from motes.output.demo_report import CAPTIONS, SHOWN
-from motes.output.learning import learn
+from motes.output import demo
+from motes.output.demo import learn
+from motes.output.reports import CAPTIONS, SHOWN
 from motes.training.initialization import STEPS
 from motes.training.presets import PRESETS
 
@@ -88,7 +88,7 @@ def test_every_snapshot_keeps_the_glyph_of_its_own_moment(lesson):
     taken, shown = lesson
     for earlier, later in itertools.pairwise(shown):
         assert (earlier.sprite != later.sprite).any()
-    assert (shown[-1].sprite == learning.sprite_image(taken.model)).all()
+    assert (shown[-1].sprite == demo.sprite_image(taken.model)).all()
     assert all(0 <= snapshot.sprite.min() <= snapshot.sprite.max() <= 1 for snapshot in shown)
 
 
@@ -96,7 +96,7 @@ def test_the_way_that_is_drawn_leads_from_the_start_that_was_taken_to_the_end(le
     shown = lesson[1]
     ends = [snapshot for snapshot in shown if snapshot.restart and snapshot.step == STEPS]
     best = max(ends, key=lambda snapshot: snapshot.bound)
-    way = learning.best_restart(shown)
+    way = demo.best_restart(shown)
     assert [s.step for s in way] == [*range(4, STEPS + 1, 4), STEPS + 4, STEPS + 8]
     assert {s.restart for s in way} == {0, best.restart}
     assert way[-1].sprite is shown[-1].sprite
@@ -129,14 +129,14 @@ def test_one_thread_computes_inside_and_as_many_as_before_afterwards():
 
 def test_a_lesson_that_is_stopped_is_an_interruption(monkeypatch):
     stopped = SimpleNamespace(finished=False)
-    monkeypatch.setattr(learning, "train", lambda config, out, report: stopped)
+    monkeypatch.setattr(demo, "train", lambda config, out, report: stopped)
     with pytest.raises(KeyboardInterrupt):
         learn(PRESETS["sprites-smoke"])
 
 
 def test_the_command_without_a_model_learns_one_and_tells_it_in_lines(learned, monkeypatch, capsys):
     out = learned[1]  # where there is a model already
-    monkeypatch.setattr(learning, "short_run", lambda: PRESETS["sprites-smoke"])
+    monkeypatch.setattr(demo, "short_run", lambda: PRESETS["sprites-smoke"])
     assert main(["demo", "--out", str(out), "--num-clips", "3"]) == 0
     told = capsys.readouterr()
     assert "training took" in told.out
@@ -147,7 +147,7 @@ def test_the_command_without_a_model_learns_one_and_tells_it_in_lines(learned, m
 
 
 def test_the_short_run_is_the_preset_with_less_of_it():
-    full, short = PRESETS["sprites"], learning.short_run()
+    full, short = PRESETS["sprites"], demo.short_run()
     assert short.model == full.model
     assert short.schedule.iterations < full.schedule.iterations
     assert max(short.schedule.mixture_em_steps) < short.schedule.iterations

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from motes.output import evaluation_plots
 from motes.output import plots as pictures
 
 T, SIDE = 12, 16
@@ -73,15 +72,15 @@ def figures():
         "strip": pictures.strip([view(pictures.TRUTH, T), one], [0, 4, 8]),
         "trajectories": pictures.trajectories([[view(pictures.TRUTH, T), one, one]] * 2),
         "overlays": pictures.overlays([[("a", one.frames), ("b", one.frames)]]),
-        "training": evaluation_plots.training_curve(
+        "training": pictures.training_curve(
             np.arange(6, 174, 6),
             np.linspace(-500.0, -180.0, 28),
             np.linspace(np.zeros((44, 44)), np.eye(44), 28),
         ),
-        "latent_grid": evaluation_plots.latent_grid(
+        "latent_grid": pictures.latent_grid(
             tiles, 3 * grid(), 3 * grid(), np.eye(4, dtype=bool), points
         ),
-        "initial_states": evaluation_plots.initial_states(
+        "initial_states": pictures.initial_states(
             (SIDE, SIDE), points, points / 9, points, np.stack([np.eye(2)] * 2), points / 9
         ),
     }
@@ -103,9 +102,9 @@ def test_figures_become_png_files_of_their_own_size(name):
 def test_a_picture_of_learning_shows_the_first_and_the_last_glyph(num_reports):
     steps = 6 * np.arange(1, num_reports + 1)
     glyphs = steps[:, None, None] / steps[-1] * np.ones((44, 44))
-    figure = evaluation_plots.training_curve(steps, -100.0 / steps, glyphs)
+    figure = pictures.training_curve(steps, -100.0 / steps, glyphs)
     tiles = figure.subfigs[0].axes
-    assert len(tiles) <= evaluation_plots.SNAPSHOTS
+    assert len(tiles) <= pictures.SNAPSHOTS
     for tile, shown in ((tiles[0], 0), (tiles[-1], -1)):
         assert tile.get_title() == f"step {steps[shown]}"
         assert (tile.images[0].get_array() == glyphs[shown]).all()

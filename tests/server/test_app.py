@@ -18,9 +18,8 @@ from motes.data import Clips, pack
 from motes.evaluation.learned import learned_force
 from motes.queries.answer import Answer
 from motes.server import schemas
-from motes.server.app import PAGE, create_app
+from motes.server.app import PAGE, JobQueue, create_app
 from motes.server.playground import NUM_EXAMPLES, NUM_SAMPLES, Playground, held_out_clips
-from motes.server.queue import JobQueue
 from motes.server.schemas import decode_frames, encode_frames
 from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_config, tiny_frames, tiny_sprite_model
 

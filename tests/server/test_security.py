@@ -9,8 +9,8 @@ import pytest
 from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
-from motes.server import queue, security
-from motes.server.queue import BusyError, JobQueue
+from motes.server import app, security
+from motes.server.app import BusyError, JobQueue
 from motes.server.security import SecurityMiddleware, host_name, is_address
 
 LIMIT = 100
@@ -202,7 +202,7 @@ def test_a_full_queue_refuses_and_an_emptied_one_takes_again() -> None:
 def test_a_job_that_waits_too_long_fails_and_a_running_one_is_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(queue, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(app, "WAIT_SECONDS", 0.1)
 
     async def scenario() -> None:
         jobs_queue, release, ran = JobQueue(), threading.Event(), threading.Event()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from motes.cli.progress import describe
+
 from motes.config import RunConfig, ScheduleConfig, from_json, to_json
 from motes.core.errors import InputError
 from motes.data import PackedFrames, cannonballs

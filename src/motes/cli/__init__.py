@@ -1,21 +1,23 @@
 """The command line: a table of commands, and `main`.
 
 Exit codes: 0 success, 1 failure, 2 invalid input (reported in one line on standard error).
+Modules of commands import torch and the rest of the package inside of functions, so that help,
+completion and errors in options take no time.
 """
 
 import re
 import sys
 from collections.abc import Callable, Sequence
 
-from motes.cli import bench, calibrate, data, doctor, evaluate, prepare, queries, serve, train
+from motes.cli import data, doctor, evaluate, queries, serve, train
 from motes.core.errors import InputError
 
 GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Get started": {"demo": data.demo, "doctor": doctor.doctor},
-    "Make clips": {"data": data.data, "prepare": prepare.prepare},
+    "Make clips": {"data": data.data, "prepare": data.prepare},
     "Train and score a model": {
         "train": train.train,
-        "calibrate": calibrate.calibrate,
+        "calibrate": evaluate.calibrate,
         "evaluate": evaluate.evaluate,
     },
     "Query a model": {
@@ -25,7 +27,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "sample": queries.sample,
         "serve": serve.serve,
     },
-    "Figures and timings": {"figures": evaluate.figures, "bench": bench.bench},
+    "Figures and timings": {"figures": evaluate.figures, "bench": evaluate.bench},
 }
 VERBS = {name: verb for group in GROUPS.values() for name, verb in group.items()}
 
@@ -35,6 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given and given[0] in ("-h", "--help"):
         print(overview())
+        return 0
+    if given == ["--version"]:
+        from importlib.metadata import version
+
+        print(f"motes {version('motes')}")
         return 0
     try:
         _run(given)
@@ -66,12 +73,9 @@ def overview() -> str:
     ]
     for title, group in GROUPS.items():
         lines += ["", title]
-        lines += [f"  {name:12s} {_summary(verb)}" for name, verb in group.items()]
+        summaries = {name: (verb.__doc__ or "").partition("\n")[0] for name, verb in group.items()}
+        lines += [f"  {name:12s} {summary}" for name, summary in summaries.items()]
     return "\n".join([*lines, "", "Examples and options of a command: motes COMMAND --help"])
-
-
-def _summary(verb: Callable[..., None]) -> str:
-    return (verb.__doc__ or "").partition("\n")[0]
 
 
 def _run(given: Sequence[str]) -> None:

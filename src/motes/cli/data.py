@@ -1,12 +1,15 @@
-"""`motes data | demo`: make synthetic clips; train and show a small model."""
+"""`motes data | prepare | demo`: clips of a simulation or a video; train and show a model."""
 
+from collections import Counter
 from pathlib import Path
+from typing import Annotated, Literal
 
-from motes.cli.live_view import training_panel
-from motes.cli.options import Json, ModelName, NumObjects, Out, join_paths, print_result
-from motes.cli.progress import bar
+from tyro.conf import Positional, arg
+
+from motes.cli.options import Json, ModelName, NumObjects, Out, time_span
+from motes.cli.terminal import bar, join_paths, print_result
+from motes.core.errors import InputError
 from motes.core.files import all_or_none
-from motes.data import save_clips, worlds, write_gif
 
 
 def data(
@@ -36,6 +39,8 @@ def data(
         gif: GIF to write: the first clip.
         as_json: print one JSON line instead of text.
     """
+    from motes.data import save_clips, worlds, write_gif
+
     clips = worlds.make(world, num_clips, num_objects, num_frames, size, seed)
     with all_or_none():
         save_clips(out, clips)
@@ -48,6 +53,105 @@ def data(
         as_json,
         f"made {num_clips} clips of {clips.video.shape[1]} frames: {join_paths(out, gif)}",
     )
+
+
+def prepare(
+    video: Positional[Path],
+    out: Out[Path] = Path("clips.npz"),
+    size: tuple[int, ...] = (96,),
+    crop: tuple[int, int, int, int] | None = None,
+    start: float = 0.0,
+    end: float | None = None,
+    fps: float | None = None,
+    source_fps: float | None = None,
+    num_frames: Annotated[int, arg(aliases=("--frames",))] = 30,
+    stride: int | None = None,
+    background: Literal["median", "black", "white"] = "median",
+    threshold: float | None = None,
+    colour: str | None = None,
+    grow: int | None = None,
+    num_objects: NumObjects[int | None] = None,
+    sheet: Path | None = None,
+    as_json: Json = False,
+) -> None:
+    """Turn a video into clips of its moving objects.
+
+    Example: motes prepare juggling.mp4 -o clips.npz --crop 530 0 850 690 --size 160 --colour grey
+
+    Args:
+        video: mp4, mov, avi, mkv, webm, GIF, TIFF, npy, npz, or a folder of PNG or JPEG images.
+        out: output file: npz of clips.
+        size: frame size: pixels of the longer side, in the shape of the crop; or height and width.
+        crop: left, top, right and bottom of the part to use, in pixels of the video.
+        start: first second of the video to use.
+        end: last second of the video to use; default: all.
+        fps: frames per second to keep; default: all.
+        source_fps: frames per second of a video without time stamps (folder, TIFF, array).
+        num_frames: number of frames in a clip.
+        stride: frames between the starts of consecutive clips; default: half a clip.
+        background: median of the video, or black or white if objects rest for long.
+        threshold: smallest difference from the background, 0 to 1; default: chosen from the video.
+        colour: keep only pixels that are grey, or of a hue like '#ff8800'.
+        grow: pixels by which moving regions are dilated, so that small objects do not fade;
+            default: chosen from the video.
+        num_objects: number of objects in a clip; default: estimated for each clip.
+        sheet: PNG to write: a contact sheet of the clips; default: name of out with .png.
+        as_json: print one JSON line instead of text.
+    """
+    from motes.video import Preparation, open_video, plan
+    from motes.video.clips import cut_clips, write_sheet
+    from motes.video.geometry import Box, fit_box, frame_size
+
+    _check_prepare(num_frames, stride, num_objects, size)
+    span, source = time_span(start, end), open_video(video)
+    box = fit_box(crop and Box(*crop), source.width, source.height)
+    height, width = size if len(size) == 2 else frame_size(box, size[0])
+    requested = Preparation(
+        height, width, crop and box, fps, source_fps, background, threshold, colour, grow
+    )
+    total = None if source.num_frames is None else 2 * source.num_frames
+    sheet = sheet or out.with_suffix(".png")
+    with all_or_none(), bar("reading", total) as progress:
+        found = plan(source, requested, span, progress)
+        cut = (out, num_frames, stride or max(num_frames // 2, 1), num_objects)
+        summary = cut_clips(found, *cut, lambda done: progress((source.num_frames or 0) + done))
+        write_sheet(sheet, summary.sheet)
+    record = {
+        "verb": "prepare",
+        "clips": len(summary.counts),
+        "empty": summary.num_empty,
+        "frames": num_frames,
+        "height": height,
+        "width": width,
+        "threshold": found.preparation.threshold,
+        "grow": found.preparation.grow,
+        "num_objects": summary.counts,
+        "out": str(out),
+        "sheet": str(sheet),
+    }
+    counts = sorted(Counter(summary.counts).items())
+    held = ", ".join(f"{count} in {clips} clips" for count, clips in counts)
+    dropped = f", {summary.num_empty} empty ones skipped" if summary.num_empty else ""
+    print_result(
+        record,
+        as_json,
+        f"wrote {len(summary.counts)} clips of {num_frames} frames of {height}x{width} pixels"
+        f"{dropped}: {out}\nobjects: {held} (threshold {record['threshold']:.3f}, dilated by "
+        f"{record['grow']} px)\ncheck the clips: {sheet}\nnext: motes train --data {out} --out run",
+    )
+
+
+def _check_prepare(
+    num_frames: int, stride: int | None, num_objects: int | None, size: tuple[int, ...]
+) -> None:
+    if not 2 <= num_frames <= 10_000:
+        raise InputError(f"num_frames is {num_frames}; give 2 to 10000 frames per clip")
+    if stride is not None and not 1 <= stride <= num_frames:
+        raise InputError(f"stride is {stride}; give 1 to {num_frames}, the frames of a clip")
+    if num_objects is not None and not 1 <= num_objects <= 16:
+        raise InputError(f"num_objects is {num_objects}; give 1 to 16")
+    if len(size) not in (1, 2):
+        raise InputError(f"size is {' '.join(map(str, size))}; give one number, or two")
 
 
 def demo(
@@ -70,18 +174,18 @@ def demo(
         seed: random seed of the clips to score; training uses other seeds.
         as_json: print one JSON line instead of text.
     """
+    from motes.cli.live_view import training_panel
     from motes.output import demo as demonstration
-    from motes.output.learning import learn, short_run
 
     demo_model = None if model is None else demonstration.existing_model(model)
-    config = short_run() if demo_model is None else demo_model.config
+    config = demonstration.short_run() if demo_model is None else demo_model.config
     clips = demonstration.unseen_clips(config, num_clips, seed)
     demonstration.make_folder(out)
     with demonstration.one_thread():
         if demo_model is None:
             title = f"training on {config.data.num_clips:,} clips, from scratch"
             with training_panel(title) as show:
-                demo_model = demonstration.demo_model(learn(config, show))
+                demo_model = demonstration.demo_model(demonstration.learn(config, show))
         with bar("querying new clips", demonstration.total_work(num_clips)) as progress:
             record = demonstration.run(demo_model, clips, out, seed=seed, progress=progress)
     duration = f"queries and figures took {record['seconds']:.0f} s"

@@ -7,19 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata, util
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import torch
-
-from motes.cli.options import Json, print_result
+from motes.cli.options import Json
+from motes.cli.terminal import print_result
 from motes.core.errors import InputError
-from motes.core.memory import GIB, free_bytes
-from motes.models.model import load, shipped_names
-from motes.queries import infer
-from motes.training.run_folder import exclusive, processor_name
 
 EXTRAS = {  # what each extra of the package provides, and a module that it installs
     "video": ("mp4, mov, avi, mkv and webm files", "av"),
@@ -31,6 +26,7 @@ EXTRAS = {  # what each extra of the package provides, and a module that it inst
 }
 SLOW_DISK = 30.0  # MiB per second, below which checkpoints delay training
 PROBE_MIB = 16
+GIB = 2**30
 MIN_MEMORY = 2 * GIB
 # Run in its own process: if the processor misreports its instruction set, this product crashes.
 BFLOAT16 = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); print(float((a @ a).sum()))"
@@ -50,10 +46,17 @@ class Finding(NamedTuple):
 
 def examine(folder: Path) -> list[Finding]:
     """Return the findings of all checks; `folder` is where runs would be written."""
-    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
-        *(versions, device, threads, memory, bfloat16, lambda: disk(folder), extras, models),
+    checks = (
+        versions(),
+        device(),
+        threads(),
+        memory(),
+        bfloat16(),
+        disk(folder),
+        extras(),
+        models(),
     )
-    return [finding for check in checks for finding in check()]
+    return [finding for check in checks for finding in check]
 
 
 def versions() -> Iterator[Finding]:
@@ -88,15 +91,16 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def device() -> Iterator[Finding]:
     """Report the processor and the GPUs that PyTorch can use."""
+    import torch
+
+    from motes.training.run_folder import processor_name
+
     yield Finding("processor", "ok", processor_name())
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(index)
-            name, memory = (
-                torch.cuda.get_device_name(index),
-                f"{free / GIB:.0f} of {total / GIB:.0f}",
-            )
-            yield Finding(f"GPU {index}", "ok", f"{name}, {memory} GiB free")
+            detail = f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} of {total / GIB:.0f}"
+            yield Finding(f"GPU {index}", "ok", f"{detail} GiB free")
     elif torch.version.cuda is not None:
         fix = "nvidia-smi shows whether the driver finds a GPU"
         yield Finding("GPU", "hint", "none found; this PyTorch supports CUDA", fix)
@@ -106,6 +110,8 @@ def device() -> Iterator[Finding]:
 
 def threads() -> Iterator[Finding]:
     """Check that there are no more threads than cores, which would slow every step."""
+    import torch
+
     used = torch.get_num_threads()
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -122,6 +128,8 @@ def threads() -> Iterator[Finding]:
 
 def memory() -> Iterator[Finding]:
     """Report the free memory."""
+    from motes.core.memory import free_bytes
+
     free = free_bytes()
     state: State = "warning" if free < MIN_MEMORY else "ok"
     fix = "close other programs" if state == "warning" else ""
@@ -164,6 +172,8 @@ def disk(folder: Path) -> Iterator[Finding]:
 
 
 def _lock(folder: Path) -> Finding:
+    from motes.training.run_folder import exclusive
+
     place = folder / f".{secrets.token_hex(8)}"
     place.mkdir()
     try:
@@ -189,6 +199,11 @@ def extras() -> Iterator[Finding]:
 
 def models() -> Iterator[Finding]:
     """Check that the shipped models load and answer."""
+    import torch
+
+    from motes import infer, load
+    from motes.models.model import shipped_names
+
     for name in shipped_names():
         try:
             model = load(name)
@@ -199,10 +214,7 @@ def models() -> Iterator[Finding]:
             yield Finding(f"model {name}", "ok", "loads and answers")
 
 
-def doctor(
-    folder: Path = Path("."),
-    as_json: Json = False,
-) -> None:
+def doctor(folder: Path = Path("."), as_json: Json = False) -> None:
     """Check the installation; report known problems and their fixes.
 
     Example: motes doctor --folder runs

@@ -1,23 +1,29 @@
-"""`motes evaluate | figures`: score a model or a baseline; draw figures."""
+"""`motes evaluate | calibrate | figures | bench`: score, correct, draw and time models."""
 
+import dataclasses
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 from tyro.conf import Positional, arg
 
-from motes.cli.options import Data, Json, Out, print_result
-from motes.cli.progress import bar
-from motes.config import DataConfig, RunConfig
+from motes.cli.options import Data, Json, Out
+from motes.cli.terminal import bar, print_result
 from motes.core.errors import InputError
 from motes.core.files import check_output_paths
-from motes.data import Clips, World, cannonballs, draw_clips, load_clips
-from motes.models.model import Model, load_with_config, write_json, write_text
-from motes.training.dataset import known_counts
-from motes.training.run_folder import environment
+
+if TYPE_CHECKING:
+    from motes.config import DataConfig, RunConfig
+    from motes.data import Clips
+    from motes.models.model import Model
 
 NUM_TRAINING = 600  # training clips of a baseline
 NUM_ALIGNING = 90  # training clips to which the affine map is fitted
+REPEATS = 5  # timings of `motes bench`; the median counts
 
 
 def evaluate(
@@ -49,18 +55,23 @@ def evaluate(
         baselines: folder of stored records to compare with in the report; ignored if missing.
         as_json: print one JSON line instead of text.
     """
+    import torch
+
+    from motes.config import DataConfig
     from motes.evaluation.baselines import BASELINES
+    from motes.evaluation.labels import read_records
+    from motes.models.model import load_with_config, write_json, write_text
+    from motes.output.reports import evaluation_page
+    from motes.training.run_folder import environment
 
     check_output_paths(out, report)
     loaded = None if model in BASELINES else load_with_config(model)
     if loaded is None and report is not None:
         raise InputError(f"{model} is a baseline; --report describes models")
     config = DataConfig() if loaded is None else loaded[1].data
-    if data is None and loaded is not None and not loaded[0].black_and_white:
-        raise InputError(f"{model} was trained on grey or colour frames; give such clips by --data")
     if data is None and seed == config.seed:
         raise InputError(f"seed {seed} made the training clips of {model}; give another seed")
-    clips = load_clips(data) if data is not None else _new_clips(config, num_clips, seed)
+    clips = _read_or_make_clips(model, loaded and loaded[0], config, data, num_clips, seed)
     record: dict[str, Any] = {
         "model": model,
         "test_seed": None if data is not None else seed,
@@ -72,20 +83,42 @@ def evaluate(
     if out is not None:
         write_json(out, record)
     if loaded is not None and report is not None:
-        _write_report(report, loaded[0], clips, record, baselines)
+        # The command contains no path of this machine.
+        command = f"motes evaluate {Path(model).name} --report {report.name}"
+        page = evaluation_page(loaded[0], clips, record, read_records(baselines), command)
+        write_text(report, page)
     print_result(record, as_json, score_table(record))
 
 
-def _write_report(
-    path: Path, model: Model, clips: Clips, record: dict[str, Any], baselines: Path
+def calibrate(
+    model: Positional[str],
+    data: Data[Path | None] = None,
+    out: Out[Path | None] = None,
+    reference: str = "cannonballs-structured",
+    num_clips: int = 600,
+    as_json: Json = False,
 ) -> None:
-    """Write the report; its command contains no path of this machine."""
-    from motes.evaluation.labels import read_records
-    from motes.output.evaluation_report import page
+    """Correct the error bars of a model of the paper, without true positions.
 
-    name = record["model"]
-    command = f"motes evaluate {Path(name).name} --report {path.name}"
-    write_text(path, page(model, clips, record, read_records(baselines), command))
+    Example: motes calibrate runs/small --reference runs/sprites-small
+
+    Args:
+        model: shipped model or run folder, of the paper's family.
+        data: clip file: npz with frames and num_objects; default: the training clips of the model.
+        out: output folder: the calibrated model; default: the run folder itself.
+        reference: sprite model of the same clips, whose posterior gives the scale of the error
+            bars.
+        num_clips: number of clips to use, at most.
+        as_json: print one JSON line instead of text.
+    """
+    from motes.evaluation.calibration import calibrate_run
+
+    scales = calibrate_run(model, data, out, reference, num_clips).tolist()
+    folder = model if out is None else str(out)
+    record = {"verb": "calibrate", "model": model, "covariance_scales": scales, "out": folder}
+    shown = ", ".join(f"{scale:.2f}" for scale in scales)
+    text = f"covariances of 1, 2, ... objects are scaled by {shown}: {folder}"
+    print_result(record, as_json, text)
 
 
 def figures(
@@ -113,12 +146,11 @@ def figures(
             default: all.
         as_json: print one JSON line instead of text.
     """
+    from motes.models.model import load_with_config
     from motes.output.figures import FIGURES, figures_of
 
     loaded, config = load_with_config(model)
-    if data is None and not loaded.black_and_white:
-        raise InputError(f"{model} was trained on grey or colour frames; give such clips by --data")
-    clips = load_clips(data) if data is not None else _new_clips(config.data, num_clips, seed)
+    clips = _read_or_make_clips(model, loaded, config.data, data, num_clips, seed)
     with bar("figures", len(only or FIGURES)) as progress:
         name = Path(model).name
         drawn = figures_of(loaded, clips, out, name=name, only=only, progress=progress)
@@ -126,7 +158,36 @@ def figures(
     print_result(record, as_json, f"drew {len(drawn)} figures as PNG and PDF: {out}")
 
 
-def _score_model(model: Model, config: RunConfig, clips: Clips) -> dict[str, Any]:
+def bench(
+    device: str = "cpu", smoke: bool = False, out: Out[Path | None] = None, as_json: Json = False
+) -> None:
+    """Time a training step and queries on this machine.
+
+    Example: motes bench --out times.json
+
+    Args:
+        device: cpu or cuda.
+        smoke: run everything at a tiny size; the times have no meaning.
+        out: output file: JSON record of the times.
+        as_json: print one JSON line instead of text.
+    """
+    from motes.core.device import check_device
+    from motes.models.model import shipped_names, write_json
+    from motes.training.run_folder import environment
+
+    place = check_device(device)
+    check_output_paths(out)
+    times = {"training step, preset small": _time_training(device, smoke)}
+    for name in shipped_names():
+        times |= _time_queries(name, device, 2 if smoke else 20)
+    record = {"verb": "bench", "environment": environment(place), "seconds": times}
+    if out is not None:
+        write_json(out, record)
+    lines = [f"{1e3 * seconds:10.1f} ms  {name}" for name, seconds in times.items()]
+    print_result(record, as_json, "\n".join(lines))
+
+
+def _score_model(model: "Model", config: "RunConfig", clips: "Clips") -> dict[str, Any]:
     """Return all scores of a model."""
     from motes.evaluation.evaluate import ModelPredictor, compare_physics, score_bounds, score_gaps
     from motes.evaluation.evaluate import evaluate as score
@@ -142,11 +203,14 @@ def _score_model(model: Model, config: RunConfig, clips: Clips) -> dict[str, Any
     return {"training_seed": config.seed, **record, **compare_physics(model, clips)}
 
 
-def _score_baseline(name: str, clips: Clips) -> dict[str, Any]:
+def _score_baseline(name: str, clips: "Clips") -> dict[str, Any]:
     """Return all scores of a baseline, fitted to clips of the paper's world."""
+    from motes.config import DataConfig
+    from motes.data import World, draw_clips
     from motes.evaluation.baselines import baseline
     from motes.evaluation.evaluate import evaluate as score
     from motes.evaluation.evaluate import score_gaps
+    from motes.training.dataset import known_counts
 
     if clips.in_colour:
         raise InputError(f"{name} needs binary or grey clips; these are in colour")
@@ -161,11 +225,30 @@ def _score_baseline(name: str, clips: Clips) -> dict[str, Any]:
     return record
 
 
-def _new_clips(data: DataConfig, num_clips: int, seed: int) -> Clips:
+def _new_clips(data: "DataConfig", num_clips: int, seed: int) -> "Clips":
     """Return cannonballs like the training clips of a run."""
-    size = (data.height, data.width)
+    from motes.data import cannonballs
+
     counts = sorted(set(data.num_objects))  # training clips may repeat some numbers
-    return cannonballs(num_clips, counts, data.num_frames, size, seed)
+    return cannonballs(num_clips, counts, data.num_frames, (data.height, data.width), seed)
+
+
+def _read_or_make_clips(
+    name: str,
+    model: "Model | None",
+    config: "DataConfig",
+    path: Path | None,
+    num_clips: int,
+    seed: int,
+) -> "Clips":
+    """Return the clips of a file, or new ones like the training clips of the model."""
+    from motes.data import load_clips
+
+    if path is not None:
+        return load_clips(path)
+    if model is not None and not model.black_and_white:
+        raise InputError(f"{name} was trained on grey or colour frames; give such clips by --data")
+    return _new_clips(config, num_clips, seed)
 
 
 def score_table(record: dict[str, Any]) -> str:
@@ -183,3 +266,44 @@ def score_table(record: dict[str, Any]) -> str:
         force = ", ".join(f"{value:.4f}" for value in record["force_px_per_frame2"])
         lines.append(f"recovered force {force} px/frame^2 (x right, y down)")
     return "\n".join(lines)
+
+
+def _time_training(device: str, smoke: bool) -> float:
+    """Return the seconds of a training step."""
+    from motes.training import train as training
+    from motes.training.presets import PRESETS
+
+    config, steps = PRESETS["paper-smoke" if smoke else "paper-small"], 2 if smoke else 20
+    data = dataclasses.replace(config.data, num_clips=100, num_held_out=8)
+    schedule = config.schedule.stretched(REPEATS * steps)
+    config = dataclasses.replace(config, data=data, schedule=schedule, log_every=steps)
+    lines: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        training.train(config, Path(folder) / "run", device=device, report=lines.append)
+    speeds: list[float] = [line["iterations_per_second"] for line in lines if "bound" in line]
+    return 1 / statistics.median(speeds)
+
+
+def _time_queries(name: str, device: str, num_clips: int) -> dict[str, float]:
+    """Return the seconds per clip to infer and to forecast two objects with a shipped model."""
+    from motes import queries
+    from motes.data import cannonballs
+    from motes.models.model import load_with_config
+
+    model, config = load_with_config(name, device=device)
+    size, num_frames = (config.data.height, config.data.width), config.data.num_frames
+    frames = cannonballs(num_clips, 2, num_frames, size).frames.float().to(device)
+    jobs: dict[str, Callable[[], Any]] = {
+        "infer": lambda: queries.infer(model, frames, 2).pixels.cpu(),
+        "forecast": lambda: queries.forecast(model, frames[:, :5], 2, num_frames - 5).pixels.cpu(),
+    }
+    times = {}
+    for job, run in jobs.items():
+        run()  # warm-up
+        moments = [time.perf_counter()]
+        for _ in range(REPEATS):
+            run()
+            moments.append(time.perf_counter())
+        seconds = [end - start for start, end in itertools.pairwise(moments)]
+        times[f"{job}, one clip, {name}"] = statistics.median(seconds) / num_clips
+    return times

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from motes.core.axes import Float
-from motes.output.learning import Snapshot
+from motes.output.demo import Snapshot
 from motes.training.initialization import RESTARTS
 
 if TYPE_CHECKING:

@@ -1,23 +1,69 @@
 """`motes infer | forecast | interpolate | sample`: read inputs, query the model, write outputs."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
-from torch.nn.functional import pad
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 
-from motes import queries
-from motes.cli.inputs import Options, QueryClips, QueryOptions, read_inputs
-from motes.cli.options import Json, ModelName, NumObjects, Out, join_paths, print_result
-from motes.cli.outputs import write_outputs
+from motes.cli.options import Json, ModelName, NumObjects, Out, time_span
+from motes.cli.terminal import bar, join_paths, print_result
 from motes.core.errors import InputError
-from motes.core.files import all_or_none
-from motes.data import Clips, pack, save_clips, write_gif
-from motes.models.model import Model, load
-from motes.queries import check_whole
-from motes.queries.answer import Answer
+from motes.core.files import all_or_none, check_output_paths
+
+if TYPE_CHECKING:
+    from motes.models.model import Model
+    from motes.output.tracks import QueryClips
+    from motes.queries.answer import Answer
+
+MAX_GIF_FPS = 50.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options that infer, forecast and interpolate share."""
+
+    clips: Positional[Path]
+    """npz or npy file of clips, or a video: mp4, mov, avi, GIF, TIFF, folder of images."""
+    model: ModelName[str | None] = None
+    """shipped model or run folder; default: cannonballs-48, for a video cannonballs-structured."""
+    num_objects: NumObjects[int | None] = None
+    """number of objects in a clip; default: the number in the file, else inferred."""
+    out: Out[Path | None] = None
+    """output file: CSV or Parquet table; default: name of the input with -COMMAND.csv."""
+    gif: Path | None = None
+    """GIF to write: the first clip, as the model predicts its frames."""
+    overlay: Path | None = None
+    """mp4 or GIF to write: the video with tracks and 90 % ellipses, dashed where not observed."""
+    plot: Path | None = None
+    """PNG to write: the paths over the first frame."""
+    start: float = 0.0
+    """first second of the video to use."""
+    end: float | None = None
+    """last second of the video to use; default: all."""
+    seed: int = 0
+    """random seed of the draws that predicted frames average."""
+    as_json: Json = False
+    """print one JSON line instead of text."""
+
+    @property
+    def has_video(self) -> bool:
+        """Whether the input is a video, not a file of clips."""
+        return self.clips.suffix.lower() not in (".npz", ".npy")
+
+    @property
+    def model_name(self) -> str:
+        """The model to query; the default for videos needs no training on similar clips."""
+        default = "cannonballs-structured" if self.has_video else "cannonballs-48"
+        return default if self.model is None else self.model
+
+    def table(self, command: str) -> Path:
+        """Return the path of the table to write."""
+        source = self.clips.resolve() if self.clips.name in ("", "..") else self.clips  # a folder
+        return self.out or source.with_name(f"{source.stem}-{command}.csv")
+
+
+QueryOptions = Annotated[Options, arg(name="")]  # its fields become options of the command
 
 
 def infer(options: QueryOptions) -> None:
@@ -46,9 +92,10 @@ def forecast(
         num_observed: use only this many frames of each clip; default: all.
         horizon: number of frames to predict.
     """
+    from motes.queries import MAX_FRAMES, check_whole
+
     model, clips = read_inputs("forecast", options, num_observed)
-    horizon = check_whole("horizon", horizon, 1, queries.MAX_FRAMES)
-    _answer("forecast", options, model, clips, horizon)
+    _answer("forecast", options, model, clips, check_whole("horizon", horizon, 1, MAX_FRAMES))
 
 
 def interpolate(options: QueryOptions, *, hide: tuple[str, ...]) -> None:
@@ -60,13 +107,14 @@ def interpolate(options: QueryOptions, *, hide: tuple[str, ...]) -> None:
         options: options of every query.
         hide: frames to hide, counted from 0: numbers, or ranges start:end that exclude the end.
     """
+    import torch
+
     model, clips = read_inputs("interpolate", options)
-    num_frames = clips.frames.shape[1]
     observed = torch.ones(clips.frames.shape[:2], dtype=torch.bool)
     if clips.observed is not None:
         observed &= clips.observed
     for text in hide:
-        observed[:, _frame_range(text, num_frames)] = False
+        observed[:, _frame_range(text, clips.frames.shape[1])] = False
     _answer("interpolate", options, model, replace(clips, observed=observed))
 
 
@@ -94,6 +142,10 @@ def sample(
         seed: random seed of the clips.
         as_json: print one JSON line instead of text.
     """
+    from motes import queries
+    from motes.data import Clips, pack, save_clips, write_gif
+    from motes.models.model import load
+
     loaded = load(model)
     answer = queries.sample(loaded, num_clips, num_objects, num_frames, seed=seed)
     video = pack(answer.frames > 0.5) if not loaded.renderer.grey_levels else answer.frames
@@ -106,20 +158,112 @@ def sample(
     print_result(record, as_json, text)
 
 
+def read_inputs(
+    command: str, options: Options, num_observed: int | None = None
+) -> tuple["Model", "QueryClips"]:
+    """Return the model and the clips of a query.
+
+    Everything that can be checked before the query runs is checked here, output paths too.
+
+    Args:
+        command: infer, forecast or interpolate.
+        options: Of the command line.
+        num_observed: Keep only this many frames of each clip; None: all.
+    """
+    from motes.models.model import load
+    from motes.output.tracks import check_overlay
+
+    if options.overlay is not None:
+        check_overlay(options.overlay)
+    check_output_paths(options.table(command), options.gif, options.overlay, options.plot)
+    model = load(options.model_name)
+    clips = _read_video(model, options) if options.has_video else _read_clips(options)
+    if num_observed is not None:
+        num_frames = clips.frames.shape[1]
+        if not 2 <= num_observed <= num_frames:
+            raise InputError(
+                f"num_observed is {num_observed}; give 2 to {num_frames}, the frames of the clips"
+            )
+        clips = clips.select(slice(None), slice(num_observed))
+    if options.overlay is not None:
+        check_overlay(options.overlay, clips.frames.shape[1])
+    return model, clips
+
+
+def _read_clips(options: Options) -> "QueryClips":
+    from motes.data import load_clips
+    from motes.output.tracks import QueryClips
+    from motes.video import load_video_map
+
+    if (options.start, options.end) != (0.0, None):
+        raise InputError("start and end are for videos; a file of clips is used as a whole")
+    clips, stored = load_clips(options.clips), load_video_map(options.clips)
+    counts = clips.num_objects if options.num_objects is None else options.num_objects
+    return QueryClips(clips.frames, clips.observed, counts, stored and stored[0])
+
+
+def _read_video(model: "Model", options: Options) -> "QueryClips":
+    """Return a video as one clip, prepared like the clips that the model was trained on."""
+    from motes.output.tracks import QueryClips
+    from motes.video import find_preparation, open_video, whole_clip
+
+    span = time_span(options.start, options.end)
+    video, (height, width) = open_video(options.clips), model.image_size
+    if not model.black_and_white and (video.height, video.width) != (height, width):
+        raise InputError(
+            f"{options.clips} has {video.height}x{video.width} pixels; this model was trained on "
+            f"unprepared frames of {height}x{width}: scale the video to that size"
+        )
+    with bar("reading", video.num_frames) as progress:
+        preparation = find_preparation(options.model_name)
+        whole = whole_clip(
+            options.clips, height, width, preparation, span, progress, in_colour=model.in_colour
+        )
+    return QueryClips(whole.frames, None, options.num_objects, whole.where, whole.pictures)
+
+
 def _answer(
-    command: str, options: Options, model: Model, clips: QueryClips, horizon: int = 0
+    command: str, options: Options, model: "Model", clips: "QueryClips", horizon: int = 0
 ) -> None:
-    """Query the model and write the outputs."""
-    answer, first_frames = _query(model, clips, horizon, options.seed), None
-    if options.gif is not None:
-        # The first clip is queried alone: frames of all clips would take long to draw.
-        first = replace(clips.select(slice(1)), num_objects=answer.num_objects[:1])
-        first_frames = _query(model, first, horizon, options.seed).frames[0]
-    write_outputs(command, options.table(command), options, clips, answer, first_frames)
+    """Query the model, write the requested files, all or none, and print the result."""
+    from motes.data import write_gif
+    from motes.output import tracks
+
+    answer = _query(model, clips, horizon, options.seed)
+    (num_clips, num_frames), table = answer.observed.shape, options.table(command)
+    with all_or_none():
+        if options.gif is not None:
+            # The first clip is queried alone: frames of all clips would take long to draw.
+            first = replace(clips.select(slice(1)), num_objects=answer.num_objects[:1])
+            drawn = _query(model, first, horizon, options.seed).frames[0]
+            write_gif(options.gif, drawn, min(clips.fps, MAX_GIF_FPS))
+        if options.plot is not None:
+            tracks.plot_answer(options.plot, clips, answer)
+        if options.overlay is not None:
+            with bar("drawing", num_frames) as progress:
+                tracks.overlay_answer(options.overlay, clips, answer, progress)
+        tracks.write_table(table, answer, clips.video_map)
+    counts = answer.num_objects.tolist()
+    others = {name: getattr(options, name) for name in ("gif", "overlay", "plot")}
+    record = {
+        "verb": command,
+        "clips": num_clips,
+        "frames": num_frames,
+        "num_objects": counts,
+        "out": str(table),
+        **{name: path and str(path) for name, path in others.items()},
+    }
+    text = f"{command}: {num_clips} clips, {sum(counts)} tracks of {num_frames} frames: "
+    print_result(record, options.as_json, text + join_paths(table, *others.values()))
 
 
-def _query(model: Model, clips: QueryClips, horizon: int, seed: int) -> Answer:
+def _query(model: "Model", clips: "QueryClips", horizon: int, seed: int) -> "Answer":
     """Return the answer about all frames of the clips and `horizon` more."""
+    import torch
+    from torch.nn.functional import pad
+
+    from motes import queries
+
     frames, observed, num_objects = clips.frames, clips.observed, clips.num_objects
     if observed is None and horizon == 0:
         return queries.infer(model, frames, num_objects, seed=seed)

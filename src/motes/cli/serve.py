@@ -6,9 +6,9 @@ import sys
 import webbrowser
 from typing import TYPE_CHECKING
 
-from motes.cli.options import Json, ModelName, print_result
+from motes.cli.options import Json, ModelName
+from motes.cli.terminal import print_result
 from motes.core.errors import InputError
-from motes.video import find_preparation
 
 if TYPE_CHECKING:
     import uvicorn
@@ -34,6 +34,8 @@ def serve(
         browser: open the page in a browser if there is a display.
         as_json: print one JSON line instead of text.
     """
+    from motes.video import find_preparation
+
     try:
         from motes.server.app import create_app
         from motes.server.playground import Playground
@@ -76,7 +78,7 @@ def _has_display() -> bool:
 def _server(app: object) -> "uvicorn.Server":
     import uvicorn
 
-    from motes.server.timeouts import DeadlineProtocol
+    from motes.server.security import DeadlineProtocol
 
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]

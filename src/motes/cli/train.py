@@ -5,25 +5,16 @@ import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 from tyro.conf import arg
 
-from motes.cli.options import Data, Json, Out, check_device, print_result
-from motes.cli.progress import training_bar
-from motes.config import to_json
+from motes.cli.options import Data, Json, Out
+from motes.cli.terminal import print_result, training_bar
 from motes.core.errors import InputError
-from motes.models.model import find_model, read_config, write_text
-from motes.training import distributed
-from motes.training import train as training
-from motes.training.dataset import fit_sprite_size
-from motes.training.distillation import with_teacher
-from motes.training.initialization import with_initial_model
-from motes.training.presets import OLD_NAMES, PRESETS, find_name
-from motes.training.run import Outcome
-from motes.video import load_video_map
-from motes.video.prepare import PREPARATION, preparation_to_json
+
+if TYPE_CHECKING:
+    from motes.training.run import Outcome
 
 
 def train(
@@ -79,6 +70,14 @@ def train(
         dry_run: print the resolved configuration and stop.
         as_json: print one JSON line instead of text.
     """
+    from motes.config import to_json
+    from motes.core.device import check_device
+    from motes.training import train as training
+    from motes.training.dataset import fit_sprite_size
+    from motes.training.distillation import with_teacher
+    from motes.training.initialization import with_initial_model
+    from motes.training.presets import PRESETS
+
     check_device(device)
     name = _preset_name(preset, family, own_clips=data is not None, initial_model=begin_with)
     config = dataclasses.replace(PRESETS[name], seed=seed)
@@ -95,22 +94,20 @@ def train(
     if dry_run:
         print(to_json(training.fitted(config)), end="")
         return
-    if out is not None and _restarted() and (out / "config.json").is_file():
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))  # by torchrun
+    if out is not None and restarts > 0 and (out / "config.json").is_file():
         out, resume = None, out
     if (out is None) == (resume is None):
         raise InputError("give either --out FOLDER for a new run or --resume FOLDER")
     events = (out or resume) if tensorboard else None
     with _process_group(device) as own_device, training_bar(events) as report:
-        silent = not distributed.is_main()
+        options: dict[str, Any] = dict(device=own_device, roll_backs=roll_backs, report=report)
         if resume is not None:
-            outcome = training.resume(
-                resume, device=own_device, roll_backs=roll_backs, report=report
-            )
+            outcome = training.resume(resume, **options)
         else:
             assert out is not None
-            options = {"replicas": replicas, "roll_backs": roll_backs}
-            outcome = training.train(config, out, device=own_device, report=report, **options)
-    if not silent:
+            outcome = training.train(config, out, replicas=replicas, **options)
+    if os.environ.get("RANK", "0") == "0":  # of the processes that torchrun starts
         _store_preparation(outcome.folder)
         _print_outcome(outcome, as_json)
 
@@ -119,6 +116,9 @@ def _preset_name(
     preset: str | None, family: str | None, *, own_clips: bool, initial_model: str | None
 ) -> str:
     """Return the name of the preset, chosen by what is trained on or from if none is given."""
+    from motes.models.model import find_model, read_config
+    from motes.training.presets import OLD_NAMES, PRESETS, find_name
+
     if initial_model is not None and family is None:
         own = read_config(find_model(initial_model)).family
         family = "paper" if own == "paper" else "structured"
@@ -136,13 +136,17 @@ def _preset_name(
 
 def _store_preparation(folder: Path) -> None:
     """Store how the clips of a run were made from a video, so that queries prepare videos alike."""
+    from motes.models.model import read_config, write_text
+    from motes.video import load_video_map
+    from motes.video.prepare import PREPARATION, preparation_to_json
+
     path = read_config(folder).data.path
     stored = load_video_map(Path(path)) if path is not None and Path(path).is_file() else None
     if stored is not None:
         write_text(folder / PREPARATION, preparation_to_json(stored[1]))
 
 
-def _print_outcome(outcome: Outcome, as_json: bool) -> None:
+def _print_outcome(outcome: "Outcome", as_json: bool) -> None:
     """Print how training ended and the next command."""
     record = {"verb": "train", **outcome._asdict(), "folder": str(outcome.folder)}
     state = "finished" if outcome.finished else "stopped and saved"
@@ -157,17 +161,16 @@ def _print_outcome(outcome: Outcome, as_json: bool) -> None:
     )
 
 
-def _restarted() -> bool:
-    """Return whether torchrun has restarted this run after one of its processes ended."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
 @contextlib.contextmanager
 def _process_group(device: str) -> Iterator[str]:
     """Join the process group if torchrun started several processes; yield this one's device."""
     if "WORLD_SIZE" not in os.environ or int(os.environ["WORLD_SIZE"]) == 1:
         yield device
         return
+    import torch
+
+    from motes.training import distributed
+
     on_gpu = device.startswith("cuda")
     store = distributed.join("nccl" if on_gpu else "gloo")
     try:

@@ -1,8 +1,10 @@
-"""`motes demo`: answers, scores and figures of one model on new clips, in one report."""
+"""`motes demo`: the model it trains, and its answers, scores and figures in one report."""
 
 import contextlib
+import dataclasses
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +12,7 @@ import numpy as np
 import torch
 
 from motes.config import RunConfig
-from motes.core.axes import Tensor
+from motes.core.axes import Float
 from motes.core.errors import InputError
 from motes.data import Clips, World, draw_clips
 from motes.evaluation.evaluate import (
@@ -22,35 +24,116 @@ from motes.evaluation.evaluate import (
     evaluate,
     no_progress,
 )
-from motes.evaluation.learned import (
-    InitialStates,
-    first_points_and_steps,
-    latent_grid,
-    learned_initial_states,
-    true_initial_states,
-)
+from motes.evaluation.learned import InitialStates, learned_initial_states, true_initial_states
 from motes.models.model import Model, load_with_config, save_model, write_text
 from motes.models.pixel_map import find_pixel_map
-from motes.output import evaluation_plots, plots
-from motes.output.demo_report import (
+from motes.models.sprites.renderer import SpriteRenderer
+from motes.output import plots
+from motes.output.figures import FIGURES, Material
+from motes.output.reports import (
     ANSWERS,
     PHYSICS,
     Findings,
     InitialState,
     TrainingSummary,
-    page,
+    demo_page,
 )
-from motes.output.learning import TrainedRun, best_restart
-from motes.output.views import example_views, first_of_each_count
 from motes.queries import infer, sample
+from motes.training.initialization import STEPS
+from motes.training.presets import PRESETS
 from motes.training.run_folder import environment
+from motes.training.train import train
 
 REPORT = "report.html"
 MODEL = "model"  # folder of a model that the demo trained
 NUM_FIGURES = len(ANSWERS) + len(PHYSICS)
 MAX_COUNTS = 3  # rows of examples, and columns of scores
-NUM_TIMES = 8  # columns of the strip
 NUM_SAMPLES = 4
+
+
+class Snapshot(NamedTuple):
+    """The state of a run at one report."""
+
+    restart: int  # number of the restart; 0: the run continued from the best one
+    step: int
+    of: int
+    rate: float  # steps per second; 0 before the first step
+    bound: float  # nats per clip, of the batches since the last snapshot
+    sprite: Float[np.ndarray, "cells cells"]  # white probability of an object's pixels
+
+
+class TrainedRun(NamedTuple):
+    """The result of a training run."""
+
+    model: Model
+    config: RunConfig
+    snapshots: list[Snapshot]
+    held_out_bound: float  # nats per clip
+    seconds: float
+
+
+def short_run() -> RunConfig:
+    """Return the sprite model's preset with fewer steps and clips: about a minute of training."""
+    full = PRESETS["sprites"]
+    return dataclasses.replace(
+        full,
+        data=dataclasses.replace(full.data, num_clips=1_000, num_held_out=48),
+        schedule=full.schedule.stretched(216),
+        log_every=6,
+        checkpoint_every=216,
+    )
+
+
+def learn(
+    config: RunConfig, show: Callable[[Snapshot], None] = lambda snapshot: None
+) -> TrainedRun:
+    """Train a sprite model from scratch; `show` is called with every snapshot.
+
+    Raises:
+        KeyboardInterrupt: Training was interrupted.
+    """
+    began, snapshots = time.monotonic(), []
+
+    def report(line: dict[str, Any]) -> None:
+        if "start" in line or "bound" in line:
+            snapshots.append(snapshot_of(line))
+            show(snapshots[-1])
+
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = train(config, Path(folder), report=report)
+        if not outcome.finished:
+            raise KeyboardInterrupt
+        model, _ = load_with_config(folder)
+    seconds = time.monotonic() - began
+    return TrainedRun(model, config, snapshots, outcome.held_out_bound, seconds)
+
+
+def snapshot_of(line: dict[str, Any]) -> Snapshot:
+    """Return the snapshot of one report of training."""
+    sprite = sprite_image(line["model"])
+    if "start" in line:
+        return Snapshot(line["start"], line["start_step"], STEPS, 0.0, line["start_bound"], sprite)
+    rate = line["iterations_per_second"]
+    return Snapshot(0, line["step"], line["of"], rate, line["bound"], sprite)
+
+
+def best_restart(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """Return the snapshots of the best restart and of the run after it, steps numbered on."""
+    trials = [snapshot for snapshot in snapshots if snapshot.restart > 0]
+    best = max((s for s in trials if s.step == STEPS), key=lambda snapshot: snapshot.bound)
+    before = [snapshot for snapshot in trials if snapshot.restart == best.restart]
+    after = [s._replace(step=STEPS + s.step) for s in snapshots if s.restart == 0]
+    return [*before, *after]
+
+
+@torch.no_grad()
+def sprite_image(model: Model) -> Float[np.ndarray, "cells cells"]:
+    """Return the probability that an object lights a pixel, by the pixel's offset from it."""
+    assert isinstance(model.renderer, SpriteRenderer)
+    image: Float[np.ndarray, "cells cells"] = (
+        -torch.expm1(-model.renderer.root_depth.square()).cpu().numpy()
+    )
+    return image
 
 
 class DemoModel(NamedTuple):
@@ -138,7 +221,16 @@ def run(
         column["count_right"] = accuracy
         done += column["clips"]
         progress(done)
-    figures = {} if training is None else {"training": _draw_training(training)}
+    figures, summary = {}, None
+    if training is not None:
+        figures["training"] = _draw_training(training.snapshots)
+        summary = TrainingSummary(
+            num_clips=training.config.data.num_clips,
+            num_steps=training.config.schedule.iterations,
+            seconds=training.seconds,
+            first_bound=training.snapshots[0].bound,
+            held_out_bound=training.held_out_bound,
+        )
     for name, figure in draw_figures(model, clips, seed):
         figures[name] = figure
         done += 1
@@ -156,28 +248,18 @@ def run(
         initial_states=[*_initial_states(names, learned), *_initial_states(sides, true)],
         pixel_map_residual=find_pixel_map(model, world.num_frames).residual,
         figures=figures,
-        environment=portable_environment(),
+        # Versions and machine without the command, which may contain paths.
+        environment={k: v for k, v in environment(model.device).items() if k != "command"},
         seconds=time.monotonic() - began,
-        training=None if training is None else summary_of(training),
+        training=summary,
     )
-    write_text(out / REPORT, page(findings))
+    write_text(out / REPORT, demo_page(findings))
     record = {"report": str(out / REPORT), "seconds": findings.seconds, **scores}
     if training is not None:
         make_folder(out / MODEL)
         save_model(out / MODEL, model, subject.config)
         record |= {"model": str(out / MODEL), "learned_in_seconds": training.seconds}
     return record
-
-
-def summary_of(training: TrainedRun) -> TrainingSummary:
-    """Return the numbers of a run that the report shows."""
-    return TrainingSummary(
-        num_clips=training.config.data.num_clips,
-        num_steps=training.config.schedule.iterations,
-        seconds=training.seconds,
-        first_bound=training.snapshots[0].bound,
-        held_out_bound=training.held_out_bound,
-    )
 
 
 def count_accuracy(model: Model, clips: Clips) -> Iterator[tuple[str, float]]:
@@ -203,27 +285,18 @@ def make_folder(folder: Path) -> None:
         ) from None
 
 
-def portable_environment() -> dict[str, Any]:
-    """Return versions and machine without the command, which may contain paths."""
-    return {k: v for k, v in environment(torch.device("cpu")).items() if k != "command"}
-
-
 def draw_figures(model: Model, clips: Clips, seed: int) -> Iterator[tuple[str, bytes]]:
     """Yield every figure of the report with its name."""
-    examples = example_views(model, first_of_each_count(clips))
-    middle, (truth, _, ahead, between) = examples[len(examples) // 2], examples[-1]
+    material = Material(model, clips, "model")
+    truth, _, ahead, between = material.examples[-1]
     yield "animation", plots.animation([truth, ahead, between])
-    num_frames = len(truth.frames)
-    times = np.linspace(0, num_frames - 1, NUM_TIMES).round().astype(int).tolist()
-    yield "strip", plots.png(plots.strip(middle, times))
-    yield "trajectories", plots.png(plots.trajectories(examples))
-    rows = [[(view.style.label, view.mean_frames) for view in views] for views in examples]
-    yield "overlays", plots.png(plots.overlays(rows))
-    samples = sample(model, NUM_SAMPLES, len(truth.pixels), num_frames, seed=seed).frames
-    row = [(f"sample {i + 1}", clip) for i, clip in enumerate(_array(samples))]
+    for name in ("strip", "trajectories", "overlays"):
+        yield name, plots.png(FIGURES[name](material))
+    samples = sample(model, NUM_SAMPLES, len(truth.pixels), len(truth.frames), seed=seed).frames
+    row = [(f"sample {i + 1}", clip) for i, clip in enumerate(samples.cpu().numpy())]
     yield "samples", plots.png(plots.overlays([row]))
-    yield "initial_states", plots.png(_draw_initial_states(model, clips))
-    yield "latent_grid", plots.png(evaluation_plots.latent_grid(*latent_grid(model, clips)))
+    for name in PHYSICS:
+        yield name, plots.png(FIGURES[name](material))
 
 
 def _initial_states(names: Sequence[str], found: InitialStates) -> list[InitialState]:
@@ -234,25 +307,10 @@ def _initial_states(names: Sequence[str], found: InitialStates) -> list[InitialS
     ]
 
 
-def _draw_training(training: TrainedRun) -> bytes:
-    snapshots = best_restart(training.snapshots)
-    return plots.png(
-        evaluation_plots.training_curve(
-            np.array([snapshot.step for snapshot in snapshots]),
-            np.array([snapshot.bound for snapshot in snapshots]),
-            np.stack([snapshot.sprite for snapshot in snapshots]),
-        )
+def _draw_training(snapshots: Sequence[Snapshot]) -> bytes:
+    steps, bounds, sprites = zip(
+        *((shown.step, shown.bound, shown.sprite) for shown in best_restart(snapshots)),
+        strict=True,
     )
-
-
-def _draw_initial_states(model: Model, clips: Clips) -> Any:
-    found = learned_initial_states(model)
-    return evaluation_plots.initial_states(
-        model.image_size,
-        *(_array(field) for field in first_points_and_steps(clips)),
-        *(_array(field) for field in (found.places, found.spreads, found.steps)),
-    )
-
-
-def _array(values: Tensor) -> np.ndarray:
-    return values.detach().cpu().numpy()
+    figure = plots.training_curve(np.array(steps), np.array(bounds), np.stack(sprites))
+    return plots.png(figure)

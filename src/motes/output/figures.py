@@ -1,23 +1,77 @@
-"""`motes figures`: figures of one model on a few clips, as PNG and PDF files."""
+"""Figures of one model on a few clips: the views they show, and the files of `motes figures`."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
 from motes.core.errors import InputError
 from motes.core.files import atomic_path
 from motes.data import Clips
-from motes.evaluation.evaluate import ModelPredictor, Progress, evaluate, no_progress
+from motes.evaluation.evaluate import (
+    NUM_CONTEXT,
+    ModelPredictor,
+    Progress,
+    by_count,
+    evaluate,
+    no_progress,
+    query_masks,
+)
 from motes.evaluation.learned import first_points_and_steps, latent_grid, learned_initial_states
 from motes.models.model import Model
-from motes.output import evaluation_plots, plots
-from motes.output.views import example_views, first_of_each_count
+from motes.output import plots
+from motes.output.plots import FORECAST, INFERRED, INTERPOLATED, TRUTH, View
+from motes.output.tracks import tracks_of
+from motes.queries import forecast, infer, interpolate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NUM_TIMES = 8  # columns of the strip
+
+
+def true_view(clips: Clips, clip: int) -> View:
+    """Return the truth of one clip; its covariances are zero."""
+    assert clips.num_objects is not None
+    assert clips.positions is not None
+    assert clips.clean is not None
+    present, frames = slice(int(clips.num_objects[clip])), clips.frames[clip].float().numpy()
+    pixels, path = (points[clip, present].numpy() for points in (clips.positions, clips.clean))
+    certain = np.zeros((*pixels.shape, 2), dtype=pixels.dtype)
+    return View(
+        style=TRUTH,
+        pixels=pixels,
+        pixel_covariances=certain,
+        path_pixels=path,
+        path_pixel_covariances=certain,
+        observed=np.ones(len(frames), dtype=bool),
+        detected=np.ones(pixels.shape[:2], dtype=bool),
+        frames=frames,
+        mean_frames=frames,
+    )
+
+
+def example_views(model: Model, clips: Clips) -> list[list[View]]:
+    """Return, for each clip, the truth and the answers to infer, forecast and interpolate."""
+    frames, counts = clips.frames.float(), clips.num_objects
+    assert counts is not None
+    num_frames = frames.shape[1]
+    horizon, gap = num_frames - NUM_CONTEXT, query_masks(num_frames)["interpolation"]
+    views = [[true_view(clips, i)] for i in range(len(frames))]
+    for style, answer in (
+        (INFERRED, infer(model, frames, counts)),
+        (FORECAST, forecast(model, frames[:, :NUM_CONTEXT], counts, horizon)),
+        (INTERPOLATED, interpolate(model, frames, gap, counts)),
+    ):
+        drawn = (answer.frames.cpu().numpy(), answer.mean_frames.cpu().numpy())
+        for i, own in enumerate(views):
+            tracks = tracks_of(answer, i, style)
+            own.append(replace(tracks, frames=drawn[0][i], mean_frames=drawn[1][i]))
+    return views
 
 
 class Material:
@@ -27,9 +81,10 @@ class Material:
         self.model, self.clips, self.name = model, clips, name
 
     @cached_property
-    def examples(self) -> list[list[plots.View]]:
+    def examples(self) -> list[list[View]]:
         """The truth and the three answers, for the first clip with each number of objects."""
-        return example_views(self.model, first_of_each_count(self.clips))
+        first = torch.stack([indices[0] for indices in by_count(self.clips).values()])
+        return example_views(self.model, self.clips[first])
 
     @cached_property
     def record(self) -> dict[str, Any]:
@@ -52,17 +107,17 @@ def _initial_states(material: Material) -> "Figure":
     found = learned_initial_states(material.model)
     fields = (*first_points_and_steps(material.clips), found.places, found.spreads, found.steps)
     arrays = (field.detach().cpu().numpy() for field in fields)
-    return evaluation_plots.initial_states(material.model.image_size, *arrays)
+    return plots.initial_states(material.model.image_size, *arrays)
 
 
 FIGURES: dict[str, Callable[[Material], "Figure"]] = {
     "strip": lambda m: plots.strip(m.examples[len(m.examples) // 2], m.times),
     "trajectories": lambda m: plots.trajectories(m.examples),
     "overlays": _overlays,
-    "horizon": lambda m: evaluation_plots.horizon({m.name: m.record}),
-    "reliability": lambda m: evaluation_plots.reliability(m.record),
+    "horizon": lambda m: plots.horizon({m.name: m.record}),
+    "reliability": lambda m: plots.reliability(m.record),
     "initial-states": _initial_states,
-    "latent-grid": lambda m: evaluation_plots.latent_grid(*latent_grid(m.model, m.clips)),
+    "latent-grid": lambda m: plots.latent_grid(*latent_grid(m.model, m.clips)),
 }
 
 

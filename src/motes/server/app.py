@@ -1,9 +1,13 @@
-"""The HTTP routes of the playground."""
+"""The HTTP routes of the playground, and the queue of their jobs."""
 
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
+import torch
 from fastapi import Body, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
@@ -12,12 +16,14 @@ from starlette.exceptions import HTTPException
 from motes.core.errors import InputError
 from motes.server import schemas, uploads
 from motes.server.playground import Playground
-from motes.server.queue import BusyError, JobQueue
 from motes.server.security import SecurityMiddleware
 
 PAGE = Path(__file__).parent / "page"
 MAX_BODY = 12 * 2**20  # of a request: base64 of MAX_PIXELS bytes, and masks
 MAX_UPLOADS = 2  # one in progress, one waiting
+MAX_WAITING = 24
+WAIT_SECONDS = 20.0  # that a job may wait for its turn
+Result = TypeVar("Result")
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": schemas.Error, "description": text}
     for status, text in {
@@ -31,6 +37,42 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 DESCRIPTION = """API of the playground page. Pixel coordinates are (x to the right, y down), 0 at
 the centre of the first pixel. Every error is `{"error": one line}`; after 503 try again."""
+
+
+class BusyError(Exception):
+    """The queue is full, or a job waited too long."""
+
+
+class JobQueue:
+    """Runs one job at a time, so that requests do not compete for the processor.
+
+    PyTorch uses one thread too: for small clips, more threads only wait for each other.
+    """
+
+    def __init__(self, max_waiting: int = MAX_WAITING) -> None:
+        self.max_waiting, self.waiting = max_waiting, 0
+        self.thread = ThreadPoolExecutor(
+            1, "model", initializer=torch.set_num_threads, initargs=(1,)
+        )
+
+    async def run(self, job: Callable[[], Result]) -> Result:
+        """Return the result of the job.
+
+        Raises:
+            BusyError: At once if too many jobs are waiting, later if the job waited too long.
+        """
+        if self.waiting >= self.max_waiting:
+            raise BusyError(f"{self.waiting} requests are waiting; try again in a moment")
+        self.waiting += 1
+        future = self.thread.submit(job)
+        try:
+            answer = asyncio.wrap_future(future)
+            await asyncio.wait([answer], timeout=WAIT_SECONDS)
+            if future.cancel():  # fails once the job runs
+                raise BusyError(f"waited more than {WAIT_SECONDS:.0f} s; try again in a moment")
+            return await answer
+        finally:
+            self.waiting -= 1
 
 
 def create_app(playground: Playground, host: str = "127.0.0.1") -> SecurityMiddleware:

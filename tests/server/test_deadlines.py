@@ -10,8 +10,8 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from motes.server import timeouts
-from motes.server.timeouts import DeadlineProtocol
+from motes.server import security
+from motes.server.security import DeadlineProtocol
 
 HEAD, EXCHANGE = 0.4, 1.2
 PATIENCE = 10.0  # what a busy machine may add
@@ -33,8 +33,8 @@ async def answer(scope: Scope, receive: Receive, send: Send) -> None:
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A server in a thread, with short deadlines."""
-    monkeypatch.setattr(timeouts, "HEAD_SECONDS", HEAD)
-    monkeypatch.setattr(timeouts, "EXCHANGE_SECONDS", EXCHANGE)
+    monkeypatch.setattr(security, "HEAD_SECONDS", HEAD)
+    monkeypatch.setattr(security, "EXCHANGE_SECONDS", EXCHANGE)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(
             answer, http=DeadlineProtocol, ws="none", lifespan="off", log_level="critical",

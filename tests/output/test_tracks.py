@@ -5,10 +5,15 @@ import pytest
 import torch
 
 from motes.core.errors import InputError
-from motes.output.overlay import MAX_GIF_FRAMES, draw_tracks, write_overlay
-from motes.output.path_plot import write_paths
 from motes.output.plots import INFERRED, View
-from motes.output.tables import in_video, table
+from motes.output.tracks import (
+    MAX_GIF_FRAMES,
+    answer_in_video,
+    draw_tracks,
+    plot_paths,
+    table,
+    write_animation,
+)
 from motes.queries import sample
 from motes.queries.answer import COLUMNS
 from motes.video import VideoMap
@@ -29,7 +34,7 @@ def where(num_frames=T):
 
 
 def test_answers_are_mapped_to_the_pixels_and_seconds_of_the_video(answer):
-    told, mapped = answer, in_video(answer, where())
+    told, mapped = answer, answer_in_video(answer, where())
     assert torch.allclose(mapped.pixels[..., 0], 3 * told.pixels[..., 0] + 10, equal_nan=True)
     assert torch.allclose(
         mapped.path_pixels[..., 1], 5 * told.path_pixels[..., 1] - 1, equal_nan=True
@@ -81,7 +86,7 @@ def test_an_object_draws_its_last_frames_behind_it(monkeypatch):
     # It goes from 10 to 50 in five steps of eight pixels; its ellipse has a radius of 13.
     assert lit(T - 1, 20)
     assert not lit(0, 25)
-    monkeypatch.setattr("motes.output.overlay.TAIL", 2)
+    monkeypatch.setattr("motes.output.tracks.TAIL", 2)
     assert lit(T - 1, 36)
     assert not lit(T - 1, 20)
 
@@ -97,7 +102,7 @@ def test_pictures_that_end_early_stay_darker():
 def test_a_gif_that_would_fill_the_memory_is_refused(tmp_path):
     endless = (np.zeros((4, 4, 3), dtype=np.uint8) for _ in range(MAX_GIF_FRAMES + 1))
     with pytest.raises(InputError, match=r"\.mp4"):
-        write_overlay(tmp_path / "a.gif", endless, 10.0)
+        write_animation(tmp_path / "a.gif", endless, 10.0)
     assert not list(tmp_path.iterdir())
 
 
@@ -105,7 +110,7 @@ def test_paths_are_drawn_in_the_colours_of_the_objects(tmp_path):
     from PIL import Image
 
     flags = [True] * 3 + [False] * 3
-    write_paths(tmp_path / "a.png", tracks(flags), np.zeros((60, 64, 3), np.uint8), "title")
+    plot_paths(tmp_path / "a.png", tracks(flags), np.zeros((60, 64, 3), np.uint8), "title")
     with Image.open(tmp_path / "a.png") as picture:
         pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
     assert (np.abs(pixels.astype(int) - (0x56, 0xB4, 0xE9)).sum(1) < 9).any()

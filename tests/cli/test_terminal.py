@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from motes.cli.progress import training_bar
+from motes.cli.terminal import training_bar
 
 
 def test_a_terminal_shows_the_progress_of_pseudo_labels_and_steps(

@@ -1,14 +1,24 @@
-"""Progress reports: a bar with speed and time left on a terminal, plain lines elsewhere."""
+"""What commands print: results, and progress as a bar on a terminal or as plain lines elsewhere."""
 
 import contextlib
 import functools
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from motes.core.errors import InputError
-from motes.training import distributed
+
+
+def print_result(record: dict[str, Any], as_json: bool, text: str) -> None:
+    """Print the result of a command: one JSON line for programs, or text for people."""
+    print(json.dumps(record) if as_json else text)
+
+
+def join_paths(*paths: Path | None) -> str:
+    """Return the given paths as a comma-separated list, without None."""
+    return ", ".join(str(path) for path in paths if path is not None)
 
 
 @contextlib.contextmanager
@@ -30,6 +40,8 @@ def training_bar(events: Path | None) -> Iterator[Callable[[dict[str, Any]], Non
     Args:
         events: Folder to also write TensorBoard events to, or None.
     """
+    from motes.training import distributed
+
     if not distributed.is_main():
         yield lambda line: None
         return
