@@ -135,10 +135,7 @@ class ScheduleConfig:
             )
 
     def stretched(self, iterations: int) -> "ScheduleConfig":
-        """The same schedule over another number of iterations.
-
-        Appearance stay as long, and starts are clustered at the same steps: after as many looks.
-        """
+        """Return the schedule over another number of iterations; mixtures keep their steps."""
         factor = iterations / self.iterations
 
         def stretch(knots: Knots) -> Knots:
@@ -267,10 +264,8 @@ _PAPER_1 = {
     for name in ("inference_state_size", "renderer_state_size", "scale_floor", "initial_scale")
 }
 _SPRITES_1 = {
-    "glyph_reach": "sprite_radius",
-    "glyph_width": "sprite_width",
-    "pixels_per_unit": "pixels_per_unit",
-    "window": "window",
+    **{"glyph_reach": "sprite_radius", "glyph_width": "sprite_width"},
+    **{"pixels_per_unit": "pixels_per_unit", "window": "window"},
 }
 _LAYERS_1 = {**_SPRITES_1, "num_kinds": "num_sprite_classes"}
 _MODEL_1 = {*_DYNAMICS_1, *_PAPER_1, *_LAYERS_1, "family", "pixels", "hidden_teach"}

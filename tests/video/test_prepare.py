@@ -126,12 +126,12 @@ def test_otsu_equals_the_search_by_hand(counts):
 
     filled = values[np.array(counts) > 0]
     cuts = (filled[1:] + filled[:-1]) / 2
-    best = fg.otsu(np.array(counts), values)
+    best = fg.otsu_threshold(np.array(counts), values)
     assert between(best) == pytest.approx(max(between(cut) for cut in cuts))
 
 
 def test_one_level_of_difference_is_cut_in_the_middle():
-    assert fg.otsu(np.array([0, 7]), np.array([10.0, 200.0])) == 100.0
+    assert fg.otsu_threshold(np.array([0, 7]), np.array([10.0, 200.0])) == 100.0
 
 
 def test_colours_are_selected_by_hue_and_grey_by_saturation():

@@ -202,3 +202,10 @@ def test_several_clips_are_not_one_video(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros((2, 3, 4, 5), dtype=bool))
     with pytest.raises(InputError, match="2 clips"):
         open_video(tmp_path / "a.npy")
+
+
+def test_grey_of_16_bits_is_that_of_8_bits():
+    levels = np.random.default_rng(0).integers(0, 256, (4, 5, 3)).astype(np.uint8)
+    # 257 x levels are the same fractions of the full scale; luma is rounded to a level of 8 bits.
+    deep = grey(levels.astype(np.uint16) * np.uint16(257))
+    np.testing.assert_allclose(deep, grey(levels), rtol=0, atol=0.51 / 255)

@@ -4,7 +4,7 @@ import os
 import sys
 
 from motes.core.axes import Tensor
-from motes.core.errors import InputError
+from motes.core.errors import require
 
 GIB = 2**30
 GPU_FACTOR = 64  # chunks on a GPU are this much larger than on a CPU
@@ -28,10 +28,7 @@ def free_bytes() -> int:
 
 
 def limit_memory(extra_bytes: int) -> None:
-    """Limit this process to its present address space and `extra_bytes` more.
-
-    Only Linux enforces such a limit; elsewhere nothing happens.
-    """
+    """Limit this process to its present address space and `extra_bytes` more, on Linux only."""
     if sys.platform == "linux":
         import resource
 
@@ -42,28 +39,20 @@ def limit_memory(extra_bytes: int) -> None:
 
 
 def require_memory(needed: int, what: str) -> None:
-    """Raise `InputError` if `what` needs more than the free memory.
-
-    Args:
-        needed: bytes.
-        what: subject of the error message, e.g. "100 clips of 30 frames".
-    """
+    """Raise `InputError` if `what`, e.g. "100 clips of 30 frames", needs more than is free."""
     free = free_bytes()
-    if needed > free:
-        raise InputError(
-            f"{what} would take {needed / GIB:.1f} GiB of memory, and {free / GIB:.1f} GiB are "
-            "free; give fewer, shorter or smaller ones"
-        )
+    require(
+        needed <= free,
+        f"{what} would take {needed / GIB:.1f} GiB of memory, and {free / GIB:.1f} GiB are free; "
+        "give fewer, shorter or smaller ones",
+    )
 
 
 def chunk_size(budget: int, item_size: int = 1, like: Tensor | None = None) -> int:
-    """Return how many items to process in one chunk: at least one, `budget / item_size` otherwise.
+    """Return how many items to process in one chunk: `budget / item_size`, at least one.
 
-    Args:
-        budget: size of a chunk that suits a CPU, in the unit of `item_size` (frames, pixels, ...).
-        item_size: size of one item.
-        like: a tensor on the device that holds the chunk. A GPU has room for GPU_FACTOR times as
-            much, and larger chunks amortise its launch overhead.
+    The budget suits a CPU. Where `like` is on a GPU, which has room for more and a launch overhead
+    to amortise, it is GPU_FACTOR times as large.
     """
     factor = GPU_FACTOR if like is not None and like.is_cuda else 1
     return max(budget * factor // item_size, 1)

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from motes.core.axes import Bool, Float, Int, Tensor, UInt8
-from motes.core.errors import InputError
+from motes.core.errors import InputError, require
 from motes.core.files import atomic_path
 from motes.core.memory import require_memory
 
@@ -157,11 +157,9 @@ class Clips:
         if isinstance(index, int):
             index = range(len(self))[index]
             index = slice(index, index + 1)
-        known = {name: getattr(self, name) for name in ANNOTATIONS}
-        return Clips(
-            video=self.video[index],
-            **{name: part if part is None else part[index] for name, part in known.items()},
-        )
+        parts = ((f.name, getattr(self, f.name)) for f in fields(self))
+        cut: Any = {name: part if part is None else part[index] for name, part in parts}
+        return Clips(**cut)
 
 
 # The fields of `Clips` other than the frames.
@@ -181,22 +179,22 @@ def video_of(
     if frames.ndim == 3:
         frames = frames[None]
     colour = frames.ndim == 5 and frames.shape[-1] == 3
-    if not (frames.ndim == 4 or colour) or 0 in frames.shape:
-        raise InputError(
-            f"got frames of shape {frames.shape}; expected [clips, frames, height, width], with a "
-            "last axis of 3 in colour, or [frames, height, width]; reshape the array"
-        )
-    if frames.dtype != np.uint8 and frames.dtype.kind not in "bf":
-        raise InputError(
-            f"got frames of type {frames.dtype}; expected bool, uint8 or floats in [0, 1]; "
-            "convert them with astype"
-        )
+    require(
+        (frames.ndim == 4 or colour) and 0 not in frames.shape,
+        f"got frames of shape {frames.shape}; expected [clips, frames, height, width], with a last "
+        "axis of 3 in colour, or [frames, height, width]; reshape the array",
+    )
+    require(
+        frames.dtype == np.uint8 or frames.dtype.kind in "bf",
+        f"got frames of type {frames.dtype}; expected bool, uint8 or floats in [0, 1]; convert "
+        "them with astype",
+    )
     low, high = frames.min(), frames.max()
-    if frames.dtype.kind == "f" and not (low >= 0 and high <= 1):
-        raise InputError(
-            f"got frames with values from {low} to {high}; expected every value in [0, 1]; "
-            "rescale the frames and fill in missing values"
-        )
+    require(
+        frames.dtype.kind != "f" or (low >= 0 and high <= 1),
+        f"got frames with values from {low} to {high}; expected every value in [0, 1]; rescale the "
+        "frames and fill in missing values",
+    )
     if frames.dtype.kind != "f" or ((frames == 0) | (frames == 1)).all():
         if high <= 1 and not colour:
             return pack(torch.from_numpy(frames.astype(np.uint8)))
@@ -225,9 +223,8 @@ def save_clips(path: str | Path, clips: Clips) -> None:
 def load_clips(path: str | Path) -> Clips:
     """Return the clips of an npz or npy file, by `save_clips` or with an array `frames`.
 
-    Args:
-        path: an npz file of `save_clips`; an npz file with `frames` (see `video_of`) and
-            optional annotations (see `Clips`); or an npy file of frames alone.
+    An npz file with `frames` (see `video_of`) may hold annotations (see `Clips`); an npy file holds
+    frames alone.
     """
     arrays = load_arrays(path, ("frames", "bits", "size", *ANNOTATIONS))
     with _named_errors(path):
@@ -249,7 +246,13 @@ def load_arrays(path: str | Path, names: Sequence[str]) -> Arrays:
             _check_bytes(sum(member.file_size for member in members.values()))
             arrays = {}
             for name, member in members.items():
-                _check_compression(member)
+                # A zip bomb has a higher compression ratio than any real clip.
+                require(
+                    member.file_size <= max(SMALL_BYTES, MAX_COMPRESSION * member.compress_size),
+                    f"got `{member.filename}`, which unfolds to {MAX_COMPRESSION} times its size; "
+                    "expected frames that are not all empty; save it without compression if it is "
+                    "meant",
+                )
                 with archive.open(member) as content:
                     arrays[name] = _read_array(content, member.file_size, name)
             return arrays
@@ -273,21 +276,12 @@ def _named_errors(path: str | Path) -> Iterator[None]:
 
 
 def _check_bytes(size: int) -> None:
-    if size > MAX_BYTES:
-        raise InputError(
-            f"got arrays of {size / 2**30:.1f} GiB; expected at most {MAX_BYTES / 2**30:.1f} GiB; "
-            "split the file"
-        )
+    require(
+        size <= MAX_BYTES,
+        f"got arrays of {size / 2**30:.1f} GiB; expected at most {MAX_BYTES / 2**30:.1f} GiB; "
+        "split the file",
+    )
     require_memory(COPIES * size, "reading these arrays")
-
-
-def _check_compression(member: zipfile.ZipInfo) -> None:
-    """Raise `InputError` for a zip bomb: a member with a higher ratio than any real clip."""
-    if member.file_size > max(SMALL_BYTES, MAX_COMPRESSION * member.compress_size):
-        raise InputError(
-            f"got `{member.filename}`, which unfolds to {MAX_COMPRESSION} times its size; "
-            "expected frames that are not all empty; save it without compression if it is meant"
-        )
 
 
 def _read_array(file: IO[bytes] | zipfile.ZipExtFile, size: int, name: str) -> NDArray[Any]:
@@ -297,12 +291,14 @@ def _read_array(file: IO[bytes] | zipfile.ZipExtFile, size: int, name: str) -> N
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
     else:
         shape, _, dtype = np.lib.format.read_array_header_2_0(file)
-    if dtype.hasobject:
-        raise InputError(
-            f"got `{name}` as Python objects; expected numbers; save a plain numeric array"
-        )
-    if min(shape, default=0) < 0 or file.tell() + prod(shape) * dtype.itemsize != size:
-        raise InputError(f"got `{name}` cut short or damaged; expected {shape}; write it again")
+    require(
+        not dtype.hasobject,
+        f"got `{name}` as Python objects; expected numbers; save a plain numeric array",
+    )
+    require(
+        min(shape, default=0) >= 0 and file.tell() + prod(shape) * dtype.itemsize == size,
+        f"got `{name}` cut short or damaged; expected {shape}; write it again",
+    )
     file.seek(0)
     array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
     return array

@@ -1,20 +1,17 @@
 """Clips of a video: cut into an npz file with the map back, or one clip of all its frames."""
 
-import os
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self
 
 import numpy as np
 import torch
 
-from motes.core.axes import Float, Int, Tensor, UInt8
+from motes.core.axes import Float, Tensor, UInt8
 from motes.core.errors import require
 from motes.core.files import atomic_path
 from motes.data.clips import MAX_BYTES, load_arrays
@@ -37,6 +34,7 @@ SHEET_CLIPS, SHEET_FRAMES = 8, 10  # rows and columns of a contact sheet
 CELL = 120  # pixels of the longer side of a frame on the sheet
 GAP, LABEL = 4, 64  # pixels between frames, and for the label of a row
 CHUNK_BYTES = 2**20  # copied at a time
+NO_PIXELS: UInt8[np.ndarray, "0 0"] = np.zeros((0, 0), dtype=np.uint8)
 MEMBERS = ("video_scale", "video_offset", "video_times", "video_numbers", "video_preparation")
 
 
@@ -51,17 +49,11 @@ class SheetRow:
 
 @dataclass(frozen=True)
 class CutSummary:
-    """The clips that were cut from a video.
+    """The clips that were cut from a video."""
 
-    Attributes:
-        counts: estimated number of objects in each clip.
-        num_empty: clips that were left out because they hold no objects.
-        sheet: clips from all parts of the video, for a contact sheet.
-    """
-
-    counts: list[int]
-    num_empty: int
-    sheet: list[SheetRow]
+    counts: list[int]  # estimated number of objects in each clip
+    num_empty: int  # clips that were left out because they hold no objects
+    sheet: list[SheetRow]  # clips from all parts of the video, for a contact sheet
 
 
 def cut_clips(
@@ -74,29 +66,30 @@ def cut_clips(
 ) -> CutSummary:
     """Write the clips of a video to an npz file and return their summary.
 
-    Args:
-        plan: of the preparation.
-        path: of the npz file.
-        num_frames: of each clip.
-        stride: frames from the start of a clip to the start of the next.
-        num_objects: of every clip; None estimates it for each clip.
-        progress: called with the number of frames read.
+    Clips of `num_frames` frames start `stride` frames apart; `num_objects` None estimates the
+    number for each clip; `progress` is called with the number of frames read.
     """
     counts: list[int] = []
     sheet: list[SheetRow] = []
     num_empty, every = 0, 1
-    with ClipWriter(path, plan.geometry, plan.preparation) as writer:
-        for clip, masses in windows(_with_masses(plan, progress), num_frames, stride):
+
+    def frames() -> Iterator[tuple[PreparedFrame, list[float]]]:
+        for prepared in plan.frames():
+            progress(prepared.number + 1)
+            yield prepared, blob_masses(prepared.frame)
+
+    with clip_writer(path, plan.geometry, plan.preparation) as write:
+        for clip, masses in clip_windows(frames(), num_frames, stride):
             estimate = typical_count(masses)
             if estimate == 0:
                 num_empty += 1
                 continue
             count = estimate if num_objects is None else num_objects
-            writer.write(clip, count)
+            write(clip, count)
             if len(counts) % every == 0:
                 columns = np.linspace(0, num_frames - 1, SHEET_FRAMES).round().astype(int)
-                frames = np.stack([clip[t].frame for t in columns])
-                sheet.append(SheetRow(clip[0].time, count, frames))
+                shown = np.stack([clip[t].frame for t in columns])
+                sheet.append(SheetRow(clip[0].time, count, shown))
             counts.append(count)
             if len(sheet) > 2 * SHEET_CLIPS:  # from here on, half as often
                 sheet, every = sheet[::2], 2 * every
@@ -109,7 +102,7 @@ def cut_clips(
     return CutSummary(counts, num_empty, sheet[:: max(len(sheet) // SHEET_CLIPS, 1)][:SHEET_CLIPS])
 
 
-def windows(
+def clip_windows(
     frames: Iterator[tuple[PreparedFrame, list[float]]], num_frames: int, stride: int
 ) -> Iterator[tuple[list[PreparedFrame], list[list[float]]]]:
     """Yield clips of `num_frames` frames with the blob masses of their frames.
@@ -124,94 +117,56 @@ def windows(
         held = held[stride:] + list(islice(frames, stride))
 
 
-def _with_masses(
-    plan: Plan, progress: Callable[[int], None]
-) -> Iterator[tuple[PreparedFrame, list[float]]]:
-    for prepared in plan.frames():
-        progress(prepared.number + 1)
-        yield prepared, blob_masses(prepared.frame)
+@contextmanager
+def clip_writer(
+    path: Path, geometry: Geometry, preparation: Preparation
+) -> Iterator[Callable[[list[PreparedFrame], int], None]]:
+    """Yield a function that appends one clip and its number of objects to an npz file.
 
-
-class ClipWriter:
-    """Writer of one clip after the other; only times and numbers of written clips stay in memory.
-
-    A context manager: the file appears whole when the block succeeds, and not at all otherwise.
+    Only times and numbers of written clips stay in memory. The file appears whole when the block
+    succeeds, and not at all otherwise.
 
     Law: `load_clips` and `load_video_map` return what was written
     (test_clips_written_one_by_one_come_back_with_their_map).
     """
+    written: list[list[PreparedFrame]] = []  # without their pixels
+    counts: list[int] = []
+    in_grey = False
+    with atomic_path(path) as final, tempfile.TemporaryFile(dir=path.parent) as raw:
 
-    def __init__(self, path: Path, geometry: Geometry, preparation: Preparation) -> None:
-        """Store the arguments; the file is opened when the context is entered.
+        def write(clip: list[PreparedFrame], num_objects: int) -> None:
+            nonlocal in_grey
+            frames = np.stack([prepared.frame for prepared in clip])
+            in_grey |= bool(((frames > 0) & (frames < 255)).any())
+            raw.write(frames.tobytes())
+            require(
+                raw.tell() <= MAX_BYTES,
+                f"{path} would hold more than {MAX_BYTES / 2**30:.0f} GiB; take smaller frames, "
+                "less overlap, or --start and --end",
+            )
+            written.append([prepared._replace(frame=NO_PIXELS) for prepared in clip])
+            counts.append(num_objects)
 
-        Args:
-            path: of the npz file.
-            geometry: of the prepared frames.
-            preparation: stored in the file.
-        """
-        self._path, self._geometry, self._preparation = path, geometry, preparation
-        self._times: list[Float[np.ndarray, " T"]] = []
-        self._numbers: list[Int[np.ndarray, " T"]] = []
-        self._counts: list[int] = []
-        self._grey = False
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        self._final = self._stack.enter_context(atomic_path(self._path))
-        self._raw: IO[bytes] = self._stack.enter_context(
-            tempfile.TemporaryFile(dir=self._path.parent)
-        )
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            try:
-                self._finish()
-            except BaseException as failure:
-                self._stack.__exit__(type(failure), failure, failure.__traceback__)
-                raise
-        self._stack.__exit__(kind, error, trace)
-
-    def write(self, clip: list[PreparedFrame], num_objects: int) -> None:
-        """Append one clip."""
-        frames = np.stack([prepared.frame for prepared in clip])
-        self._grey |= bool(((frames > 0) & (frames < 255)).any())
-        self._raw.write(frames.tobytes())
-        require(
-            self._raw.tell() <= MAX_BYTES,
-            f"{self._path} would hold more than {MAX_BYTES / 2**30:.0f} GiB; take smaller "
-            "frames, less overlap, or --start and --end",
-        )
-        self._times.append(np.array([prepared.time for prepared in clip]))
-        self._numbers.append(np.array([prepared.number for prepared in clip], dtype=np.int64))
-        self._counts.append(num_objects)
-
-    def _finish(self) -> None:
-        text = preparation_to_json(self._preparation).encode()
+        yield write
         small = {
-            "num_objects": np.array(self._counts, dtype=np.int64),
-            "video_scale": np.array(self._geometry.scale),
-            "video_offset": np.array(self._geometry.offset),
-            "video_times": np.array(self._times),
-            "video_numbers": np.array(self._numbers),
-            "video_preparation": np.frombuffer(text, dtype=np.uint8),
+            "num_objects": np.array(counts, dtype=np.int64),
+            "video_scale": np.array(geometry.scale),
+            "video_offset": np.array(geometry.offset),
+            "video_times": np.array([[prepared.time for prepared in clip] for clip in written]),
+            "video_numbers": np.array([[prepared.number for prepared in clip] for clip in written]),
+            "video_preparation": np.frombuffer(preparation_to_json(preparation).encode(), np.uint8),
         }
-        shape = (*small["video_times"].shape, self._geometry.height, self._geometry.width)
-        with zipfile.ZipFile(self._final, "w", zipfile.ZIP_DEFLATED) as archive:
+        shape = (*small["video_times"].shape, geometry.height, geometry.width)
+        with zipfile.ZipFile(final, "w", zipfile.ZIP_DEFLATED) as archive:
             with archive.open("frames.npy", "w", force_zip64=True) as member:
                 # Frames without grey are booleans, which load as bits.
-                kind = "|u1" if self._grey else "|b1"
+                kind = "|u1" if in_grey else "|b1"
                 header = {"descr": kind, "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(member, header)
-                self._raw.seek(0, os.SEEK_SET)
-                while chunk := self._raw.read(CHUNK_BYTES):
-                    levels: UInt8[np.ndarray, " bytes"] = np.frombuffer(chunk, dtype=np.uint8)
-                    member.write(chunk if self._grey else (levels > 0).tobytes())
+                raw.seek(0)
+                while chunk := raw.read(CHUNK_BYTES):
+                    levels: UInt8[np.ndarray, " bytes"] = np.frombuffer(chunk, np.uint8)
+                    member.write(chunk if in_grey else (levels > 0).tobytes())
             for name, array in small.items():
                 with archive.open(f"{name}.npy", "w") as member:
                     np.lib.format.write_array(member, array, allow_pickle=False)
@@ -259,17 +214,11 @@ def write_sheet(path: Path, rows: Sequence[SheetRow]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class WholeClip:
-    """One clip that covers a video, or a span of it.
+    """One clip that covers a video, or a span of it."""
 
-    Attributes:
-        frames: in [0, 1].
-        where: the map to the pixels and seconds of the video.
-        video: the source, which is read again to draw on it.
-    """
-
-    frames: Float[Tensor, "1 T height width *channels"]
-    where: VideoMap
-    video: Video
+    frames: Float[Tensor, "1 T height width *channels"]  # in [0, 1]
+    where: VideoMap  # to the pixels and seconds of the video
+    video: Video  # the source, which is read again to draw on it
 
     def pictures(self) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
         """Yield the original images of these frames in RGB, in a second pass over the video."""

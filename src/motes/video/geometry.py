@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from motes.core.axes import Bool, Float, Int, Tensor, UInt8
-from motes.core.errors import InputError
+from motes.core.errors import require
 
 
 class Box(NamedTuple):
@@ -25,15 +25,10 @@ class Geometry:
 
     The crop is shrunk by nearly the same factor along both axes and centred; the margins are
     black.
-
-    Attributes:
-        box: the crop, in recording pixels.
-        height: of a prepared frame.
-        width: of a prepared frame.
     """
 
-    box: Box
-    height: int
+    box: Box  # the crop, in recording pixels
+    height: int  # of a prepared frame
     width: int
 
     @property
@@ -86,11 +81,11 @@ def fit_box(box: Box | None, width: int, height: int) -> Box:
     """Return the crop, or the whole frame for None; raise `InputError` if it is not inside."""
     if box is None:
         return Box(0, 0, width, height)
-    if not (0 <= box.left < box.right <= width and 0 <= box.top < box.bottom <= height):
-        raise InputError(
-            f"crop is {' '.join(map(str, box))}; the video is {width}x{height} pixels: give left, "
-            "top, right, bottom inside it"
-        )
+    require(
+        0 <= box.left < box.right <= width and 0 <= box.top < box.bottom <= height,
+        f"crop is {' '.join(map(str, box))}; the video is {width}x{height} pixels: give left, top, "
+        "right, bottom inside it",
+    )
     return box
 
 
@@ -108,18 +103,12 @@ class VideoMap:
     Positions, velocities and covariances of answers leave the package through this object, in
     recording units. A calibration to physical units (metres per recording pixel along each axis,
     which scales all three in the same way) belongs here, as a further field.
-
-    Attributes:
-        scale: recording pixels per prepared pixel, along x and y.
-        offset: recording coordinates (x, y) of the centre of the first prepared pixel.
-        times: seconds of every frame of every clip.
-        numbers: frame number in the recording of every frame of every clip.
     """
 
-    scale: Float[np.ndarray, "2"]
-    offset: Float[np.ndarray, "2"]
-    times: Float[np.ndarray, "B T"]
-    numbers: Int[np.ndarray, "B T"]
+    scale: Float[np.ndarray, "2"]  # recording pixels per prepared pixel, along x and y
+    offset: Float[np.ndarray, "2"]  # recording (x, y) of the centre of the first prepared pixel
+    times: Float[np.ndarray, "B T"]  # seconds
+    numbers: Int[np.ndarray, "B T"]  # of the frame in the recording
 
     @property
     def fps(self) -> float:

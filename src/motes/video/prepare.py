@@ -15,7 +15,7 @@ from scipy import ndimage
 from motes.core.axes import Bool, Float, Int, UInt, UInt8
 from motes.core.errors import InputError, require
 from motes.video.geometry import Box, Geometry, fit_box
-from motes.video.source import MAX_SIDE, Frame, Video, require_rereadable
+from motes.video.source import MAX_SIDE, Frame, Picture, Video
 
 Progress = Callable[[int], None]
 PREPARATION = "preparation.json"  # in a run folder: the preparation of the training clips
@@ -23,6 +23,8 @@ MIN_RADIUS = 1.6  # prepared pixels
 RADIUS_SAMPLE = 15  # frames in which objects are measured
 MIN_MASS = 4  # pixels; smaller blobs are noise
 BackgroundKind = Literal["median", "black", "white"]
+Pictures = UInt[np.ndarray, "sample height width channels"]
+Mask = Bool[np.ndarray, "rows columns"]
 
 SAMPLE_BYTES = 256 * 2**20  # of the sampled frames of a video
 MIN_SAMPLE, MAX_SAMPLE = 9, 101  # frames in a sample, whatever their size
@@ -35,30 +37,19 @@ MIN_MASS_FRACTION = 0.25  # of the median mass: smaller blobs are not counted
 
 @dataclass(frozen=True)
 class Preparation:
-    """Settings of a preparation, stored with clips and models to prepare other videos alike.
+    """Settings of a preparation, stored with clips and models to prepare other videos alike."""
 
-    Attributes:
-        height: of a prepared frame in pixels.
-        width: of a prepared frame in pixels.
-        crop: left, top, right, bottom of the part of the video to use; None uses all.
-        fps: prepared frames per second; None keeps the rate of the video.
-        source_fps: frames per second of a video without a clock.
-        background: the median of the video, or black or white if objects may rest for long.
-        threshold: smallest difference from the background, as a fraction of the full scale; None
-            estimates it.
-        colour: "grey" or "#rrggbb": a further condition on foreground pixels.
-        grow: recording pixels by which the foreground is dilated on every side, so that small
-            objects do not fade in small frames; None estimates it.
-    """
-
-    height: int
+    height: int  # of a prepared frame in pixels
     width: int
-    crop: tuple[int, int, int, int] | None = None
-    fps: float | None = None
-    source_fps: float | None = None
-    background: BackgroundKind = "median"
+    crop: tuple[int, int, int, int] | None = None  # left, top, right, bottom; None: all
+    fps: float | None = None  # prepared frames per second; None: the rate of the video
+    source_fps: float | None = None  # of a video without a clock
+    background: BackgroundKind = "median"  # black or white if objects may rest for long
+    # Smallest difference from the background, as a fraction of the full scale; None: estimated.
     threshold: float | None = None
-    colour: str | None = None
+    colour: str | None = None  # "grey" or "#rrggbb": a further condition on foreground pixels
+    # Recording pixels by which the foreground is dilated, so that small objects do not fade in
+    # small frames; None: estimated.
     grow: int | None = None
 
     def __post_init__(self) -> None:
@@ -90,33 +81,25 @@ class Preparation:
 
 @dataclass(frozen=True, eq=False)
 class Foreground:
-    """The rule that classifies a pixel as foreground.
+    """The rule that classifies a pixel as foreground."""
 
-    Attributes:
-        background: the scene without moving objects.
-        threshold: smallest difference from it in any channel, as a fraction of the full scale.
-        colour: "grey" or "#rrggbb", a further condition on the pixel; None accepts any colour.
-    """
+    background: Picture  # the scene without moving objects
+    threshold: float  # smallest difference from it in any channel, as a fraction of the full scale
+    colour: str | None = None  # "grey" or "#rrggbb", a further condition on the pixel
 
-    background: UInt[np.ndarray, "height width channels"]
-    threshold: float
-    colour: str | None = None
-
-    def mask(
-        self, picture: UInt[np.ndarray, "height width channels"]
-    ) -> Bool[np.ndarray, "height width"]:
+    def mask(self, picture: Picture) -> Mask:
         """Return which pixels of a frame are foreground."""
         # At least half a level: thresholds lie between levels, and zero difference never counts.
         least = max(self.threshold * np.iinfo(picture.dtype).max, 0.5)
-        mask: Bool[np.ndarray, "height width"] = difference(picture, self.background) > least
+        mask: Mask = background_difference(picture, self.background) > least
         if self.colour is not None:
             mask[mask] = has_colour(picture[mask], self.colour)
         return mask
 
 
 def sample_frames(
-    pictures: Iterable[UInt[np.ndarray, "height width channels"]],
-) -> UInt[np.ndarray, "sample height width channels"]:
+    pictures: Iterable[Picture],
+) -> Pictures:
     """Return a uniform random sample of a stream of unknown length (reservoir sampling).
 
     The sample size depends on the frame size alone, so the memory used does not grow with the
@@ -125,7 +108,7 @@ def sample_frames(
     Law: holds at most SAMPLE_BYTES, or MIN_SAMPLE frames (test_a_sample_is_bounded_and_fair).
     """
     random = np.random.default_rng(0)
-    sample: list[UInt[np.ndarray, "height width channels"]] = []
+    sample: list[Picture] = []
     for count, picture in enumerate(pictures):
         capacity = min(max(SAMPLE_BYTES // picture.nbytes, MIN_SAMPLE), MAX_SAMPLE)
         if count < capacity:
@@ -136,9 +119,7 @@ def sample_frames(
     return np.stack(sample)
 
 
-def find_background(
-    sample: UInt[np.ndarray, "sample height width channels"], kind: BackgroundKind
-) -> UInt[np.ndarray, "height width channels"]:
+def find_background(sample: Pictures, kind: BackgroundKind) -> Picture:
     """Return the median of the sampled frames, or a black or white image."""
     if kind == "median":  # row by row: the median of the whole array would copy it
         rows = [np.median(sample[:, row], axis=0) for row in range(sample.shape[1])]
@@ -146,9 +127,9 @@ def find_background(
     return np.full_like(sample[0], 0 if kind == "black" else np.iinfo(sample.dtype).max)
 
 
-def difference(
-    picture: UInt[np.ndarray, "height width channels"],
-    background: UInt[np.ndarray, "height width channels"],
+def background_difference(
+    picture: Picture,
+    background: Picture,
 ) -> UInt[np.ndarray, "height width"]:
     """Return the largest absolute difference over the channels of each pixel, in levels."""
     apart = np.maximum(picture, background) - np.minimum(picture, background)
@@ -158,8 +139,8 @@ def difference(
 
 
 def automatic_threshold(
-    sample: UInt[np.ndarray, "sample height width channels"],
-    background: UInt[np.ndarray, "height width channels"],
+    sample: Pictures,
+    background: Picture,
 ) -> float:
     """Return half the contrast of moving pixels, as a fraction of the full scale.
 
@@ -170,11 +151,11 @@ def automatic_threshold(
     Law: lies between noise and objects (test_the_threshold_parts_noise_from_small_objects).
     """
     full = float(np.iinfo(sample.dtype).max)
-    top = max(int(difference(picture, background).max()) for picture in sample)
+    top = max(int(background_difference(picture, background).max()) for picture in sample)
     edges = np.linspace(0, top + 1, min(BINS, top + 1) + 1)
     counts = np.zeros(len(edges) - 1, dtype=np.int64)
     for picture in sample:
-        counts += np.histogram(difference(picture, background), edges)[0]
+        counts += np.histogram(background_difference(picture, background), edges)[0]
     centres = (edges[1:] + edges[:-1]) / 2
     floor = max(4 * noise_level(counts, edges), full / 100)
     above = centres > floor
@@ -183,7 +164,7 @@ def automatic_threshold(
         "nothing moves in the video: no pixel differs from the background by more than "
         f"{floor / full:.3f} of the full scale; expected moving objects; give --threshold",
     )
-    moving = centres > otsu(counts[above], centres[above])
+    moving = centres > otsu_threshold(counts[above], centres[above])
     share = counts[moving].cumsum() / counts[moving].sum()
     contrast = float(centres[moving][np.searchsorted(share, 0.5)])
     return max(contrast / 2, floor) / full
@@ -199,7 +180,7 @@ def noise_level(counts: Int[np.ndarray, " bins"], edges: Float[np.ndarray, " edg
     return float(np.interp(0.75, share, edges)) / 1.15
 
 
-def otsu(counts: Int[np.ndarray, " bins"], values: Float[np.ndarray, " bins"]) -> float:
+def otsu_threshold(counts: Int[np.ndarray, " bins"], values: Float[np.ndarray, " bins"]) -> float:
     """Return Otsu's threshold of a histogram, or half its value if only one bin is filled.
 
     Law: maximises the variance between the groups (test_otsu_equals_the_search_by_hand).
@@ -247,7 +228,7 @@ def _saturation_and_hue(
     return span / pixels.max(1).clip(1), np.degrees(angle)
 
 
-def dilate(mask: Bool[np.ndarray, "rows columns"], by: int) -> Bool[np.ndarray, "rows columns"]:
+def dilate(mask: Mask, by: int) -> Mask:
     """Return the mask with every pixel spread to a square of 2 by + 1 pixels.
 
     Law: keeps the centroid of a lone object (test_dilation_keeps_centroids); equals a loop over
@@ -270,13 +251,10 @@ def blob_masses(frame: UInt8[np.ndarray, "height width"]) -> list[float]:
 
 
 def typical_count(masses: list[list[float]]) -> int:
-    """Return the most frequent number of objects in the frames of a clip.
+    """Return the most frequent number of objects, given the masses of the blobs in every frame.
 
     Small blobs do not count. Objects that touch form one blob and an occluded one forms none, so
     ties go to the larger number. [Choice 20]
-
-    Args:
-        masses: of the blobs in every frame.
     """
     every: Float[np.ndarray, " M"] = np.array([mass for frame in masses for mass in frame])
     if not len(every):
@@ -319,15 +297,15 @@ def plan(
     span: tuple[float, float] = (0.0, float("inf")),
     progress: Progress = lambda done: None,
 ) -> Plan:
-    """Return the plan of a preparation, after a first pass that estimates what is not set.
+    """Return the plan of a preparation, after a first pass that estimates settings that are None.
 
-    Args:
-        video: from `open_video`.
-        preparation: the settings; those that are None are estimated.
-        span: first and last second to use.
-        progress: called with the number of frames read.
+    `span` is the first and the last second to use; `progress` is called with the frames read.
     """
-    require_rereadable(video, "preparing it")
+    require(
+        video.rereadable,
+        f"{video.name} can be read only once, and preparing it needs several passes; record it to "
+        "a file first",
+    )
     video = with_frame_rate(video, preparation.source_fps)
     rate = video.fps or 1.0
     require(
@@ -356,7 +334,7 @@ def plan(
     return Plan(video, found, geometry, foreground, span)
 
 
-def required_growth(masks: list[Bool[np.ndarray, "height width"]], geometry: Geometry) -> int:
+def required_growth(masks: list[Mask], geometry: Geometry) -> int:
     """Return the recording pixels that bring a typical blob to MIN_RADIUS in prepared frames.
 
     The typical radius is that of a disk with the median area of the blobs. [Choice 22]

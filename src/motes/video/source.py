@@ -36,11 +36,14 @@ DEMUXERS = {
 }
 
 
+Picture = UInt[np.ndarray, "height width channels"]  # 1 (grey) or 3 channels of 8 or 16 bits
+
+
 class Frame(NamedTuple):
-    """One frame of a video with one (grey) or three (red, green, blue) channels of 8 or 16 bits."""
+    """One frame of a video, grey or in red, green and blue."""
 
     time: float  # seconds from the first frame, never decreasing
-    picture: UInt[np.ndarray, "height width channels"]
+    picture: Picture
 
 
 @dataclass(frozen=True)
@@ -71,15 +74,6 @@ class Video:
     rereadable: bool = True
 
 
-def require_rereadable(video: Video, purpose: str) -> None:
-    """Raise `InputError` if a one-pass source is used where several passes are needed."""
-    require(
-        video.rereadable,
-        f"{video.name} can be read only once, and {purpose} needs several passes; record it to a "
-        "file first",
-    )
-
-
 def require_size(path: object, width: int, height: int) -> None:
     """Raise `InputError` unless both sides of a frame are between 1 and MAX_SIDE."""
     require(
@@ -89,17 +83,17 @@ def require_size(path: object, width: int, height: int) -> None:
     )
 
 
-def grey(picture: UInt[np.ndarray, "height width channels"]) -> Float[np.ndarray, "height width"]:
+def grey(picture: Picture) -> Float[np.ndarray, "height width"]:
     """Return the luma (ITU-R 601) of a frame as float32 in [0, 1]."""
     if picture.shape[2] == 1:
         levels = picture[..., 0]
     else:  # in whole levels, exact where the three channels agree
         weights = np.array((19595, 38470, 7471), dtype=np.uint32)  # of 2^16
-        levels = ((picture @ weights + 2**15) >> 16).astype(np.uint8)
+        levels = ((picture @ weights + 2**15) >> 16).astype(picture.dtype)
     return levels / np.float32(np.iinfo(picture.dtype).max)
 
 
-def to_rgb(picture: UInt[np.ndarray, "height width channels"]) -> UInt8[np.ndarray, "h w 3"]:
+def to_rgb(picture: Picture) -> UInt8[np.ndarray, "h w 3"]:
     """Return a grey or colour frame of 8 or 16 bits as an 8-bit RGB image."""
     levels = (picture >> 8).astype(np.uint8) if picture.dtype == np.uint16 else picture
     return np.repeat(levels, 3, axis=2) if levels.shape[2] == 1 else levels
@@ -198,8 +192,8 @@ def write_mp4(
 def open_pages(path: Path) -> Video:
     """Return the video of a GIF or of a multi-page TIFF.
 
-    In a GIF the shortest delay is one frame; an image with a longer delay is repeated, because
-    GIF writers join equal frames in that way.
+    In a GIF the shortest delay is one frame; an image that lasts a multiple of it is repeated,
+    because GIF writers join equal frames in that way.
     """
     with _opened_image(path) as book:
         require_size(path, *book.size)
@@ -209,8 +203,9 @@ def open_pages(path: Path) -> Video:
             book.seek(index)
             require_size(path, *book.size)  # a damaged file may grow from frame to frame
             delays.append(int(book.info.get("duration", 0)))
-    repeats = _repeats(delays) if delays else [1] * count
     delay = min(delays, default=0)  # milliseconds
+    even = delay > 0 and not any(other % delay for other in delays)
+    repeats = [other // delay for other in delays] if even else [1] * count
 
     def frames() -> Iterator[Frame]:
         t = 0
@@ -243,14 +238,6 @@ def open_folder(folder: Path) -> Video:
                 yield Frame(float(t), _pixels(picture, path))
 
     return Video(folder.resolve().name, size[1], size[0], len(paths), None, frames)
-
-
-def _repeats(delays: list[int]) -> list[int]:
-    """Return how many frames each image lasts; one each if delays are no multiple of the least."""
-    least = min(delays)
-    if least == 0 or any(delay % least for delay in delays):
-        return [1] * len(delays)
-    return [delay // least for delay in delays]
 
 
 def _natural_order(path: Path) -> list[tuple[int, str]]:
@@ -289,7 +276,7 @@ def _opened_image(path: Path) -> Iterator["Image"]:
         ) from error
 
 
-def _pixels(picture: "Image", path: Path) -> UInt[np.ndarray, "height width channels"]:
+def _pixels(picture: "Image", path: Path) -> Picture:
     """Return the pixels of an image with one or three channels of 8 or 16 bits."""
     if picture.mode.startswith("I"):  # 16-bit grey, which a conversion to "L" would truncate
         return np.asarray(picture).clip(0, 65535).astype(np.uint16)[..., None]
@@ -307,10 +294,7 @@ def _pixels(picture: "Image", path: Path) -> UInt[np.ndarray, "height width chan
 
 
 def open_array(path: Path) -> Video:
-    """Return the video in an array file: one clip, [frames, height, width] or [1, frames, ...].
-
-    Colour clips have a last axis of red, green and blue.
-    """
+    """Return the video in an array file: one clip, grey or in colour, see `load_clips`."""
     clips = load_clips(path)
     require(
         len(clips) == 1,
@@ -340,31 +324,22 @@ FORMATS = f"{', '.join(READERS)}, or a folder of PNG or JPEG images"
 
 
 def open_video(path: str | Path) -> Video:
-    """Return the video of a file or folder; `FORMATS` lists what is accepted.
-
-    Only the first frame is decoded.
-    """
+    """Return the video of a file or folder (see `FORMATS`); only its first frame is decoded."""
     path = Path(path)
     if path.is_dir():
         return open_folder(path)
     if not path.is_file():  # a named pipe could block for ever
         state = "is no plain file" if path.exists() else "does not exist"
         raise InputError(f"got {path}, which {state}; expected {FORMATS}; check the path")
-    reader = READERS.get(path.suffix.lower())
-    if reader is None:
+    if path.suffix.lower() not in READERS:
         raise InputError(f"got {path}; expected {FORMATS}; convert the video to one of them")
-    return reader(path)
+    return READERS[path.suffix.lower()](path)
 
 
 def read_frames(
     path: str | Path,
 ) -> UInt8[Tensor, "B T height width"] | Float[Tensor, "B T height width *channels"]:
-    """Return all frames in memory: of a video grey in [0, 1], of a clip file as `Clips.frames`.
-
-    Args:
-        path: anything that `open_video` opens, which is one clip, or an npz or npy file of clips
-            (see `load_clips`).
-    """
+    """Return all frames in memory: of a video grey in [0, 1], of a clip file as `Clips.frames`."""
     path = Path(path)
     if path.suffix.lower() in ARRAYS and path.is_file():
         return load_clips(path).frames

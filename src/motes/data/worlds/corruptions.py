@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from motes.core.axes import Bool, Float, Int
-from motes.core.errors import InputError
+from motes.core.errors import InputError, require
 from motes.data.clips import Clips, PackedFrames, pack
 from motes.data.worlds.physics import Array
 
@@ -44,13 +44,7 @@ _SENSOR_SD = 0.03
 
 
 def add_occluder(clips: Clips, first: int, last: int, *, radius: int) -> Clips:
-    """Return binary clips with an opaque, vertical black bar in front of the objects.
-
-    Args:
-        clips: with true positions, drawn as disks.
-        first: first column of the bar.
-        last: last column of the bar, inclusive.
-        radius: of the disks.
+    """Return disks on black with an opaque, vertical black bar from column first to last.
 
     Law: pixels of the bar are black, all others are unchanged, and an object is visible if some
     pixel of it is (test_an_occluder_hides_what_is_behind_it_and_nothing_else).
@@ -75,10 +69,10 @@ def drop_frames(clips: Clips, share: float, seed: int) -> Clips:
     """
     num_clips, num_frames = clips.video.shape[:2]
     dropped = round(share * num_frames)
-    if not 0 <= dropped < num_frames:
-        raise InputError(
-            f"got share={share}; expected to keep some of {num_frames} frames; lower it"
-        )
+    require(
+        0 <= dropped < num_frames,
+        f"got share={share}; expected to keep some of {num_frames} frames; lower it",
+    )
     order = _stream(seed, "dropped_frames").random((num_clips, num_frames)).argsort(1).argsort(1)
     observed = torch.from_numpy(order >= dropped)
     kept = clips.frames * observed.reshape(num_clips, num_frames, *[1] * (clips.frames.ndim - 2))
@@ -102,9 +96,8 @@ def photograph(clips: Clips, seed: int, *, colour: bool = False) -> Clips:
         )
     num_clips, num_frames, height, width = clips.video.shape
     num_objects = clips.positions.shape[1]
-    classes = _stream(seed, "sprite_class").integers(
-        len(SPRITE_CLASSES), size=(num_clips, num_objects)
-    )
+    shape = (num_clips, num_objects)
+    classes = _stream(seed, "sprite_class").integers(len(SPRITE_CLASSES), size=shape)
     sensor = _stream(seed, "sensor")
     channels = (3,) if colour else ()
     video = np.empty((num_clips, num_frames, height, width, *channels), dtype=np.float32)
@@ -129,9 +122,7 @@ def compose(
     An object is visible if it contributes more than half of some pixel after all are drawn.
     """
     num_objects, num_frames, _ = positions.shape
-    image = np.broadcast_to(
-        background_texture(height, width), (num_frames, height, width, 3)
-    ).copy()
+    image = np.repeat(background_texture(height, width)[None], num_frames, axis=0)
     contribution = np.zeros((num_objects, num_frames, height, width))
     for n in range(num_objects):
         if np.isnan(positions[n, 0, 0]):

@@ -268,22 +268,14 @@ class OpticalTrap:
     stationary distribution, so all frames have the same distribution.
 
     Law: the covariance of states is the same in every frame (test_the_trap_is_stationary).
-
-    Attributes:
-        num_frames: T, frames in a clip.
-        size: of a frame in pixels, one number or (height, width).
-        radius: of the disks.
-        spring: acceleration per pixel from the centre; 0.01 oscillates once in 63 frames.
-        drag: fraction of the velocity that is lost from one frame to the next.
-        position_sd: of the noise around the path, as large as the cannonballs' in 48x48 frames.
     """
 
     num_frames: int = 3000
     size: int | tuple[int, int] = 48
     radius: int = 2
-    spring: float = 0.01
-    drag: float = 0.03
-    position_sd: float = 0.75
+    spring: float = 0.01  # acceleration per pixel from the centre; oscillates once in 63 frames
+    drag: float = 0.03  # fraction of the velocity that is lost from one frame to the next
+    position_sd: float = 0.75  # of the noise, as large as the cannonballs' in 48x48 frames
 
     def __post_init__(self) -> None:
         """Raise `InputError` for a trap that cannot be drawn, naming the argument."""

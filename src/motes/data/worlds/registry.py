@@ -47,8 +47,7 @@ def cannonballs(
         num_frames: frames in a clip.
         size: of a frame in pixels, one number or (height, width).
         seed: a whole number >= 0.
-        **physics: other attributes of `World`: radius, sampling_period, gravity, force,
-            state_noise, position_noise, angles, speeds, left, heights, drag, floor, bounce.
+        **physics: other attributes of `World`, such as gravity or position_noise.
     """
     return draw_clips(World(num_frames, size, **physics), num_clips, num_objects, seed)
 
@@ -105,11 +104,7 @@ def draw_disks(
 ) -> UInt8[np.ndarray, "B T {height} {width}"]:
     """Return frames that are 1 within `radius` of the pixel nearest to any ball, else 0.
 
-    Args:
-        positions: pixels (x, y), at least `radius` away from the border; NaN draws nothing.
-        height: of a frame.
-        width: of a frame.
-        radius: of the disks; 2 makes a disk of 13 pixels.
+    Positions lie at least `radius` away from the border; NaN draws nothing.
 
     Law: a frame of several balls is the union of their own frames
     (test_frames_of_several_balls_are_the_union_of_single_ones).
@@ -162,15 +157,7 @@ _DROPPED_FRACTION = 0.5
 
 
 class Recipe(NamedTuple):
-    """How the clips of a world are made.
-
-    Attributes:
-        description: one line.
-        physics: law of motion, see `Physics`.
-        corruption: applied to the clips, see `motes.data.worlds.corruptions`.
-        num_objects: default numbers of objects.
-        num_frames: default number of frames.
-    """
+    """How the clips of a world are made; numbers of objects and frames are defaults."""
 
     description: str
     physics: MakePhysics = World
