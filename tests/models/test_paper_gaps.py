@@ -3,6 +3,7 @@ import torch
 
 from motes.models.model import Model
 from motes.models.protocols import GaussianPosterior
+from motes.queries import interpolate
 from paper_procedure import paper_posterior
 from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_frames, tiny_model
 
@@ -100,3 +101,36 @@ def test_across_a_gap_it_is_the_procedure_of_the_paper(
     for given, expected in zip(moments(ours), moments(theirs), strict=True):
         # A contracting recurrence in float64, its input from covariances of condition below 1e4.
         torch.testing.assert_close(given[:, :count], expected[:, :count], rtol=1e-9, atol=1e-10)
+
+
+@torch.no_grad()
+def test_another_pass_reads_the_frames_that_the_smoothed_tracks_expect(model: Model) -> None:
+    frames, counts = tiny_frames(2, 6).double(), torch.tensor([2, 3])
+    observed = flags(MASKS["gap"], MASKS["gap"])
+    again = tiny_model().double()
+    again.inference.gap_passes = 2
+    first, second = infer(model, frames, observed, counts), infer(again, frames, observed, counts)
+    expected = interpolate(tiny_model(), frames.float(), observed, counts).positions
+    for b, count in enumerate(counts.tolist()):
+        present = torch.arange(MAX_OBJECTS)[None] < count
+        drawn = model.renderer(expected[b : b + 1].double(), present).sigmoid()
+        filled = torch.where(observed[b, :, None, None], frames[b], drawn[0])
+        theirs = model.inference(filled[None], counts[b : b + 1])
+        # The answer's positions are of a float32 network, with errors of about 1e-6.
+        torch.testing.assert_close(
+            second.means[b, :count], theirs.means[0, :count], rtol=1e-4, atol=1e-4
+        )
+    before = slice(0, 2)  # frames before the gap are read as before
+    torch.testing.assert_close(second.means[:, :, before], first.means[:, :, before])
+    assert (second.means[:, :, 4] != first.means[:, :, 4]).all()
+
+
+@torch.no_grad()
+def test_hidden_pixels_cannot_matter_in_another_pass() -> None:
+    model = tiny_model().double()
+    model.inference.gap_passes = 3
+    frames, observed = tiny_frames(2, 6).double(), flags(MASKS["gap"], MASKS["gaps"])
+    filled = torch.where(observed[:, :, None, None], frames, torch.nan)
+    counts = torch.tensor([2, 3])
+    plain, other = (infer(model, given, observed, counts) for given in (frames, filled))
+    assert torch.equal(plain.means, other.means)

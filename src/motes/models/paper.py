@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
-from motes.config import DataConfig, require
+from motes.config import DataConfig, optional, require
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
 from motes.models.protocols import Family, GaussianPosterior, PlainRenderer, Search
@@ -234,6 +234,7 @@ class InferenceNetwork(nn.Module):
         scale_floor: float,
         initial_scale: float,
         generator: torch.Generator,
+        gap_passes: int = 1,
     ) -> None:
         """Build the network with the paper's random weights and zero biases.
 
@@ -244,6 +245,7 @@ class InferenceNetwork(nn.Module):
             scale_floor: scales stay above it, so that q cannot collapse to a point.
             initial_scale: the scale that the untrained network reads off a zero state.
             generator: source of the random weights.
+            gap_passes: readings of a clip with hidden frames, see `infer`.
         """
         super().__init__()
         if not 0 <= scale_floor < initial_scale:
@@ -264,7 +266,7 @@ class InferenceNetwork(nn.Module):
         self.to_position = nn.Parameter(torch.cat(heads, dim=1))
         raw = math.log(math.expm1(initial_scale - scale_floor))  # softplus(raw) + floor = initial
         self.position_bias = nn.Parameter(torch.tensor([0.0, 0.0, raw, raw]))
-        self.scale_floor = scale_floor
+        self.scale_floor, self.gap_passes = scale_floor, gap_passes
 
     def forward(
         self, frames: Float[Tensor, "B T height width"], num_objects: Int[Tensor, " B"]
@@ -306,6 +308,8 @@ class InferenceNetwork(nn.Module):
         observed_later = observed.flip(1).cumsum(1).flip(1) > 0
         if bool((~observed & observed_later).any()):
             q = self._infer_across_gaps(frames, num_objects, observed, dynamics, renderer)
+            for _ in range(self.gap_passes - 1):
+                q = self._read_again(q, frames, num_objects, observed, dynamics, renderer)
         else:
             q = self(frames, num_objects)
         return q._replace(observed=observed)
@@ -340,6 +344,29 @@ class InferenceNetwork(nn.Module):
             scales.append(scale)
             belief = dynamics.predict(dynamics.update(belief, mean, flag[:, None]))
         return GaussianPosterior(torch.stack(means, 2), torch.stack(scales, 2))
+
+    def _read_again(
+        self,
+        q: GaussianPosterior,
+        frames: Float[Tensor, "B T height width"],
+        num_objects: Int[Tensor, " B"],
+        observed: Bool[Tensor, "B T"],
+        dynamics: Any,
+        renderer: Any,
+    ) -> GaussianPosterior:
+        """Return q(a | v) given the frames that the tracks smoothed by an earlier q expect.
+
+        A prediction from the frames before a gap is far off at its end, and so is the network's
+        state; the smoothed track is not. [Choice 8]
+        """
+        present = torch.arange(q.means.shape[1], device=frames.device) < num_objects[:, None]
+        seen = observed[:, None].expand(q.means.shape[:3])
+        smoothed = dynamics.smooth(q.means, seen, q.scales.double().square())
+        states = smoothed.select(smoothed.log_weights.argmax(-1))
+        expected = dynamics.emit(states).mean.to(frames.dtype)
+        parts = [renderer(part, present).sigmoid() for part in expected.split(CHUNK_FRAMES, 2)]
+        filled = torch.where(observed[..., None, None], frames, torch.cat(parts, 1))
+        return self(filled, num_objects)  # type: ignore[no-any-return]
 
     def max_objects(self, trained: int) -> int:
         """Return the largest count of the training clips: the network has no others."""
@@ -400,6 +427,8 @@ class PaperSettings:
     renderer_state_size: int = 1024  # X, of x^n; the paper does not say, [Choice 3]
     scale_floor: float = 0.01  # smallest standard deviation of q, in latent units, [Choice 4]
     initial_scale: float = 0.5  # standard deviation of q before training, [Choice 4]
+    # Readings of a clip with hidden frames; the paper's procedure is the first, [Choice 8].
+    gap_passes: int = optional(1)
 
     def __post_init__(self) -> None:
         sizes = self.inference_state_size, self.renderer_state_size
@@ -412,6 +441,7 @@ class PaperSettings:
             f"scale_floor is {self.scale_floor} and initial_scale {self.initial_scale}; "
             "give 0 < scale_floor < initial_scale",
         )
+        require(1 <= self.gap_passes <= 9, f"gap_passes is {self.gap_passes!r:.40}; give 1..9")
 
 
 def build(
@@ -427,6 +457,7 @@ def build(
         scale_floor=settings.scale_floor,
         initial_scale=settings.initial_scale,
         generator=generator,
+        gap_passes=settings.gap_passes,
     )
     return renderer, inference
 

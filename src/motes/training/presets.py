@@ -118,7 +118,7 @@ PRESETS: dict[str, RunConfig] = {
     "paper-scratch": RunConfig(
         data=DataConfig(num_clips=80_000, num_objects=(1, 2, 2, 3, 3, 3)),
         dynamics=DynamicsConfig(initial_spread=3.0),
-        model=PaperSettings(scale_floor=0.03, initial_scale=0.3),
+        model=PaperSettings(scale_floor=0.03, initial_scale=0.3, gap_passes=2),
         batch_size=64,
         single_object_schedule=ScheduleConfig(
             iterations=20_000,
