@@ -12,13 +12,12 @@ from benchmarks.train import Batch, Contender, Parts, Sizes, disagreement, plain
 from motes.config import RunConfig
 from motes.core.axes import Tensor
 from motes.models.paper import InferenceNetwork, PaperRenderer
-from motes.training.dataset import make_dataset
 from motes.training.gpu import networks
 from motes.training.gpu.replicas import Groups, Replicas, log_evidence
-from motes.training.inputs import StepInputs
+from motes.training.inputs import StepInputs, make_dataset
 from motes.training.presets import PRESETS
-from motes.training.run_folder import fast_arithmetic
 from motes.training.step import Trainer
+from motes.training.train import fast_arithmetic
 
 # Gradients use bfloat16: every factor has a relative error of up to 2^-9, and those of the first
 # states pass through thirty products. A wrong term is an error of order one. The tolerance applies

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from motes.core.environment import environment
 from motes.models.model import write_json
-from motes.training.run_folder import environment
 
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks" / "records"

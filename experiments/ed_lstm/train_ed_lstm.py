@@ -27,9 +27,9 @@ import torch
 import motes
 from experiments.ed_lstm.ed_lstm import EDLSTM, Layers, Recurrent, loss
 from experiments.paper_figures.stored_examples import save_arrays
+from motes.core.environment import environment
 from motes.evaluation.evaluate import evaluate
 from motes.evaluation.metrics import frame_losses
-from motes.training.run_folder import environment
 
 # encoder and decoder, size of the state, frames after which its own are fed in training
 VARIANTS: dict[str, tuple[Layers, int, int | None]] = {

@@ -22,12 +22,12 @@ from experiments.worlds.oracle import Law, log_evidence
 from experiments.worlds.score_worlds import learn, log, store
 from experiments.worlds.world_scores import TASKS, TEST_SEED, ask_oracle, inside
 from motes.core.axes import Float, Tensor
+from motes.core.environment import environment
 from motes.data import Clips, worlds
 from motes.evaluation import metrics
 from motes.evaluation.evaluate import Prediction, Truth
 from motes.models.model import Model
 from motes.queries.answer import Answer
-from motes.training.run_folder import environment
 
 LENGTHS = (300, 3000)
 

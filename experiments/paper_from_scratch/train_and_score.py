@@ -28,12 +28,11 @@ import torch
 
 from experiments.paper_training.score_replicas import row, score_limit, score_seed
 from motes.config import RunConfig, ScheduleConfig
+from motes.core.environment import environment
 from motes.data import Clips, cannonballs
 from motes.models.model import load_with_config, save_model, write_json
 from motes.training.presets import PRESETS
-from motes.training.run import Outcome
-from motes.training.run_folder import environment
-from motes.training.train import resume, train
+from motes.training.train import Outcome, resume, train
 
 BEGUN = time.monotonic()
 TEST_SEED, FRESH_SEED = 3_000_000, 7_000_003

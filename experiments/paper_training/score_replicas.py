@@ -21,6 +21,7 @@ import torch
 from experiments.sprites_seeds.score_seeds import GPU_BATCH
 from experiments.sprites_seeds.tables import SPREAD, mean_loss
 from motes.config import DataConfig, RunConfig
+from motes.core.environment import environment
 from motes.data import Clips, World, cannonballs
 from motes.evaluation.baselines.bayes_limit import BayesLimit
 from motes.evaluation.evaluate import BATCH, ModelPredictor, evaluate
@@ -28,7 +29,6 @@ from motes.models.model import load_with_config, read_config, write_json
 from motes.models.pixel_map import find_latent_map
 from motes.training.distillation import with_teacher
 from motes.training.presets import PRESETS
-from motes.training.run_folder import environment
 from motes.training.train import resume, train
 
 TEST_SEED = 3_000_000

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 import motes
+from motes.core.environment import environment
 from motes.evaluation import metrics
 from motes.training.presets import PRESETS
-from motes.training.run_folder import environment
 from motes.training.train import train
 
 TEST_SEED, NUM_TEST = 1_000_000, 90

@@ -45,7 +45,7 @@ class Change(NamedTuple):
 
 # Names of the removed parts, and the changes that remove them in training and queries.
 PARTS: dict[str, tuple[Change, ...]] = {
-    "one start": (Change("motes.training.initialization", "RESTARTS", ((1.0, 1.0),)),),
+    "one start": (Change("motes.training.step", "RESTARTS", ((1.0, 1.0),)),),
     "no mixture seeding": (
         Change("motes.kalman.dynamics.LinearDynamics", "fit_initial_state", lambda *given: None),
     ),

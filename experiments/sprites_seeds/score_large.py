@@ -20,6 +20,7 @@ from unittest import mock
 import torch
 
 from motes.core.axes import Bool, Float64, Tensor
+from motes.core.environment import environment
 from motes.data import Clips, World, cannonballs
 from motes.evaluation.baselines.bayes_limit import BayesLimit
 from motes.evaluation.evaluate import (
@@ -36,7 +37,6 @@ from motes.evaluation.evaluate import (
 )
 from motes.evaluation.metrics import concatenate
 from motes.models.model import load_with_config, write_json
-from motes.training.run_folder import environment
 
 FIRST_SEED = 5_000_000
 PART = 600  # clips of a seed

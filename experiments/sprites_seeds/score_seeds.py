@@ -25,6 +25,7 @@ import torch
 
 from experiments.sprites_seeds.tables import SPREAD
 from motes.config import DataConfig, RunConfig
+from motes.core.environment import environment
 from motes.data import Clips, World, cannonballs
 from motes.evaluation.baselines.bayes_limit import BayesLimit
 from motes.evaluation.evaluate import BATCH, ModelPredictor, compare_physics, evaluate
@@ -35,7 +36,6 @@ from motes.models import model as models
 from motes.models.model import Model, load_with_config, write_json
 from motes.models.sprites.renderer import SpriteRenderer
 from motes.training.presets import PRESETS
-from motes.training.run_folder import environment
 from motes.training.train import resume, train
 
 TEST_SEED = 2_000_000

@@ -27,10 +27,10 @@ from experiments.worlds.world_scores import (
     unseen_clips,
 )
 from motes.core.axes import Bool, Float, Tensor
+from motes.core.environment import environment
 from motes.data import Clips, worlds
 from motes.evaluation.evaluate import Ask, Truth
 from motes.evaluation.metrics import squared_radius
-from motes.training.run_folder import environment
 
 TASK = TASKS["bounce"]
 LEARNED = {"linear law": "bounce", "Newton's law": "bounce, newton"}  # folders of score_worlds.py

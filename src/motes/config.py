@@ -3,7 +3,7 @@
 A run has settings for its data, its law of motion, its model family and its schedule. The settings
 of a family live in the family's own package, which registers them here by name; `motes.models`
 registers those that come with the package. Modules below `models.model.build` and `training` take
-plain arguments. Every schedule is a tuple of knots (step, value), see `motes.training.schedule`.
+plain arguments. Every schedule is a tuple of knots (step, value), see `motes.training.inputs`.
 
 The JSON parser is written by hand because the training core must import with torch, numpy, scipy
 and safetensors alone.

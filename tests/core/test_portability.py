@@ -38,13 +38,13 @@ WORK = """
 from motes.core.errors import InputError
 from motes.core.files import atomic_path
 from motes.core.memory import free_bytes
-from motes.training.run_folder import exclusive
+from motes.training.train import lock_run_folder
 assert free_bytes() > 2**20
 with tempfile.TemporaryDirectory() as folder:
     with atomic_path(pathlib.Path(folder) / "a.txt") as path:
         path.write_text("whole")
     try:
-        with exclusive(pathlib.Path(folder)), exclusive(pathlib.Path(folder)):
+        with lock_run_folder(pathlib.Path(folder)), lock_run_folder(pathlib.Path(folder)):
             pass
     except InputError as error:
         assert "in use" in str(error)

@@ -33,7 +33,7 @@ from motes.data.gif import write_gif
 from motes.models.model import build, save_model
 from motes.server import schemas, uploads
 from motes.server.playground import Playground
-from motes.training.dataset import fit_to_data, make_dataset
+from motes.training.inputs import fit_to_data, make_dataset
 from motes.training.presets import PRESETS
 
 shapes = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 9), st.integers(1, 9))

@@ -30,7 +30,7 @@ def small(monkeypatch):
     monkeypatch.setitem(score_seeds.PRESETS, "sprites", PRESETS["sprites-smoke"])
     monkeypatch.setattr(ablate_structured, "SIZE", 16)
     monkeypatch.setattr(ablate_structured, "FRAMES", 11)
-    monkeypatch.setattr("motes.training.initialization.STEPS", 4)
+    monkeypatch.setattr("motes.training.step.RESTART_STEPS", 4)
     monkeypatch.setattr("motes.kalman.dynamics.RESTARTS", 1)
     monkeypatch.setattr("motes.kalman.dynamics.ITERATIONS", 2)
 

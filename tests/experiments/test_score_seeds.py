@@ -14,7 +14,7 @@ from experiments.sprites_seeds.tables import (
 )
 from motes.data import cannonballs
 from motes.evaluation.learned import learned_force, true_force
-from motes.training.dataset import make_dataset
+from motes.training.inputs import make_dataset
 from motes.training.presets import PRESETS
 from motes.training.step import Trainer
 

@@ -15,9 +15,15 @@ from motes.core.errors import InputError
 from motes.core.files import leftovers
 from motes.models.model import read_config
 from motes.training.presets import PRESETS
-from motes.training.run_folder import begin, exclusive, is_new, run_folders
 from motes.training.step import Trainer
-from motes.training.train import resume, train
+from motes.training.train import (
+    begin_run,
+    check_new_folder,
+    lock_run_folder,
+    resume,
+    run_folders,
+    train,
+)
 
 ROOT = Path(__file__).parents[2]
 SMOKE = PRESETS["paper-smoke"]
@@ -48,21 +54,23 @@ def test_whoever_takes_a_folder_removes_what_a_killed_writer_left(tmp_path: Path
     for path in (*left, *kept):
         path.touch()
     assert sorted(leftovers(tmp_path)) == sorted(left)
-    with exclusive(tmp_path):
+    with lock_run_folder(tmp_path):
         assert sorted(tmp_path.iterdir()) == sorted(kept)
 
 
 def test_a_run_killed_while_it_began_can_begin_again(tmp_path: Path) -> None:
     (tmp_path / ".0123456789abcdef.json").touch()
     (tmp_path / "replicas.json").write_text('{"seed": 0, "replicas": 3}')
-    assert is_new(tmp_path)
-    begin(tmp_path, SMOKE, replicas=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
-    assert not is_new(tmp_path)
+    check_new_folder(tmp_path)
+    with lock_run_folder(tmp_path):
+        begin_run(tmp_path, SMOKE, replicas=1)
+        assert {path.name for path in tmp_path.iterdir()} == {"config.json", ".lock"}
+    with pytest.raises(InputError, match="not empty"):
+        check_new_folder(tmp_path)
 
 
 def test_replicas_whose_folders_a_kill_prevented_are_made_when_resumed(tmp_path: Path) -> None:
-    begin(tmp_path, replace(SMOKE, seed=4), replicas=3)
+    begin_run(tmp_path, replace(SMOKE, seed=4), replicas=3)
     (tmp_path / "seed-4").mkdir()
     folders = run_folders(tmp_path, writes=True)
     assert [folder.name for folder in folders] == ["seed-4", "seed-5", "seed-6"]
@@ -76,13 +84,13 @@ def test_a_damaged_list_of_replicas_is_refused(content: str, tmp_path: Path) -> 
         run_folders(tmp_path, writes=True)
 
 
-def spoil_once(monkeypatch: pytest.MonkeyPatch, at_step: int) -> None:
+def spoil_once(monkeypatch: pytest.MonkeyPatch, schedule_at_step: int) -> None:
     """Lets one weight be infinite at a step, the first time that it is taken."""
     advance, spoiled = Trainer.advance, []
 
     def advance_spoiled(self: Trainer) -> None:
-        if self.step == at_step and not spoiled:
-            spoiled.append(at_step)
+        if self.step == schedule_at_step and not spoiled:
+            spoiled.append(schedule_at_step)
             with torch.no_grad():
                 next(self.model.renderer.parameters()).fill_(torch.inf)
         advance(self)
@@ -95,7 +103,7 @@ def test_what_is_not_finite_rolls_back_where_that_was_asked_for_and_is_told(
 ) -> None:
     told: list[dict[str, object]] = []
     with monkeypatch.context() as patch:
-        spoil_once(patch, at_step=13)
+        spoil_once(patch, schedule_at_step=13)
         outcome = train(SMOKE, tmp_path / "back", roll_backs=1, report=told.append)
     assert outcome.finished
     assert outcome.rolled_back == 1
@@ -115,7 +123,7 @@ def test_what_is_not_finite_stops_otherwise_and_the_checkpoint_before_it_is_kept
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     straight = train(SMOKE, tmp_path / "straight")
-    spoil_once(monkeypatch, at_step=13)
+    spoil_once(monkeypatch, schedule_at_step=13)
     message = r"after step 20: renderer\S+ is not finite.*last good checkpoint is .* of step 10"
     with pytest.raises(FloatingPointError, match=message):
         train(SMOKE, tmp_path / "run")

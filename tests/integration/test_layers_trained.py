@@ -15,11 +15,10 @@ from motes.evaluation.evaluate import ModelPredictor, evaluate
 from motes.models.layers.renderer import BACKGROUND_UNIT, LayeredRenderer
 from motes.queries import SEARCH
 from motes.server import playground
-from motes.training import initialization
-from motes.training.dataset import fit_to_data, make_dataset
-from motes.training.initialization import initialize, with_initial_model
+from motes.training import step as initialization
+from motes.training.inputs import fit_to_data, make_dataset
 from motes.training.presets import PRESETS
-from motes.training.step import Trainer
+from motes.training.step import Trainer, initialize, with_initial_model
 from motes.training.train import train
 
 SIZE = 24
@@ -43,7 +42,7 @@ def run(request, tmp_path_factory):
         checkpoint_every=4,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(initialization, "STEPS", 4)
+        patch.setattr(initialization, "RESTART_STEPS", 4)
         patch.setattr(initialization, "RESTARTS", ((1.0, 1.0),))
         train(config, folder / "run")
     return folder / "run", request.param
@@ -171,7 +170,7 @@ def test_a_run_from_another_model_has_its_own_background_and_the_same_classes(ru
     config = fit_to_data(with_initial_model(config, str(folder)))
     data = make_dataset(config, torch.device("cpu")).training
     trainer = Trainer(config, data, torch.device("cpu"))
-    initialize(trainer)
+    list(initialize(trainer))
     weights = trainer.model.state_dict()
     old = motes.load(folder).renderer
     assert torch.equal(weights["renderer.root_depth"], old.root_depth)

@@ -14,11 +14,10 @@ from torch import multiprocessing
 from motes import cli
 from motes.core.errors import InputError
 from motes.training import distributed
-from motes.training.dataset import make_dataset
+from motes.training.inputs import make_dataset
 from motes.training.presets import PRESETS
-from motes.training.run_folder import begin
 from motes.training.step import Trainer
-from motes.training.train import resume, train
+from motes.training.train import begin_run, resume, train
 from tests.stress.processes import TOLERANCE, difference, ended, start
 from tiny import tiny_config
 
@@ -100,7 +99,7 @@ def test_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:
 def test_more_processes_than_clips_of_a_batch_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin(tmp_path, PRESETS["paper-smoke"], replicas=1)
+    begin_run(tmp_path, PRESETS["paper-smoke"], replicas=1)
     monkeypatch.setattr(distributed, "world_size", lambda: 9)
     monkeypatch.setattr(distributed, "barrier", lambda: None)
     with pytest.raises(InputError, match=r"^9 processes share batches of 8 clips; start no more"):

@@ -23,8 +23,7 @@ from motes.config import to_json
 from motes.core.errors import InputError
 from motes.models.model import read_tensors, write_tensors
 from motes.training.presets import PRESETS
-from motes.training.run_folder import drop_lines_after, exclusive, stop_signals
-from motes.training.train import resume, train
+from motes.training.train import drop_lines_after, lock_run_folder, resume, stop_signals, train
 
 ITERATIONS = 150
 PATIENCE = 120  # seconds that a busy machine may take to start a process
@@ -132,7 +131,7 @@ def test_a_signal_saves_and_ends_well(
     assert motes.load(folder).max_objects == 2
     keys = Counter((line["step"], "held_out_bound" in line) for line in log_of(folder))
     assert set(keys.values()) == {1}
-    with exclusive(folder):  # the lock is free again
+    with lock_run_folder(folder):  # the lock is free again
         pass
 
 
@@ -188,7 +187,11 @@ def test_a_folder_that_is_in_use_or_not_empty_is_refused(tmp_path: Path) -> None
     assert (tmp_path / "config.json").read_text() == "precious"
     with pytest.raises(InputError, match="is a file"):
         train(SMOKE, tmp_path / "config.json")
-    with exclusive(tmp_path), pytest.raises(InputError, match="in use"), exclusive(tmp_path):
+    with (
+        lock_run_folder(tmp_path),
+        pytest.raises(InputError, match="in use"),
+        lock_run_folder(tmp_path),
+    ):
         pass
 
 

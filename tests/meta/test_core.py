@@ -43,8 +43,8 @@ def test_only_the_command_line_prints():
         if not str(path.relative_to(SOURCE)).startswith(SPEAKERS)
         for line in prints(path.read_text("utf-8"))
     ]
-    # The git commands of `run_folder.commit` have an output of their own, which is not ours.
-    assert [place for place in found if not place.startswith("training/run_folder.py")] == []
+    # The git commands of `environment.commit` have an output of their own, which is not ours.
+    assert [place for place in found if not place.startswith("core/environment.py")] == []
 
 
 def test_printing_is_recognised():

@@ -13,8 +13,8 @@ from motes.models.model import build, load, load_with_config, save_model
 from motes.output import demo
 from motes.output.demo import learn
 from motes.output.reports import CAPTIONS, SHOWN
-from motes.training.initialization import STEPS
 from motes.training.presets import PRESETS
+from motes.training.step import RESTART_STEPS
 
 NUM_CLIPS = 6
 
@@ -78,7 +78,11 @@ def test_the_report_of_a_known_model_has_every_picture_but_that_of_learning(outc
 def test_a_lesson_is_shown_from_the_rough_starts_to_the_last_step(lesson):
     taken, shown = lesson
     assert taken.snapshots == shown
-    trials = [(start, step, STEPS) for start in (1, 2, 3, 4) for step in range(4, STEPS + 1, 4)]
+    trials = [
+        (start, step, RESTART_STEPS)
+        for start in (1, 2, 3, 4)
+        for step in range(4, RESTART_STEPS + 1, 4)
+    ]
     places = [(snapshot.restart, snapshot.step, snapshot.of) for snapshot in shown]
     assert places == [*trials, (0, 4, 8), (0, 8, 8)]
     assert [snapshot.rate > 0 for snapshot in shown] == [False] * len(trials) + [True] * 2
@@ -94,10 +98,14 @@ def test_every_snapshot_keeps_the_glyph_of_its_own_moment(lesson):
 
 def test_the_way_that_is_drawn_leads_from_the_start_that_was_taken_to_the_end(lesson):
     shown = lesson[1]
-    ends = [snapshot for snapshot in shown if snapshot.restart and snapshot.step == STEPS]
+    ends = [snapshot for snapshot in shown if snapshot.restart and snapshot.step == RESTART_STEPS]
     best = max(ends, key=lambda snapshot: snapshot.bound)
     way = demo.best_restart(shown)
-    assert [s.step for s in way] == [*range(4, STEPS + 1, 4), STEPS + 4, STEPS + 8]
+    assert [s.step for s in way] == [
+        *range(4, RESTART_STEPS + 1, 4),
+        RESTART_STEPS + 4,
+        RESTART_STEPS + 8,
+    ]
     assert {s.restart for s in way} == {0, best.restart}
     assert way[-1].sprite is shown[-1].sprite
 

@@ -18,17 +18,18 @@ import torch
 
 from motes.config import RunConfig
 from motes.core.axes import Tensor
+from motes.core.environment import environment
 from motes.data import cannonballs
 from motes.evaluation.metrics import best_order, reorder
 from motes.models import model as objective
 from motes.models.model import build, load_with_config, write_json
 from motes.queries import forecast, infer
-from motes.training.dataset import make_dataset
 from motes.training.gpu import networks as stacked
 from motes.training.gpu.replicas import Groups, Replicas, stack_parameters
+from motes.training.inputs import make_dataset
 from motes.training.presets import PRESETS
-from motes.training.run_folder import environment, fast_arithmetic
 from motes.training.step import Trainer
+from motes.training.train import fast_arithmetic
 
 # Of the largest relative difference (Frobenius norms). Forward products read float16, which loses
 # up to 2^-11 of a factor, gradients bfloat16, up to 2^-9; both at random, through some 30 products.

@@ -26,12 +26,12 @@ import safetensors.torch
 import torch
 
 from motes import cli
+from motes.core.environment import environment
 from motes.core.files import leftovers
 from motes.models import model as checkpoint
 from motes.models.model import load, read_tensors
-from motes.training.initialization import RESTARTS, STEPS
-from motes.training.run_folder import environment, exclusive
-from motes.training.step import Trainer
+from motes.training.step import RESTART_STEPS, RESTARTS, Trainer
+from motes.training.train import lock_run_folder
 from tests.stress.forked import Ended, run_forked
 
 FAMILIES = {"paper": 40, "structured": 16}  # iterations; checkpoints every 10 and every 4 of them
@@ -269,7 +269,7 @@ def closed_folder(family: str, straight: Path, place: Path) -> dict[str, str]:
     expect(read_only.code == 2 and "write" in one_line(read_only), "no clear message", read_only)
     expect({path.name: path.read_bytes() for path in folder.iterdir()} == before, "changed")
     folder.chmod(0o755)
-    with exclusive(folder):
+    with lock_run_folder(folder):
         in_use = run_forked(motes(go_on(folder)))
     expect(in_use.code == 2 and "in use" in one_line(in_use), "no clear message", in_use)
     (folder / ".lock").unlink()
@@ -320,7 +320,8 @@ def corrupt(at_call: int, times: int) -> None:
 
 def not_finite(family: str, straight: Path, place: Path) -> dict[str, str]:
     """Inject non-finite values: the run stops with a message, or rolls back with --roll-backs."""
-    rough = len(RESTARTS) * STEPS if family == "structured" else 0  # steps before the run's own
+    # Steps before the run's own:
+    rough = len(RESTARTS) * RESTART_STEPS if family == "structured" else 0
     folder, at = place / "spoiled", rough + FAMILIES[family] // 2 - 2
     stopped = run_forked(motes(command(family, folder), lambda: corrupt(at, 1)))
     expect(stopped.code == 1 and "not finite" in one_line(stopped), "no clear message", stopped)

@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
+from motes.core.environment import environment
 from motes.core.errors import InputError
 from motes.models.model import write_json
-from motes.training.run_folder import environment
 from tests.stress.forked import CRASHED, Ended, run_forked
 from tests.stress.fuzz_files import FILES, warm_up
 from tests.stress.fuzz_queries import QUESTIONS, client

@@ -15,9 +15,9 @@ import torch
 from mpmath import log, mp, mpf, pi
 
 from motes import kalman
+from motes.core.environment import environment
 from motes.kalman.model import LGSSM
 from motes.models.model import write_json
-from motes.training.run_folder import environment
 
 DIGITS = 60
 

@@ -29,8 +29,8 @@ from urllib.parse import urlsplit
 
 import torch
 
+from motes.core.environment import environment
 from motes.models.model import write_json
-from motes.training.run_folder import environment
 
 CLEAR = {200, 400, 403, 404, 413, 422, 503}
 NUM_SLOW = 30

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from motes.core.environment import environment
 from motes.models.model import read_tensors, write_json
-from motes.training.run_folder import environment
 
 ITERATIONS = 40
 PATIENCE = 300.0  # seconds, for a busy machine

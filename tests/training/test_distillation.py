@@ -18,7 +18,6 @@ from motes.models.protocols import GaussianPosterior
 from motes.models.sprites.search import SpriteSettings
 from motes.training import distillation
 from motes.training import train as training
-from motes.training.dataset import Dataset, make_dataset
 from motes.training.distillation import (
     distillation_terms,
     find_teacher,
@@ -26,10 +25,9 @@ from motes.training.distillation import (
     starting_order,
     with_teacher,
 )
-from motes.training.run import Run
-from motes.training.run_folder import begin
+from motes.training.inputs import Dataset, make_dataset
 from motes.training.step import Trainer
-from motes.training.train import resume, train
+from motes.training.train import Run, begin_run, resume, train
 from oracles import log_density, one_model
 from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_config, tiny_frames, tiny_model
 
@@ -224,7 +222,8 @@ def test_incompatible_teachers_are_rejected_before_any_data_is_generated(
     with pytest.raises(InputError, match="this run has"):
         train(other, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    begin(tmp_path / "run", config, replicas=1)
+    (tmp_path / "run").mkdir()
+    begin_run(tmp_path / "run", config, replicas=1)
     shutil.rmtree(tmp_path / "teacher")  # since the run began
     with pytest.raises(InputError, match="no model at"):
         resume(tmp_path / "run")

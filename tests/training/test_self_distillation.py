@@ -13,12 +13,11 @@ from motes.core.errors import InputError
 from motes.data import PackedFrames, cannonballs
 from motes.models.model import build, load, read_tensors
 from motes.models.pixel_map import is_visible, rendered_centroids
-from motes.training import dynamics_fit, self_distillation
+from motes.training import self_distillation, step
 from motes.training import train as training
-from motes.training.dataset import to_device
 from motes.training.distillation import starting_order
+from motes.training.inputs import to_training_data
 from motes.training.presets import PRESETS
-from motes.training.run import Outcome, Run
 from motes.training.self_distillation import (
     Tracks,
     combine,
@@ -28,7 +27,7 @@ from motes.training.self_distillation import (
     single_objects,
     straighten,
 )
-from motes.training.train import Team, resume, train
+from motes.training.train import Outcome, Run, Team, resume, train
 from tiny import tiny_model
 
 CPU = torch.device("cpu")
@@ -37,7 +36,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def short_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few iterations instead of fits of the dynamics to convergence."""
-    monkeypatch.setattr(dynamics_fit, "ITERATIONS", 3)
+    monkeypatch.setattr(step, "FIT_ITERATIONS", 3)
 
 
 def staged_config() -> RunConfig:
@@ -96,7 +95,7 @@ def test_straightened_positions_are_mapped_to_the_rendered_centroids(
 
 
 def test_clips_without_single_objects_are_refused() -> None:
-    clips = to_device(cannonballs(4, 2, num_frames=3, size=16, seed=0), CPU)
+    clips = to_training_data(cannonballs(4, 2, num_frames=3, size=16, seed=0), CPU)
     with pytest.raises(InputError, match="got 0 clips of one object"):
         single_objects(clips)
 
@@ -131,7 +130,7 @@ def test_a_run_goes_through_its_stages_and_resumes_in_each(
     whole = train(staged_config(), tmp_path / "whole", replicas=2)
     assert whole.finished
     assert whole.step == 6
-    first = tmp_path / "whole" / "seed-1" / training.FIRST_STAGE
+    first = tmp_path / "whole" / "seed-1" / self_distillation.FIRST_STAGE
     assert (first / "model.safetensors").is_file()
     load(tmp_path / "whole")
     # Stopped after every few steps, and resumed until it ends: the same tensors.

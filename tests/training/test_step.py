@@ -15,13 +15,17 @@ from motes.data import cannonballs
 from motes.models.model import BoundTerms
 from motes.models.protocols import Posterior, Search
 from motes.training import distributed
-from motes.training.dataset import Dataset, make_dataset
-from motes.training.inputs import TrainingData, blur, step_inputs
+from motes.training.inputs import (
+    Dataset,
+    TrainingData,
+    blur,
+    make_dataset,
+    schedule_at_step,
+    step_inputs,
+)
 from motes.training.presets import PRESETS
-from motes.training.run import Run, held_out_bound
-from motes.training.schedule import at_step
-from motes.training.step import EXPLORE, FIT_BATCHES, OCCLUSION_RATE, Trainer
-from motes.training.train import Team, take_step
+from motes.training.step import EXPLORE, FIT_BATCHES, OCCLUSION_RATE, Trainer, held_out_bound
+from motes.training.train import Run, Team, take_step
 from tiny import tiny_config
 
 CPU = torch.device("cpu")
@@ -57,7 +61,7 @@ def test_what_is_random_in_a_step_is_a_function_of_seed_and_step() -> None:
     assert first.noise.shape == (4, 3, 7, 2)
     assert first.noise.dtype == torch.float32
     assert ((first.indices >= 0) & (first.indices < 100)).all()
-    assert first.settings.tolist() == [*at_step(config.schedule, 7), 7]
+    assert first.settings.tolist() == [*schedule_at_step(config.schedule, 7), 7]
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -93,7 +93,7 @@ def device() -> Iterator[Finding]:
     """Report the processor and the GPUs that PyTorch can use."""
     import torch
 
-    from motes.training.run_folder import processor_name
+    from motes.core.environment import processor_name
 
     yield Finding("processor", "ok", processor_name())
     if torch.cuda.is_available():
@@ -172,12 +172,12 @@ def disk(folder: Path) -> Iterator[Finding]:
 
 
 def _lock(folder: Path) -> Finding:
-    from motes.training.run_folder import exclusive
+    from motes.training.train import lock_run_folder
 
     place = folder / f".{secrets.token_hex(8)}"
     place.mkdir()
     try:
-        with exclusive(place):
+        with lock_run_folder(place):
             return Finding("lock", "ok", "run folders can be locked")
     except (InputError, OSError) as error:
         detail = f"run folders cannot be locked here ({error})"

@@ -58,11 +58,11 @@ def evaluate(
     import torch
 
     from motes.config import DataConfig
+    from motes.core.environment import environment
     from motes.evaluation.baselines import BASELINES
     from motes.evaluation.labels import read_records
     from motes.models.model import load_with_config, write_json, write_text
     from motes.output.reports import evaluation_page
-    from motes.training.run_folder import environment
 
     check_output_paths(out, report)
     loaded = None if model in BASELINES else load_with_config(model)
@@ -172,8 +172,8 @@ def bench(
         as_json: print one JSON line instead of text.
     """
     from motes.core.device import check_device
+    from motes.core.environment import environment
     from motes.models.model import shipped_names, write_json
-    from motes.training.run_folder import environment
 
     place = check_device(device)
     check_output_paths(out)
@@ -210,13 +210,13 @@ def _score_baseline(name: str, clips: "Clips") -> dict[str, Any]:
     from motes.evaluation.baselines import baseline
     from motes.evaluation.evaluate import evaluate as score
     from motes.evaluation.evaluate import score_gaps
-    from motes.training.dataset import known_counts
+    from motes.training.inputs import counts_for_training
 
     if clips.in_colour:
         raise InputError(f"{name} needs binary or grey clips; these are in colour")
     _, num_frames, height, width = clips.video.shape
     world, usual = World(num_frames, (height, width)), DataConfig()
-    counts = sorted({*usual.num_objects, *known_counts(clips, "the clip file").tolist()})
+    counts = sorted({*usual.num_objects, *counts_for_training(clips, "the clip file").tolist()})
     predictor = baseline(name, world, draw_clips(world, NUM_TRAINING, counts, usual.seed))
     with bar("scoring", len(clips)) as progress:
         record = score(predictor, clips, progress=progress)

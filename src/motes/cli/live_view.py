@@ -9,7 +9,7 @@ import numpy as np
 
 from motes.core.axes import Float
 from motes.output.demo import Snapshot
-from motes.training.initialization import RESTARTS
+from motes.training.step import RESTARTS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

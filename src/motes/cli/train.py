@@ -14,7 +14,7 @@ from motes.cli.terminal import print_result, training_bar
 from motes.core.errors import InputError
 
 if TYPE_CHECKING:
-    from motes.training.run import Outcome
+    from motes.training.train import Outcome
 
 
 def train(
@@ -73,10 +73,10 @@ def train(
     from motes.config import to_json
     from motes.core.device import check_device
     from motes.training import train as training
-    from motes.training.dataset import fit_sprite_size
     from motes.training.distillation import with_teacher
-    from motes.training.initialization import with_initial_model
+    from motes.training.inputs import fit_sprite_size
     from motes.training.presets import PRESETS
+    from motes.training.step import with_initial_model
 
     check_device(device)
     name = _preset_name(preset, family, own_clips=data is not None, initial_model=begin_with)
@@ -92,7 +92,7 @@ def train(
     if iterations is not None:
         config = config.stretched(iterations)
     if dry_run:
-        print(to_json(training.fitted(config)), end="")
+        print(to_json(training.fit_run_config(config)), end="")
         return
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))  # by torchrun
     if out is not None and restarts > 0 and (out / "config.json").is_file():

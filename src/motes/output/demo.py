@@ -13,6 +13,7 @@ import torch
 
 from motes.config import RunConfig
 from motes.core.axes import Float
+from motes.core.environment import environment
 from motes.core.errors import InputError
 from motes.data import Clips, World, draw_clips
 from motes.evaluation.evaluate import (
@@ -39,9 +40,8 @@ from motes.output.reports import (
     demo_page,
 )
 from motes.queries import infer, sample
-from motes.training.initialization import STEPS
 from motes.training.presets import PRESETS
-from motes.training.run_folder import environment
+from motes.training.step import RESTART_STEPS
 from motes.training.train import train
 
 REPORT = "report.html"
@@ -112,7 +112,9 @@ def snapshot_of(line: dict[str, Any]) -> Snapshot:
     """Return the snapshot of one report of training."""
     sprite = sprite_image(line["model"])
     if "start" in line:
-        return Snapshot(line["start"], line["start_step"], STEPS, 0.0, line["start_bound"], sprite)
+        return Snapshot(
+            line["start"], line["start_step"], RESTART_STEPS, 0.0, line["start_bound"], sprite
+        )
     rate = line["iterations_per_second"]
     return Snapshot(0, line["step"], line["of"], rate, line["bound"], sprite)
 
@@ -120,9 +122,9 @@ def snapshot_of(line: dict[str, Any]) -> Snapshot:
 def best_restart(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     """Return the snapshots of the best restart and of the run after it, steps numbered on."""
     trials = [snapshot for snapshot in snapshots if snapshot.restart > 0]
-    best = max((s for s in trials if s.step == STEPS), key=lambda snapshot: snapshot.bound)
+    best = max((s for s in trials if s.step == RESTART_STEPS), key=lambda snapshot: snapshot.bound)
     before = [snapshot for snapshot in trials if snapshot.restart == best.restart]
-    after = [s._replace(step=STEPS + s.step) for s in snapshots if s.restart == 0]
+    after = [s._replace(step=RESTART_STEPS + s.step) for s in snapshots if s.restart == 0]
     return [*before, *after]
 
 

@@ -32,7 +32,7 @@ _SPRITES = RunConfig(
 )
 
 # A recording of the user's: few clips, fast objects, hands and walls that act on them now and then.
-# The size of the sprite is taken from the clips, see `dataset.fit_sprite_size`.
+# The size of the sprite is taken from the clips, see `inputs.fit_sprite_size`.
 _VIDEO = dataclasses.replace(
     _SPRITES,
     dynamics=dataclasses.replace(

@@ -17,25 +17,26 @@ import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from motes.config import RunConfig
+from motes.config import RunConfig, to_json
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
 from motes.data.clips import PackedFrames
-from motes.models.model import Model
+from motes.models.model import Model, write_text
 from motes.models.paper import PaperSettings
 from motes.models.pixel_map import align, is_visible, rendered_centroids
 from motes.models.protocols import GaussianPosterior
 from motes.training import distributed
-from motes.training.dataset import Dataset
 from motes.training.distillation import LabelBatch, join_labels
-from motes.training.dynamics_fit import fit_dynamics
-from motes.training.inputs import TrainingData
+from motes.training.inputs import Dataset, TrainingData
+from motes.training.step import fit_dynamics
 
+FIRST_STAGE = "single_object"  # folder of the first stage, inside that of the run
 BATCH = 1_000  # clips inferred at a time
 RENDERED = 20_000  # positions rendered at a time
 FITTED_TRACKS = 2_000  # tracks that the dynamics are fitted to
@@ -83,9 +84,20 @@ def single_objects(clips: TrainingData) -> TrainingData:
     return clips._replace(video=clips.video[single], num_objects=clips.num_objects[single])
 
 
-def single_object_dataset(dataset: Dataset) -> Dataset:
-    """Return the training and held-out clips of the first stage."""
-    return Dataset(single_objects(dataset.training), single_objects(dataset.held_out))
+def first_stage(
+    folders: Sequence[Path], configs: Sequence[RunConfig], dataset: Dataset
+) -> list[tuple[Path, RunConfig, Dataset]]:
+    """Return folders, configurations and clips of the first stage; create missing folders."""
+    singles = Dataset(single_objects(dataset.training), single_objects(dataset.held_out))
+    stage = [
+        (folder / FIRST_STAGE, single_object_config(config), singles)
+        for folder, config in zip(folders, configs, strict=True)
+    ]
+    for folder, config, _ in stage if distributed.is_main() else []:
+        if not (folder / "config.json").is_file():
+            folder.mkdir(exist_ok=True)
+            write_text(folder / "config.json", to_json(config))
+    return stage
 
 
 def single_object_config(config: RunConfig) -> RunConfig:

@@ -1,27 +1,41 @@
-"""The training step and the state of one model in training.
+"""The training step, the state of one model in training, and what precedes and follows its steps.
 
 `training_step` is the loop body for every family and device. It works on an engine: a `Trainer`,
 which holds one model, or `motes.training.gpu.replicas.Replicas`, which computes the steps of
 several models at once. Checkpoints, signals, roll-backs and processes are handled around it, in
-`motes.training.run` and `motes.training.train`.
+`motes.training.train`.
 
 Everything random in a step is a function of (seed, step), so a resumed run continues exactly, and
 several processes agree on the global batch that they share.
+
+`initialize` sets the first weights, `fit_dynamics` the last ones of the dynamics.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from motes.config import RunConfig
-from motes.core.axes import Bool, Float, Float64, Tensor
+from motes.core.axes import Bool, Float, Float64, Int, Tensor
 from motes.core.errors import InputError
-from motes.models.model import FAMILIES, BoundTerms, build, renamed, terms_of
+from motes.models.model import (
+    FAMILIES,
+    BoundTerms,
+    Model,
+    bound_terms,
+    build,
+    find_model,
+    load,
+    read_config,
+    renamed,
+    terms_of,
+)
 from motes.models.protocols import InferredBatch, Posterior, Search
 from motes.training import distributed
 from motes.training.distillation import distillation_terms
-from motes.training.dynamics_fit import fit_dynamics
 from motes.training.gpu.reference_ops import BETA_1, BETA_2, EPSILON
 from motes.training.inputs import StepInputs, TrainingData, blur, step_inputs
 
@@ -35,6 +49,15 @@ EXPLORE = 0.2  # share of q spread out while exploring, see `Search`
 EXPLORE_UNTIL = 0.6  # of all steps
 FIT_BATCHES = 20  # batches whose tracks the dynamics are finally fitted to
 REFIT_BATCHES = 3  # batches that sprite classes are finally fitted to
+FIT_ITERATIONS = 50  # of L-BFGS
+
+# Restarts: multiples of the sprite's width and of the variance of positions. Training does not
+# recover by itself from a sprite that is too wide, nor from positions with too little noise.
+RESTARTS = ((1.0, 1.0), (0.25, 1.0), (1.0, 16.0), (0.25, 16.0))
+RESTART_STEPS = 24
+RESTART_BATCH = 16
+INITIAL_CLIPS = 64  # clips that background and sprite classes are initialised from
+REPORT_EVERY = 4  # steps that a reported bound is averaged over
 
 
 class Monitor:
@@ -125,7 +148,7 @@ class Trainer:
         training_step(self, StepInputs(*(value.to(self.device) for value in inputs)))
         self.count_step()
         if self.step == self.config.schedule.iterations and self.config.schedule.mixture_em_steps:
-            self._final_fit()
+            self._fit_to_many_clips()
 
     def count_step(self) -> None:
         """Move on in the schedule after a step."""
@@ -233,7 +256,7 @@ class Trainer:
             raise InputError(f"the checkpoint does not fit its config.json ({reason})") from None
         self.step = step
 
-    def _final_fit(self) -> None:
+    def _fit_to_many_clips(self) -> None:
         """Fit to many clips what single batches determine poorly: sprite classes, then dynamics."""
         self.model.renderer.refit(lambda: self._inferred(REFIT_BATCHES), distributed.all_reduce_sum)
         tracks = [
@@ -278,3 +301,184 @@ def require_finite(trainer: Trainer) -> None:
     for name, value in trainer.model.state_dict().items():
         if not bool(value.isfinite().all()):
             raise FloatingPointError(f"{name} is not finite after step {trainer.step}")
+
+
+@torch.no_grad()
+def held_out_bound(trainer: Trainer, clips: TrainingData, batch_size: int = 60) -> float:
+    """Return the mean bound of a held-out clip at KL weight 1 on sharp frames, in nats."""
+    data = trainer.config.data
+    random = np.random.Generator(np.random.Philox(key=(data.seed, 0)))
+    total = 0.0
+    for start in range(0, len(clips.num_objects), batch_size):
+        indices = torch.arange(start, min(start + batch_size, len(clips.num_objects)))
+        indices = indices.to(trainer.device)
+        shape = (len(indices), data.max_objects, data.num_frames, 2)
+        noise = torch.from_numpy(random.standard_normal(shape, dtype=np.float32))
+        terms = bound_terms(
+            trainer.model,
+            clips.frames(indices),
+            clips.num_objects[indices],
+            noise.to(trainer.device),
+            observed=clips.observed_in(indices),
+        )
+        total += float(terms.weighted(1.0).sum())
+    return total / len(clips.num_objects)
+
+
+def fit_dynamics(
+    dynamics: Any, positions: Float[Tensor, "M T 2"], observed: Bool[Tensor, "M T"]
+) -> None:
+    """Maximise the likelihood of tracks over all parameters of the dynamics, by L-BFGS.
+
+    Stochastic steps leave the parameters as well determined as the last few batches do.
+    [Choice 39]
+
+    Args:
+        dynamics: Changed in place.
+        positions: Drawn from q, in latent units: their mean log p(a) is the part of the bound that
+            depends on the dynamics.
+        observed: Which of the positions count.
+
+    Law: tracks do not become less likely (test_fitting_makes_tracks_no_less_likely).
+    """
+    whole = observed.all(1)  # these share one matrix
+
+    def log_prior() -> Float[Tensor, ""]:
+        total: Tensor = dynamics.track_log_density(positions[whole]).sum()
+        if not bool(whole.all()):
+            part = dynamics.track_log_density(positions[~whole], observed[~whole])
+            total = total + part.sum()
+        return total / len(positions)
+
+    def loss() -> Float[Tensor, ""]:
+        optimizer.zero_grad()
+        value = -log_prior()
+        value.backward()
+        return value.detach()
+
+    before, start = log_prior().detach(), [part.detach().clone() for part in dynamics.parameters()]
+    optimizer = torch.optim.LBFGS(
+        dynamics.parameters(), max_iter=FIT_ITERATIONS, line_search_fn="strong_wolfe"
+    )
+    optimizer.step(loss)
+    with torch.no_grad():
+        if not bool(log_prior() >= before):  # false for NaN too
+            for part, value in zip(dynamics.parameters(), start, strict=True):
+                part.copy_(value)
+
+
+class Trial(NamedTuple):
+    """A restart after some steps."""
+
+    restart: int  # counted from 1
+    step: int  # of RESTART_STEPS
+    bound: float  # of the last steps, nats per clip
+    model: Model  # training continues to change it
+
+
+def initialize(trainer: Trainer) -> Iterator[Trial]:
+    """Give a new trainer's model the weights that training starts from; yield progress.
+
+    Those of `config.initial_model`, or of the best of a few short restarts for families that have
+    them; else the random ones. The weights are set when the iteration ends.
+
+    The size of objects and their process noise are unknown, and a sprite model that starts far from
+    either takes long to recover. So restarts with different scales take a few steps each on small
+    batches, and the bound selects one. [Choice 25]
+
+    Law: no restart had a higher bound (test_the_restart_with_the_highest_bound_is_taken).
+    """
+    config, data, model = trainer.config, trainer.data, trainer.model
+    if config.initial_model is not None:
+        model.load_state_dict(weights_of_initial_model(config), strict=False)
+        some = _initial_clips(data)  # the background belongs to the camera of these clips
+        model.renderer.initialize_background(data.frames(some), data.observed_in(some))
+    elif FAMILIES[config.family].restarts:
+        ends = []
+        for number, scales in enumerate(RESTARTS, 1):
+            for trial in restart(number, restart_config(config, *scales), data, trainer.device):
+                yield trial
+            ends.append(trial)
+        best = max(ends, key=lambda trial: trial.bound)
+        model.load_state_dict(best.model.state_dict(), strict=False)
+
+
+def restart(
+    number: int, config: RunConfig, data: TrainingData, device: torch.device
+) -> Iterator[Trial]:
+    """Take the steps of one restart; each bound is of the last few steps."""
+    trainer = Trainer(config, data, device)
+    some, generator = _initial_clips(data), torch.Generator().manual_seed(config.seed + number)
+    trainer.model.renderer.initialize_from(
+        data.frames(some), data.num_objects[some], data.observed_in(some), generator
+    )
+    while trainer.step < RESTART_STEPS:
+        trainer.advance()
+        if trainer.step % REPORT_EVERY == 0:
+            bound = float(trainer.mean_terms().weighted(1.0))
+            yield Trial(number, trainer.step, bound, trainer.model)
+
+
+def restart_config(config: RunConfig, width: float, variance: float) -> RunConfig:
+    """Return the configuration of a short run with multiples of the scales."""
+    noise, half = variance * config.dynamics.position_noise, RESTART_STEPS // 2
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, sprite_width=width * config.model.sprite_width),
+        dynamics=dataclasses.replace(config.dynamics, position_noise=noise),
+        schedule=dataclasses.replace(
+            config.schedule, steps_per_search=half, mixture_em_steps=(half,)
+        ),
+        batch_size=min(RESTART_BATCH, config.batch_size),
+        checkpoint_every=RESTART_STEPS,
+    )
+
+
+def _initial_clips(data: TrainingData) -> Int[Tensor, " b"]:
+    """Return the indices of the clips that initial values are taken from."""
+    return torch.arange(min(INITIAL_CLIPS, len(data.num_objects)), device=data.num_objects.device)
+
+
+def weights_of_initial_model(config: RunConfig) -> dict[str, Tensor]:
+    """Return the weights of the initial model that fit: those of the same name and shape.
+
+    For sprites of another frame size, all but background and visibility: what belongs to the
+    camera's view is learned again.
+    """
+    assert config.initial_model is not None
+    shapes = {name: weights.shape for name, weights in build(config).state_dict().items()}
+    theirs: dict[str, Tensor] = load(config.initial_model).state_dict()
+    return {name: part for name, part in theirs.items() if shapes.get(name) == part.shape}
+
+
+def with_initial_model(config: RunConfig, name_or_folder: str) -> RunConfig:
+    """Return the configuration of a run that starts from a model: its sizes, the run's own law."""
+    its = read_config(find_model(name_or_folder))
+    model, dynamics = its.model, dataclasses.replace(its.dynamics, law=config.dynamics.law)
+    if its.family == config.family and hasattr(model, "window"):
+        model = dataclasses.replace(model, window=config.model.window)
+    elif its.family != config.family:
+        model = config.model  # refused later, by `check_initial_model`
+    return dataclasses.replace(config, model=model, dynamics=dynamics, initial_model=name_or_folder)
+
+
+def check_initial_model(config: RunConfig) -> None:
+    """Refuse a run that starts from an incompatible model.
+
+    Raises:
+        InputError: there is no such model, or it is of another family or frame size.
+    """
+    if config.initial_model is None:
+        return
+    name_or_folder, its = config.initial_model, read_config(find_model(config.initial_model))
+    if its.family != config.family:
+        raise InputError(
+            f"{name_or_folder} is of the {its.family} family; this run is of the "
+            f"{config.family} family: start from a model of its own family"
+        )
+    size, its_size = ((c.data.height, c.data.width) for c in (config, its))
+    if size != its_size and FAMILIES[config.family].networks:
+        raise InputError(
+            f"{name_or_folder} takes {its_size[0]}x{its_size[1]} frames, yours are "
+            f"{size[0]}x{size[1]}: prepare them with --size {its_size[0]} {its_size[1]}"
+        )

@@ -9,12 +9,16 @@ import torch
 import motes.training.gpu.replicas
 from motes.config import RunConfig, ScheduleConfig
 from motes.models.protocols import GaussianPosterior
-from motes.training.dataset import make_dataset
 from motes.training.gpu.replicas import Groups, Replicas, keep_factors
-from motes.training.inputs import InputBlocks, TrainingData, joined_inputs, step_inputs
-from motes.training.run import Run
+from motes.training.inputs import (
+    InputBlocks,
+    TrainingData,
+    joined_inputs,
+    make_dataset,
+    step_inputs,
+)
 from motes.training.step import Trainer
-from motes.training.train import Team, find_teams, take_step
+from motes.training.train import Run, Team, find_teams, take_step
 from tiny import tiny_config
 
 CPU = torch.device("cpu")

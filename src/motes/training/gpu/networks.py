@@ -164,14 +164,14 @@ class _Recurrence(torch.autograd.Function):
         image_part = _product(rows, from_image, initial.dtype).unflatten(1, (B, T))
         D, kernels = T + N - 1, backend(initial)
         joined, kept = (w.new_empty(R, D, N, B, 2 * S) for w in (weights, weights_back))
-        kernels.clear(joined, kept, T)
+        kernels.zero_unused_cells(joined, kept, T)
         for n in range(N):
             joined[:, n, n, :, :S] = kept[:, n, n, :, :S] = initial[:, n]
         states, gates = initial.new_empty(R, N, T, B, S), torch.empty_like(joined)
         for d in range(D):
             sums = _product(joined[:, d].flatten(1, 2), weights, initial.dtype)
             sums = sums.view(R, N, B, 2 * S)
-            kernels.forward(d, sums, image_part, bias, states, gates, joined, kept)
+            kernels.recurrence_forward(d, sums, image_part, bias, states, gates, joined, kept)
         ctx.save_for_backward(rows, states, gates, kept, weights_back)
         return states
 
@@ -185,13 +185,15 @@ class _Recurrence(torch.autograd.Function):
         through, grad_initial = states.new_zeros(2, R, N, B, S), states.new_empty(R, N, B, S)
         grad_joined = states.new_zeros(R, N, B, 2 * S)
         for d in reversed(range(D)):
-            kernels.backward(d, grad_states, grad_joined, states, gates, grad_gates, through)
+            kernels.recurrence_backward(
+                d, grad_states, grad_joined, states, gates, grad_gates, through
+            )
             product = _product(grad_gates[:, d].flatten(1, 2), weights.mT, states.dtype)
             grad_joined = product.view(R, N, B, 2 * S)
             if d < N:
                 grad_initial[:, d] = grad_joined[:, d, :, :S]
         by_recurrent = torch.bmm(kept.flatten(1, 3).mT, grad_gates.flatten(1, 3))
-        by_sums = kernels.gather(grad_gates, T).flatten(1, 2)
+        by_sums = kernels.sum_over_objects(grad_gates, T).flatten(1, 2)
         by_image = torch.bmm(kernels.cast(rows, by_sums.dtype).mT, by_sums)
         ones = by_sums.new_ones(R, 1, by_sums.shape[1])
         by_bias = _product(ones, by_sums, states.dtype).squeeze(1)
@@ -235,7 +237,7 @@ class _Bernoulli(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor, Tensor, None]:
         x, weights, residual = ctx.saved_tensors
-        by_logits, by_bias = backend(x).scale_rows(residual, grad)
+        by_logits, by_bias = backend(x).weigh_residuals(residual, grad)
         return (
             _product(by_logits, weights.mT, grad.dtype),
             None,

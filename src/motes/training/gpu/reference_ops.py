@@ -16,7 +16,7 @@ from motes.core.axes import Bool, Float, Int, Tensor
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam
 
 
-def forward(
+def recurrence_forward(
     d: int,
     sums: Float[Tensor, "R N B gates"],
     image_part: Float[Tensor, "R B T gates"],
@@ -45,7 +45,7 @@ def forward(
                 buffer[:, d + 1, n + 1, :, S:] = s
 
 
-def clear(
+def zero_unused_cells(
     joined: Float[Tensor, "R D N B gates"], kept: Float[Tensor, "R D N B gates"], num_frames: int
 ) -> None:
     """Write zeros where `forward` writes nothing: no such cell, or no object below."""
@@ -55,7 +55,7 @@ def clear(
         joined[:, d, n, :, start:] = kept[:, d, n, :, start:] = 0
 
 
-def backward(
+def recurrence_backward(
     d: int,
     grad_states: Float[Tensor, "R N T B state"],
     grad_joined: Float[Tensor, "R N B gates"],
@@ -90,7 +90,9 @@ def backward(
         grad_gates[:, d, n, :, S:] = beta * (1 - shat * shat) * g
 
 
-def gather(skewed: Float[Tensor, "R D N B gates"], num_frames: int) -> Float[Tensor, "R B T gates"]:
+def sum_over_objects(
+    skewed: Float[Tensor, "R D N B gates"], num_frames: int
+) -> Float[Tensor, "R B T gates"]:
     """Return the sum over objects of the cells of a skewed buffer."""
     R, _, N, B, size = skewed.shape
     replica, row, column, clip, element = skewed.stride()
@@ -168,7 +170,7 @@ def bernoulli(
     return (frames * both - softplus(both)).sum(-1)
 
 
-def scale_rows(
+def weigh_residuals(
     residual: Float[Tensor, "R rows pixels"], weight: Float[Tensor, "R rows"]
 ) -> tuple[Float[Tensor, "R rows pixels"], Float[Tensor, "R pixels"]]:
     """Return the rows times their weights, and the sum of these."""
@@ -176,7 +178,7 @@ def scale_rows(
     return scaled, scaled.sum(1, dtype=weight.dtype)
 
 
-def adam(
+def adam_step(
     values: Float[Tensor, "R ..."],
     gradient: Float[Tensor, "R ..."],
     mean: Float[Tensor, "R ..."],

@@ -109,7 +109,7 @@ class Replicas:
         if self.side is not None and not self.blurs and isinstance(video, PackedFrames):
             from motes.training.gpu import kernels
 
-            pixels = kernels.unpack(video.bits, indices, video.height * video.width)
+            pixels = kernels.unpack_frames(video.bits, indices, video.height * video.width)
             return pixels.view(*inputs.indices.shape, *video.shape[1:])
         frames: Tensor = self.data.frames(indices).unflatten(0, inputs.indices.shape)
         if not self.blurs:
@@ -201,7 +201,7 @@ class Replicas:
         """
         self.moments.steps.add_(1)
         self.bad.zero_()
-        steps, adam = self.moments.steps.double(), networks.backend(self.bad).adam
+        steps, adam = self.moments.steps.double(), networks.backend(self.bad).adam_step
         step_sizes = [rate / (1 - BETA_1**steps) for rate in rates]
         correction = 1 / (1 - BETA_2**steps)
         gradients, copies = dict(gradients), dict[str, list[Tensor]]()

@@ -8,17 +8,16 @@ import torch
 from motes.config import ScheduleConfig
 from motes.core.errors import InputError
 from motes.models.model import build, load, save_model
-from motes.training import initialization
-from motes.training.dataset import make_dataset
-from motes.training.initialization import (
+from motes.training import step as initialization
+from motes.training.inputs import make_dataset
+from motes.training.presets import PRESETS
+from motes.training.step import (
     RESTARTS,
-    best_restart,
+    Trainer,
     check_initial_model,
     initialize,
     with_initial_model,
 )
-from motes.training.presets import PRESETS
-from motes.training.step import Trainer
 from motes.training.train import train
 
 CPU = torch.device("cpu")
@@ -47,13 +46,12 @@ def with_scales(width, noise):
 
 def run_restarts(config):
     """Return the index of the best restart, the ends of all, and the selected weights."""
-    trials = []
-    data = make_dataset(config, CPU).training
-    weights = best_restart(config, data, CPU, trials.append)
-    ends = [trial for trial in trials if trial.step == initialization.STEPS]
+    trainer = Trainer(config, make_dataset(config, CPU).training, CPU)
+    trials = list(initialize(trainer))
+    ends = [trial for trial in trials if trial.step == initialization.RESTART_STEPS]
     assert [trial.restart for trial in ends] == [1, 2, 3, 4]
     bounds = [trial.bound for trial in ends]
-    return bounds.index(max(bounds)), ends, weights
+    return bounds.index(max(bounds)), ends, trainer.model.state_dict()
 
 
 @pytest.mark.slow
@@ -66,7 +64,7 @@ def test_the_restart_with_the_highest_bound_is_taken(monkeypatch):
             super().__init__(config, data, device)
 
     monkeypatch.setattr(initialization, "Trainer", Noted)
-    monkeypatch.setattr(initialization, "STEPS", 4)
+    monkeypatch.setattr(initialization, "RESTART_STEPS", 4)
     config = with_scales(2.0, 0.5)
     taken, ends, weights = run_restarts(config)
     # Every restart multiplies the run's own scales, and they end differently.
@@ -119,7 +117,7 @@ def test_a_run_starts_from_the_weights_of_another_model_that_fit(other):
     for own, kept in ((config, new_law | new_view), (same_size, new_law)):
         trainer = Trainer(own, make_dataset(own, CPU).training, CPU)
         random = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-        initialize(trainer)
+        list(initialize(trainer))
         for name, value in trainer.model.state_dict().items():
             expected = random[name] if name in kept else theirs[name]
             assert torch.equal(value, expected), name

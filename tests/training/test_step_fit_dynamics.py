@@ -2,7 +2,7 @@ import torch
 
 from motes.core.axes import Bool, Float, Tensor
 from motes.kalman.dynamics import LinearDynamics
-from motes.training.dynamics_fit import fit_dynamics
+from motes.training.step import fit_dynamics
 
 NUM_TRACKS, NUM_FRAMES = 400, 12
 

@@ -8,10 +8,9 @@ import motes
 from motes.core.errors import InputError
 from motes.data import Clips, pack, worlds
 from motes.models.sprites.search import SpriteSettings
-from motes.training.dataset import fit_sprite_size, fit_to_data, make_dataset
+from motes.training.inputs import fit_sprite_size, fit_to_data, make_dataset
 from motes.training.presets import PRESETS
-from motes.training.run import held_out_bound
-from motes.training.step import Trainer
+from motes.training.step import Trainer, held_out_bound
 from tiny import tiny_config
 
 CPU = torch.device("cpu")

@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motes.config import ScheduleConfig
+from motes.training.inputs import Phase, interpolate_knots, schedule_at_step
 from motes.training.presets import PRESETS
-from motes.training.schedule import Phase, at_step, interpolate
 
 ALL_PRESETS = PRESETS
 LR = 1e-3
@@ -77,7 +77,9 @@ TABLE |= {
 @pytest.mark.parametrize(("preset", "step"), TABLE)
 def test_presets_follow_the_table(preset: str, step: int) -> None:
     expected = TABLE[preset, step]
-    assert at_step(ALL_PRESETS[preset].schedule, step) == pytest.approx(expected, rel=1e-12)
+    assert schedule_at_step(ALL_PRESETS[preset].schedule, step) == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 def test_every_preset_stands_in_the_table() -> None:
@@ -104,7 +106,7 @@ def test_a_curve_passes_through_its_knots(knots: tuple[tuple[int, float], ...]) 
     last_at = dict(knots)  # of several knots at one step the last one holds
     for step, value in last_at.items():
         # exp(log(value)) is off by an ulp of the logarithm, which is below 15
-        assert interpolate(knots, step) == pytest.approx(value, rel=1e-14)
+        assert interpolate_knots(knots, step) == pytest.approx(value, rel=1e-14)
 
 
 @given(curves(), st.integers(-10, 1010))
@@ -113,18 +115,18 @@ def test_a_curve_stays_between_its_neighbours(
 ) -> None:
     past = [value for at, value in knots if at <= step][-1:]
     future = [value for at, value in knots if at > step][:1]
-    value, slack = interpolate(knots, step), 1 + 1e-13
+    value, slack = interpolate_knots(knots, step), 1 + 1e-13
     assert min(past + future) / slack <= value <= max(past + future) * slack
 
 
 def test_a_curve_is_geometric_between_positive_values_and_linear_to_zero() -> None:
-    assert interpolate(((0, 1.0), (10, 100.0)), 5) == pytest.approx(10.0, rel=1e-13)
-    assert interpolate(((0, 4.0), (8, 0.0)), 2) == pytest.approx(3.0, rel=1e-13)
+    assert interpolate_knots(((0, 1.0), (10, 100.0)), 5) == pytest.approx(10.0, rel=1e-13)
+    assert interpolate_knots(((0, 4.0), (8, 0.0)), 2) == pytest.approx(3.0, rel=1e-13)
 
 
 def test_the_dynamics_are_released_at_their_step() -> None:
     schedule = ScheduleConfig(iterations=10, frozen_dynamics=3)
-    rates = [at_step(schedule, step).dynamics_learning_rate for step in range(5)]
+    rates = [schedule_at_step(schedule, step).dynamics_learning_rate for step in range(5)]
     assert rates == [0, 0, 0, LR, LR]
 
 
@@ -132,5 +134,5 @@ def test_a_stretched_schedule_says_the_same_at_stretched_steps() -> None:
     schedule = PRESETS["paper-curriculum"].schedule
     long = schedule.stretched(2 * schedule.iterations)
     for step in range(0, schedule.iterations, 500):
-        phase: Phase = at_step(long, 2 * step)
-        assert phase == pytest.approx(at_step(schedule, step), rel=1e-12)
+        phase: Phase = schedule_at_step(long, 2 * step)
+        assert phase == pytest.approx(schedule_at_step(schedule, step), rel=1e-12)
