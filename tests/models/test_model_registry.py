@@ -269,9 +269,7 @@ class BruteForce(nn.Module):
     def max_objects(self, trained: int) -> int:
         return trained
 
-    def bytes_per_clip(
-        self, num_objects: int, num_frames: int, num_components: int, search: Search
-    ) -> int:
+    def bytes_per_clip(self, num_objects: int, num_frames: int, num_components: int) -> int:
         return 10_000 * num_frames
 
 

@@ -71,7 +71,16 @@ class LayeredRenderer(PixelRenderer):
         initial_width: float,
         pixels_per_unit: float,
     ) -> None:
-        """Build a renderer whose classes differ in brightness alone, before initialization."""
+        """Build a renderer whose classes differ in brightness alone, before initialization.
+
+        Args:
+            image_size: height and width of a frame in pixels.
+            channels: 1 for grey, 3 for colour.
+            num_classes: number of sprite classes.
+            radius: pixels from the centre of a sprite to its border.
+            initial_width: standard deviation of the initial blobs in pixels.
+            pixels_per_unit: scale of latent positions.
+        """
         super().__init__(image_size, radius, pixels_per_unit)
         self.channels = channels
         axis = self.cell_offsets()
@@ -94,6 +103,9 @@ class LayeredRenderer(PixelRenderer):
         By default objects have the most probable class, and the first one is at the back.
         """
         B, N, T, _ = positions.shape
+        if appearance is None:
+            order = torch.arange(N, device=self.kind_logits.device).expand(B, N)
+            appearance = Appearance(self.kind_logits.argmax().expand(B, N), order)
         pixels, sprite_class, there = self._in_order(positions, present, appearance)
         opacity = opacity_at(self.padded_opacities(), sprite_class, pixels, *self._grid())
         opacity, colour = opacity * there[..., None, None], self.colours()[sprite_class]
@@ -107,14 +119,10 @@ class LayeredRenderer(PixelRenderer):
         self,
         positions: Float[Tensor, "B N T 2"],
         present: Bool[Tensor, "B N"],
-        appearance: Appearance | None,
+        appearance: Appearance,
     ) -> tuple[Float[Tensor, "M N 2"], Int[Tensor, "M N"], Bool[Tensor, "M N"]]:
         """Return pixels, classes and presence of the objects of all frames, from back to front."""
-        B, N, T, _ = positions.shape
-        if appearance is None:
-            order = torch.arange(N, device=self.kind_logits.device).expand(B, N)
-            appearance = Appearance(self.kind_logits.argmax().expand(B, N), order)
-        order = appearance.order
+        T, order = positions.shape[2], appearance.order
         placed = torch.where(present[:, :, None, None], positions, 0)
         placed = placed.take_along_dim(order[:, :, None, None], 1)
         pixels = self.to_pixels(placed).transpose(1, 2).flatten(0, 1)
@@ -135,7 +143,7 @@ class LayeredRenderer(PixelRenderer):
         positions: Float[Tensor, "B N T 2"],
         present: Bool[Tensor, "B N"],
         frames: Float[Tensor, "B T height width *channels"],
-        appearance: Appearance | None = None,
+        appearance: Appearance,
         *,
         detected: Bool[Tensor, "B _ T"] | None = None,
     ) -> Float[Tensor, "B T"]:
@@ -162,7 +170,7 @@ class LayeredRenderer(PixelRenderer):
         self,
         positions: Float[Tensor, "B N T 2"],
         present: Bool[Tensor, "B N"],
-        appearance: Appearance | None,
+        appearance: Appearance,
         batch: FrameBatch,
         layers: tuple[int, ...] | None = None,
     ) -> Float[Tensor, "B T"]:
