@@ -1,12 +1,15 @@
-"""Train eight seeds of the preset `paper-scratch` side by side and score all of them.
+"""Train seeds of the preset `paper-scratch` or `paper-scratch-small` side by side; score them.
 
 Scores are of 600 clips of the usual test seed and of 600 fresh clips by which nothing was chosen,
-with the stored scores of the limit beside them. The record is written again after every step. With
-too little time left, training stops (the same command continues it) or the fresh clips are left
-out.
+with the stored scores of the limit beside them (`limits.py`). The record is written again after
+every step. With too little time left, training stops (the same command continues it) or the fresh
+clips are left out.
 
 Usage: python -m experiments.paper_from_scratch.train_and_score OPTIONS
     --device cuda --run /tmp/scratch --out OUT --seconds 560
+    --device cuda --side 32 --replicas 4 --run /tmp/scratch_32 --out OUT
+    --device cuda --frames 50 --replicas 4 --run /tmp/scratch_T50 --out OUT
+    --preset paper-scratch-small --seed 2 --replicas 1 --threads 2 --run /tmp/small_2 --out OUT
     --smoke --run /tmp/smoke --out OUT      (tiny sizes, to see that everything runs)
 
 Writes OUT/record.json, OUT/config.json and the chosen model with float16 weights in parts of at
@@ -17,6 +20,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -27,9 +31,19 @@ from typing import Any
 import torch
 
 from experiments.paper_training.score_replicas import row, score_limit, score_seed
-from motes.config import RunConfig, ScheduleConfig
+from experiments.sprites_seeds.score_seeds import GPU_BATCH
+from motes.config import DataConfig, RunConfig, ScheduleConfig
 from motes.core.environment import environment
 from motes.data import Clips, cannonballs
+from motes.evaluation import metrics
+from motes.evaluation.evaluate import (
+    BATCH,
+    ModelPredictor,
+    ask_predictor,
+    query_masks,
+    query_scores,
+    score_clips,
+)
 from motes.models.model import load_with_config, save_model, write_json
 from motes.training.presets import PRESETS
 from motes.training.train import Outcome, resume, train
@@ -44,17 +58,27 @@ PART_BYTES = 12_000_000
 Record = dict[str, Any]
 
 
-def configuration(smoke: bool) -> RunConfig:
+def configuration(given: argparse.Namespace) -> RunConfig:
     """Return the preset with few checkpoints, or a tiny run through all stages."""
-    if not smoke:
+    if not given.smoke:
+        config = PRESETS[given.preset]
+        data = dataclasses.replace(
+            config.data,
+            height=given.side or config.data.height,
+            width=given.side or config.data.width,
+            num_frames=given.frames or config.data.num_frames,
+        )
+        every = config.schedule.iterations // 2
         return dataclasses.replace(
-            PRESETS["paper-scratch"], log_every=1_000, checkpoint_every=27_000
+            config, data=data, seed=given.seed, log_every=1_000, checkpoint_every=every
         )
     return dataclasses.replace(
         PRESETS["paper-smoke"],
         data=dataclasses.replace(PRESETS["paper-smoke"].data, num_objects=(1, 2, 3)),
+        model=dataclasses.replace(PRESETS["paper-smoke"].model, gap_passes=2),
         single_object_schedule=ScheduleConfig(iterations=20, frozen_dynamics=5),
         schedule=ScheduleConfig(iterations=20, frozen_dynamics=12, distillation_steps=10),
+        seed=given.seed,
     )
 
 
@@ -66,7 +90,11 @@ def say(*words: object) -> None:
 def report(line: Record) -> None:
     """Print some log lines of the first seed."""
     bound = line.get("held_out_bound", line.get("bound"))
-    if bound is not None and "seed-0" in str(line["folder"]) and line["step"] % 5_000 == 0:
+    if (
+        bound is not None
+        and not re.search("seed-[1-9]", str(line["folder"]))
+        and line["step"] % 5_000 == 0
+    ):
         say(Path(line["folder"]).name, line["step"], f"{bound:.0f}")
 
 
@@ -114,7 +142,7 @@ def score(
     """Add the scores of all seeds on the clips of one test seed; the chosen seed comes first."""
     clips, folder = test_clips(config, given.clips, seed), given.run
     stored = json.loads(LIMITS.read_text("utf-8"))
-    limit = score_limit(clips) if given.smoke else stored.get(str(seed))
+    limit = score_limit(clips) if given.smoke else stored.get(limit_name(config.data, seed))
     part: Record = {"test_seed": seed, "clips": given.clips, "limit": limit, "runs": {}}
     record[name] = part
     for own in sorted(record["bounds"], key=lambda own: (own != record["chosen"], own)):
@@ -126,8 +154,31 @@ def score(
             "held_out_bound": bound,
             **score_seed(folder / own, clips, given.device),
         }
+        one_pass = gap_errors_of_one_pass(folder / own, clips, given.device)
+        part["runs"][own]["gap_px_of_one_pass"] = one_pass
         write_record(record, given.out)
         say(name, row(own, part["runs"][own]))
+
+
+def gap_errors_of_one_pass(folder: Path, clips: Clips, device: str) -> Record:
+    """Return the errors in the gap by the paper's procedure, by number of objects."""
+    model, _ = load_with_config(folder, device=device)
+    inference: Any = model.inference
+    inference.gap_passes = 1
+    found = score_clips(
+        ask_predictor(ModelPredictor(model)),
+        clips,
+        lambda start, num_frames: {"interpolation": query_masks(num_frames)["interpolation"]},
+        lambda name, prediction, truth, shown: query_scores(name, prediction, truth, shown, None),
+        batch_size=BATCH if device == "cpu" else GPU_BATCH,
+    )
+    return {str(n): float(metrics.score(own["interpolation_rmse"])) for n, own in found.items()}
+
+
+def limit_name(data: DataConfig, seed: int) -> str:
+    """Return the key of `records/limits.json`: the seed, with other sizes than 48x48, T = 30."""
+    size = (data.height, data.num_frames)
+    return str(seed) if size == (48, 30) else f"{seed}_{size[0]}_T{size[1]}"
 
 
 def left(given: argparse.Namespace) -> float:
@@ -145,6 +196,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", type=Path, required=True, help="folder of all seeds")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument(
+        "--preset", choices=("paper-scratch", "paper-scratch-small"), default="paper-scratch"
+    )
+    parser.add_argument("--side", type=int, help="of a frame in pixels")
+    parser.add_argument("--frames", type=int, help="in a clip")
+    parser.add_argument("--seed", type=int, default=0, help="of the first replica")
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--replicas", type=int, default=8)
     parser.add_argument("--clips", type=int, default=600)
     parser.add_argument("--device", default="cpu")
@@ -152,13 +210,13 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="tiny sizes")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    if given.device == "cuda":
-        torch.set_num_threads(2)  # fits of all seeds run in threads
+    torch.set_num_threads(given.threads)  # on a GPU fits of all seeds run in threads
     if given.smoke:
         given.clips = min(given.clips, 12)
-    config = configuration(given.smoke)
+    config = configuration(given)
     record: Record = {
-        "preset": "smoke" if given.smoke else "paper-scratch",
+        "preset": "smoke" if given.smoke else given.preset,
+        "command": " ".join(sys.argv),
         "environment": environment(torch.device(given.device)),
     }
     outcome = learn(config, given.run, given.replicas, given.device, left(given) - STOP_BEFORE)
@@ -169,8 +227,11 @@ def main() -> int:
     if not outcome.finished:
         say("give the same command again to continue")
         return 3
-    selection = json.loads((given.run / "selection.json").read_text("utf-8"))
-    record |= {"chosen": selection["chosen"], "bounds": selection["bounds"]}
+    if given.replicas == 1:
+        record |= {"chosen": ".", "bounds": {".": outcome.held_out_bound}}
+    else:
+        selection = json.loads((given.run / "selection.json").read_text("utf-8"))
+        record |= {"chosen": selection["chosen"], "bounds": selection["bounds"]}
     hand_over(given.run, given.out)
     write_record(record, given.out)
     say("chosen:", record["chosen"])

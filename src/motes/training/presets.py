@@ -141,6 +141,36 @@ PRESETS: dict[str, RunConfig] = {
         ),
         checkpoint_every=10_000,
     ),
+    # The same on two CPU cores: small frames, small networks, short schedules.
+    "paper-scratch-small": RunConfig(
+        data=DataConfig(num_clips=12_000, num_objects=(1, 2, 2, 3, 3, 3), height=32, width=32),
+        dynamics=DynamicsConfig(initial_spread=3.0),
+        model=PaperSettings(
+            inference_state_size=128,
+            renderer_state_size=128,
+            scale_floor=0.03,
+            initial_scale=0.3,
+            gap_passes=2,
+        ),
+        batch_size=32,
+        single_object_schedule=ScheduleConfig(
+            iterations=7_000,
+            frozen_dynamics=2_100,
+            learning_rate=((0, 1e-3), (3_500, 1e-3), (7_000, 2e-5)),
+            kl_weight=((0, 1.0), (700, 15.0), (2_310, 15.0), (5_250, 4.0)),
+            blur=((0, 8.0), (1_400, 0.3), (1_400, 0.0)),
+            dynamics_rate=0.2,
+        ),
+        schedule=ScheduleConfig(
+            iterations=10_000,
+            frozen_dynamics=8_400,
+            distillation_steps=8_000,
+            learning_rate=((0, 1e-3), (6_000, 1e-3), (8_000, 3e-4), (10_000, 1e-5)),
+            kl_weight=((0, 1.0), (8_000, 1.0), (8_000, 4.0)),
+            dynamics_rate=0.2,
+        ),
+        checkpoint_every=1_000,
+    ),
     # Seconds, to see that everything runs.
     "paper-smoke": RunConfig(
         data=_SMOKE_DATA,
