@@ -17,7 +17,6 @@ import motes
 from motes import cli
 from motes.config import DataConfig
 from motes.core.errors import InputError
-from motes.core.files import all_or_none, atomic_path
 from motes.data import (
     Clips,
     PackedFrames,
@@ -288,28 +287,6 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
         save_clips(path, clips)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["clips.npz"]
-
-
-def test_of_several_files_all_appear_or_none(tmp_path):
-    old = tmp_path / "old.txt"
-    old.write_text("before")
-    for failing in (True, False):
-        with contextlib.suppress(InputError), all_or_none():
-            for name in ("old.txt", "new.txt"):
-                with atomic_path(tmp_path / name) as temporary:
-                    temporary.write_text("after")
-            assert old.read_text() == "before"
-            if failing:
-                with atomic_path(tmp_path / "no" / "third.txt"):
-                    pass
-        if failing:
-            assert os.listdir(tmp_path) == ["old.txt"]
-            assert old.read_text() == "before"
-    assert sorted(os.listdir(tmp_path)) == ["new.txt", "old.txt"]
-    assert old.read_text() == "after"
-    with atomic_path(tmp_path / "later.txt") as temporary:
-        temporary.write_text("alone again")
-    assert (tmp_path / "later.txt").exists()
 
 
 def test_places_that_cannot_hold_a_file_are_refused(tmp_path):

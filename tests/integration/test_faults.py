@@ -12,7 +12,7 @@ import torch
 
 from motes.config import to_json
 from motes.core.errors import InputError
-from motes.core.files import leftovers
+from motes.core.files import leftover_files
 from motes.models.model import read_config
 from motes.training.presets import PRESETS
 from motes.training.step import Trainer
@@ -53,7 +53,7 @@ def test_whoever_takes_a_folder_removes_what_a_killed_writer_left(tmp_path: Path
     kept = [tmp_path / ".lock", tmp_path / ".0123.json", tmp_path / "model.safetensors"]
     for path in (*left, *kept):
         path.touch()
-    assert sorted(leftovers(tmp_path)) == sorted(left)
+    assert sorted(leftover_files(tmp_path)) == sorted(left)
     with lock_run_folder(tmp_path):
         assert sorted(tmp_path.iterdir()) == sorted(kept)
 

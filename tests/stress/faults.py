@@ -27,7 +27,7 @@ import torch
 
 from motes import cli
 from motes.core.environment import environment
-from motes.core.files import leftovers
+from motes.core.files import leftover_files
 from motes.models import model as checkpoint
 from motes.models.model import load, read_tensors
 from motes.training.step import RESTART_STEPS, RESTARTS, Trainer
@@ -81,7 +81,7 @@ def same_end(folder: Path, straight: Path) -> None:
         ours, theirs = read_tensors(folder / name)[0], read_tensors(straight / name)[0]
         expect(ours.keys() == theirs.keys(), f"{name}: other tensors")
         expect(all(torch.equal(ours[k], theirs[k]) for k in ours), f"{name}: other values")
-    expect(leftovers(folder) == [], "files half written are left")
+    expect(leftover_files(folder) == [], "files half written are left")
     steps = Counter(
         (line["step"], "held_out_bound" in line)
         for line in map(json.loads, (folder / "log.jsonl").read_text().splitlines())

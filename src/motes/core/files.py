@@ -1,32 +1,53 @@
-"""Atomic file writes: a file appears whole or not at all."""
+"""Output files: they appear whole or not at all; links are followed, devices are never replaced."""
 
 import os
 import re
 import secrets
+import shutil
+import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import NamedTuple
 
-from motes.core.errors import InputError
+from motes.core.errors import InputError, require
 
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}(\.\w+)?")
-_Written = list[tuple[Path, Path]]  # temporary paths, and the paths that they will replace
-_pending: ContextVar[_Written | None] = ContextVar("pending", default=None)
+
+
+class _Target(NamedTuple):
+    """Where a temporary file goes: renamed to a path, or copied into a device or FIFO."""
+
+    path: Path
+    stream: bool
+
+    def receive(self, temporary: Path) -> None:
+        """Put the content of a temporary file there."""
+        if not self.stream:
+            os.replace(temporary, self.path)
+            return
+        with open(temporary, "rb") as content, open(self.path, "wb") as stream:
+            shutil.copyfileobj(content, stream)
+
+
+_pending: ContextVar[list[tuple[Path, _Target]] | None] = ContextVar("pending", default=None)
 
 
 @contextmanager
 def all_or_none() -> Iterator[None]:
-    """Rename all files that `atomic_path` writes within the block together, at its end.
+    """Move all files that `atomic_path` writes within the block to their places at its end.
 
     Law: if one of them fails, none appears (test_of_several_files_all_appear_or_none).
     """
-    written: _Written = []
+    written: list[tuple[Path, _Target]] = []
     token = _pending.set(written)
     try:
         yield
-        for temporary, path in written:
-            os.replace(temporary, path)
+        # Streams first: a copy can fail where a rename cannot.
+        for temporary, target in sorted(written, key=lambda entry: not entry[1].stream):
+            target.receive(temporary)
     finally:
         _pending.reset(token)
         for temporary, _ in written:
@@ -39,15 +60,19 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
     The temporary file has the folder and the suffix of `path` and is synced to disk before it is
     renamed, so a reader gets the old file or the new one, never a part of it. The permissions of
-    the result follow the umask, whatever the writer in the block sets.
+    the result follow the umask, whatever the writer in the block sets. Where `path` is a link, the
+    file that it leads to is replaced; a character device or a FIFO receives the content.
 
     Law: a block that raises leaves the folder as it was
     (test_a_failed_write_leaves_the_old_file_and_nothing_else); permissions follow the umask
-    (test_permissions_of_tensors_follow_the_umask).
+    (test_permissions_of_tensors_follow_the_umask); links, devices and FIFOs stay what they are
+    (test_a_link_is_followed_and_stays_a_link, test_a_fifo_receives_the_whole_content,
+    test_a_device_stays_a_device).
     """
     path = Path(path)
-    check_output_paths(path)
-    temporary = path.with_name(f".{secrets.token_hex(8)}{path.suffix}")  # see `leftovers`
+    target = _output_target(path)
+    folder = Path(tempfile.gettempdir()) if target.stream else target.path.parent
+    temporary = folder / f".{secrets.token_hex(8)}{path.suffix}"  # see `leftover_files`
     pending, kept = _pending.get(), False
     try:
         temporary.touch()  # creates it with the permissions that the umask leaves
@@ -57,9 +82,9 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         if pending is None:
-            os.replace(temporary, path)
+            target.receive(temporary)
         else:
-            pending.append((temporary, path))
+            pending.append((temporary, target))
             kept = True
     except PermissionError as error:
         raise InputError(
@@ -77,17 +102,35 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 def check_output_paths(*paths: Path | None) -> None:
     """Raise `InputError` if a file could not be written there; call it before long work."""
     for path in paths:
-        if path is None:
-            continue
-        if not path.parent.is_dir():
-            raise InputError(
-                f"got {path}; expected a file in a folder that exists; create {path.parent} first"
-            )
-        if path.is_dir():
-            raise InputError(f"got {path}, a folder; expected the name of a file; add a file name")
+        if path is not None:
+            _output_target(path)
 
 
-def leftovers(folder: Path) -> list[Path]:
+def _output_target(path: Path) -> _Target:
+    """Return where the content of an output file goes; raise `InputError` if it cannot go there."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # nothing is there yet, or a link leads nowhere
+        mode = stat.S_IFREG
+    if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
+        return _Target(path, stream=True)
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    require(
+        target.parent.is_dir(),
+        f"got {path}; expected a file in a folder that exists; create {target.parent} first",
+    )
+    require(
+        not target.is_dir(), f"got {path}, a folder; expected the name of a file; add a file name"
+    )
+    require(
+        stat.S_ISREG(mode) and not target.is_symlink(),
+        f"got {path}, a block device, a socket or a link to itself; expected the name of a file; "
+        "choose another",
+    )
+    return _Target(target, stream=False)
+
+
+def leftover_files(folder: Path) -> list[Path]:
     """Return temporary files of `atomic_path` in a folder, of a running or of a killed writer.
 
     Only the process that holds the lock of the folder may delete them.

@@ -21,7 +21,7 @@ import torch
 from motes.config import RunConfig, to_json
 from motes.core.environment import environment
 from motes.core.errors import InputError
-from motes.core.files import atomic_path, leftovers
+from motes.core.files import atomic_path, leftover_files
 from motes.models.model import (
     FAMILIES,
     Model,
@@ -504,7 +504,7 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise InputError(f"cannot write to {folder} ({error.strerror}); choose another") from None
     try:
-        for path in leftovers(folder):
+        for path in leftover_files(folder):
             path.unlink(missing_ok=True)
         yield
     finally:
@@ -526,7 +526,7 @@ def check_new_folder(out: Path) -> None:
     """Raise `InputError` unless a folder is missing, empty, or as a killed `begin_run` left it."""
     if out.is_file():
         raise InputError(f"{out} is a file; give a new folder")
-    entries = set(out.iterdir()) - set(leftovers(out)) if out.exists() else set()
+    entries = set(out.iterdir()) - set(leftover_files(out)) if out.exists() else set()
     if not {path.name for path in entries} <= {"replicas.json", LOCK}:
         raise InputError(
             f"{out} is not empty; give a new folder, or continue with: motes train --resume {out}"

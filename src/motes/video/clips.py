@@ -132,7 +132,7 @@ def clip_writer(
     written: list[list[PreparedFrame]] = []  # without their pixels
     counts: list[int] = []
     in_grey = False
-    with atomic_path(path) as final, tempfile.TemporaryFile(dir=path.parent) as raw:
+    with atomic_path(path) as final, tempfile.TemporaryFile(dir=final.parent) as raw:
 
         def write(clip: list[PreparedFrame], num_objects: int) -> None:
             nonlocal in_grey
