@@ -2,6 +2,8 @@
 
 Usage: python -m benchmarks kalman --out benchmarks/records/bench_kalman.json
        python -m benchmarks train [--device cuda] --out benchmarks/records/bench_train.json
+       python -m benchmarks threads --out benchmarks/records/bench_threads.json
+       python -m benchmarks startup --out benchmarks/records/bench_startup.json
        python -m benchmarks scale --out benchmarks/records/scale.json
            --picture docs/images/scale.png
 """
@@ -16,6 +18,8 @@ import torch
 from benchmarks.curves import draw_curves
 from benchmarks.kalman import bench_kalman
 from benchmarks.scale import bench_scale, num_points
+from benchmarks.startup import bench_startup
+from benchmarks.threads import bench_threads
 from benchmarks.train import bench_train
 from benchmarks.train_gpu import bench_train_gpu
 from motes.cli.terminal import bar
@@ -36,8 +40,9 @@ def bench(
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError("device is cuda, but PyTorch finds no GPU; use --device cpu")
     check_output_paths(out, picture)
-    if what == "kalman":
-        result = bench_kalman(smoke=smoke)
+    others = {"kalman": bench_kalman, "startup": bench_startup, "threads": bench_threads}
+    if what in others:
+        result = others[what](smoke=smoke)
     elif what == "scale":
         with bar("scale", num_points(smoke)) as progress:
             result = bench_scale(smoke=smoke, progress=progress)
@@ -56,7 +61,7 @@ def bench(
 def main(arguments: list[str] | None = None) -> int:
     """Parse the options, run the benchmark, and return the exit code."""
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
-    parser.add_argument("what", choices=("kalman", "train", "scale"))
+    parser.add_argument("what", choices=("kalman", "train", "scale", "startup", "threads"))
     parser.add_argument("--device", default="cpu", help="cpu, or cuda for train")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes; the times mean nothing")
     parser.add_argument("--out", type=Path, help="JSON file to write")

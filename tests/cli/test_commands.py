@@ -585,3 +585,57 @@ def test_a_gif_of_a_clip_is_asked_about_as_the_clip_itself(world: Path, tmp_path
     gif, npz = (table(tmp_path / f"{name}.csv") for name in ("one.gif", "one.npz"))
     for name in ("frame", "particle", "x", "y", "sd_x", "sd_y", "cov_xy"):
         assert [row[name] for row in gif] == [row[name] for row in npz]
+
+
+def test_the_scores_of_one_clip_have_no_standard_errors(
+    world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["evaluate", str(world / "run"), "--num-clips=3", "--seed=4"]
+    assert cli.main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "forecast_rmse" in shown
+    assert "±" not in shown  # one clip for each of three numbers of objects
+
+
+# `motes` itself may not import what takes long; the process has no other modules.
+LIGHT = """
+import sys
+from motes import cli
+try:
+    cli.main({arguments})
+except SystemExit:
+    pass
+heavy = [name for name in ("torch", "numpy", "scipy", "matplotlib") if name in sys.modules]
+print("heavy:", *heavy, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["no-such-command"],
+        *([verb, "--help"] for verb in cli.VERBS),
+        ["infer", "clips.npz", "--no-such-option"],
+        ["infer", "--tyro-print-completion", "bash"],
+    ],
+    ids=" ".join,
+)
+def test_help_versions_and_wrong_options_need_no_torch(arguments: list[str]) -> None:
+    code = LIGHT.format(arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == "heavy:"
+    if arguments == ["--version"]:
+        assert re.fullmatch(r"motes \d+\.\d+\.\d+\n", done.stdout)
+
+
+def test_public_names_are_imported_on_first_use() -> None:
+    code = (
+        "import sys, motes; before = 'torch' in sys.modules; from motes import *; "
+        "print(before, infer.__module__, motes.data.__name__, 'torch' in sys.modules, dir(motes))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.startswith("False motes.queries motes.data True ['Answer'")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        motes.nothing  # noqa: B018

@@ -235,6 +235,7 @@ class BruteForce(nn.Module):
 
     requires_zeroed_frames = False
     exchangeable = False
+    clips_per_thread = 1
     scale = 0.2  # of q, in latent units
 
     def infer(

@@ -124,17 +124,6 @@ def test_the_report_of_a_lesson_says_so_and_has_every_picture(learned, lesson):
     assert f"{lesson[0].held_out_bound:.0f} on held-out clips" in page
 
 
-def test_one_thread_computes_inside_and_as_many_as_before_afterwards():
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        with demo.one_thread():
-            assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_a_lesson_that_is_stopped_is_an_interruption(monkeypatch):
     stopped = SimpleNamespace(finished=False)
     monkeypatch.setattr(demo, "train", lambda config, out, report: stopped)

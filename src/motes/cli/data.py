@@ -181,13 +181,12 @@ def demo(
     config = demonstration.short_run() if demo_model is None else demo_model.config
     clips = demonstration.unseen_clips(config, num_clips, seed)
     demonstration.make_folder(out)
-    with demonstration.one_thread():
-        if demo_model is None:
-            title = f"training on {config.data.num_clips:,} clips, from scratch"
-            with training_panel(title) as show:
-                demo_model = demonstration.demo_model(demonstration.learn(config, show))
-        with bar("querying new clips", demonstration.total_work(num_clips)) as progress:
-            record = demonstration.run(demo_model, clips, out, seed=seed, progress=progress)
+    if demo_model is None:
+        title = f"training on {config.data.num_clips:,} clips, from scratch"
+        with training_panel(title) as show:
+            demo_model = demonstration.demo_model(demonstration.learn(config, show))
+    with bar("querying new clips", demonstration.total_work(num_clips)) as progress:
+        record = demonstration.run(demo_model, clips, out, seed=seed, progress=progress)
     duration = f"queries and figures took {record['seconds']:.0f} s"
     if demo_model.training is not None:
         duration = f"training took {demo_model.training.seconds:.0f} s, {duration}"

@@ -109,8 +109,11 @@ def device() -> Iterator[Finding]:
 
 
 def threads() -> Iterator[Finding]:
-    """Check that there are no more threads than cores, which would slow every step."""
+    """Report the chosen numbers of threads; more threads than cores would slow every step."""
     import torch
+
+    from motes.core.device import THREADS, num_threads
+    from motes.models.sprites.search import GridInference
 
     used = torch.get_num_threads()
     affinity = getattr(os, "sched_getaffinity", None)
@@ -119,7 +122,10 @@ def threads() -> Iterator[Finding]:
         detail = f"{used} on {cores} cores: threads wait for each other"
         yield Finding("threads", "warning", detail, f"export OMP_NUM_THREADS={cores}")
     else:
-        yield Finding("threads", "ok", f"{used} on {cores} cores")
+        one, many = (num_threads(clips, GridInference.clips_per_thread) for clips in (1, 10**6))
+        detail = f"{used} on {cores} cores; sprite models: {one} for a recording, {many} for many"
+        given = os.environ.get(THREADS)
+        yield Finding("threads", "ok", detail + (f" ({THREADS}={given})" if given else ""))
     if not torch.set_flush_denormal(True):
         detail = "subnormal numbers cannot be flushed to zero: blurred frames train slowly"
         yield Finding("denormals", "warning", detail, "train on another processor or on a GPU")

@@ -486,7 +486,8 @@ def _record(clips: Clips, found: dict[int, StatisticsByScore]) -> dict[str, Any]
         key, values = str(count), _with_errors(len(own), statistics)
         plain = [name for name in statistics if statistics[name].totals.ndim == 1]
         record["by_count"][key] = {"clips": len(own), **{n: values[n]["value"] for n in plain}}
-        record["standard_errors"][key] = {name: values[name]["error"] for name in plain}
+        known = plain if len(own) > 1 else []  # one clip does not tell its error
+        record["standard_errors"][key] = {name: values[name]["error"] for name in known}
         record["curves"][key] = {n: values[n] for n in statistics if n not in plain}
     if not bool(losses.isnan().any()):  # so that two records can be compared clip by clip
         record["forecast_loss_of_clips"] = [round(loss, 6) for loss in losses.tolist()]

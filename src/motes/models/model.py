@@ -29,6 +29,7 @@ from torch import nn
 
 from motes.config import FAMILY_SETTINGS, DynamicsConfig, RunConfig, from_json, require, to_json
 from motes.core.axes import Bool, Float, Int, Tensor
+from motes.core.device import check_device
 from motes.core.errors import InputError
 from motes.core.files import atomic_path
 from motes.data.clips import ColourAxis
@@ -352,7 +353,7 @@ def load_with_config(
     model = build(config)
     tensors, _ = read_tensors(folder / "model.safetensors")
     restore(model, tensors, folder / "model.safetensors")
-    return model.to(device).eval(), config
+    return model.to(check_device(device)).eval(), config
 
 
 def find_model(name_or_folder: str | Path) -> Path:

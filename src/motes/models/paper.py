@@ -225,6 +225,7 @@ class InferenceNetwork(nn.Module):
 
     requires_zeroed_frames = True
     exchangeable = False
+    clips_per_thread = 1
 
     def __init__(
         self,

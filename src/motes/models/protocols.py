@@ -309,6 +309,7 @@ class Inference(Module, Protocol):
 
     requires_zeroed_frames: bool  # unobserved frames must be zero, not merely flagged
     exchangeable: bool  # q is one of n! equally likely labelings of the objects
+    clips_per_thread: int  # that keep one thread of a CPU busy
 
     def infer(
         self,

@@ -1,6 +1,5 @@
 """`motes demo`: the model it trains, and its answers, scores and figures in one report."""
 
-import contextlib
 import dataclasses
 import tempfile
 import time
@@ -162,21 +161,6 @@ def existing_model(name_or_folder: str) -> DemoModel:
 def demo_model(training: TrainedRun) -> DemoModel:
     """Return the model of a run that has just ended."""
     return DemoModel("trained just now", training.model, training.config, training)
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread inside the block.
-
-    The operations of the sprite model are small: on a busy machine two threads spend more time
-    waiting for one another than computing.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def unseen_clips(config: RunConfig, num_clips: int, seed: int) -> Clips:

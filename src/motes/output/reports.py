@@ -205,7 +205,8 @@ def _cell(values: Record, errors: Record, score: str) -> str:
     if score not in values:
         return ""
     form = SCORES[score].form
-    return f"{values[score]:{form}}<small>± {errors[score]:{form}}</small>"
+    error = f"<small>± {errors[score]:{form}}</small>" if score in errors else ""
+    return f"{values[score]:{form}}{error}"
 
 
 def _figures(

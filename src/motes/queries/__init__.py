@@ -7,13 +7,15 @@ everywhere.
 """
 
 import math
+import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 from torch.nn.functional import pad
 
 from motes.core.axes import Bool, Float, Int, Tensor
+from motes.core.device import limited_threads
 from motes.core.errors import InputError
 from motes.core.memory import require_memory
 from motes.data.clips import colour_to_grey
@@ -145,9 +147,13 @@ def check_counts(model: Model, num_objects: Any, num_clips: int) -> Int[Tensor, 
 
 def check_whole(name: str, value: Any, low: int, high: int) -> int:
     """Return a whole number within limits."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+    try:
+        whole = operator.index(value)  # Python's, NumPy's and PyTorch's integers
+    except TypeError:
+        whole = low - 1
+    if isinstance(value, bool) or not low <= whole <= high:
         raise InputError(f"{name} is {value!r}; give a whole number from {low} to {high}")
-    return value
+    return whole
 
 
 class Observations(NamedTuple):
@@ -275,7 +281,7 @@ def render(
     return model.render(known, model.present(num_objects), appearance)
 
 
-def infer(model: Model, frames: Any, num_objects: Any = None, *, seed: int = 0) -> Answer:
+def infer(model: Model, frames: Any, num_objects: Any = None, *, seed: SupportsIndex = 0) -> Answer:
     """Return where every object is in every frame, all frames being observed.
 
     Args:
@@ -290,21 +296,26 @@ def infer(model: Model, frames: Any, num_objects: Any = None, *, seed: int = 0) 
 
 
 def forecast(
-    model: Model, frames: Any, num_objects: Any = None, horizon: int = 25, *, seed: int = 0
+    model: Model,
+    frames: Any,
+    num_objects: Any = None,
+    horizon: SupportsIndex = 25,
+    *,
+    seed: SupportsIndex = 0,
 ) -> Answer:
     """Return where every object is in the given frames and in the `horizon` frames after them.
 
     The paper's procedure: the filtered state after the last frame, for the most likely component,
     is propagated by the learned dynamics. The answer covers all frames, the observed ones first.
     """
-    check_whole("horizon", horizon, 1, MAX_FRAMES)
+    horizon = check_whole("horizon", horizon, 1, MAX_FRAMES)
     checked = check_frames(model, frames)
     observed = torch.arange(checked.shape[1] + horizon, device=model.device) < checked.shape[1]
     return _query(model, checked, observed.expand(len(checked), -1), num_objects, seed)
 
 
 def interpolate(
-    model: Model, frames: Any, observed: Any, num_objects: Any = None, *, seed: int = 0
+    model: Model, frames: Any, observed: Any, num_objects: Any = None, *, seed: SupportsIndex = 0
 ) -> Answer:
     """Return where every object is in every frame, only some of which were observed.
 
@@ -321,15 +332,20 @@ def interpolate(
 
 @torch.no_grad()
 def sample(
-    model: Model, num_clips: int = 8, num_objects: Any = 2, num_frames: int = 30, *, seed: int = 0
+    model: Model,
+    num_clips: SupportsIndex = 8,
+    num_objects: Any = 2,
+    num_frames: SupportsIndex = 30,
+    *,
+    seed: SupportsIndex = 0,
 ) -> Answer:
     """Return clips drawn from the model: one draw of positions and appearance for each clip.
 
     Positions and paths are the drawn ones, so their covariances are zero.
     """
-    check_whole("num_clips", num_clips, 1, 100_000)
-    check_whole("num_frames", num_frames, 2, MAX_FRAMES)
-    check_whole("seed", seed, 0, 2**63 - 1)
+    num_clips = check_whole("num_clips", num_clips, 1, 100_000)
+    num_frames = check_whole("num_frames", num_frames, 2, MAX_FRAMES)
+    seed = check_whole("seed", seed, 0, 2**63 - 1)
     counts = check_counts(model, num_objects, num_clips)
     generator = torch.Generator().manual_seed(seed)
     batch = tuple(model.present(counts).shape)
@@ -358,10 +374,10 @@ def _query(
     frames: Float[Tensor, "B T_given height width *channels"],
     observed: Bool[Tensor, "B T"],
     num_objects: Any,
-    seed: int,
+    seed: SupportsIndex,
 ) -> Answer:
     """Return the answer of a query; frames may end with the last observed one."""
-    check_whole("seed", seed, 0, 2**63 - 1)
+    seed = check_whole("seed", seed, 0, 2**63 - 1)
     counts = None if num_objects is None else check_counts(model, num_objects, len(frames))
     N = model.max_objects if counts is None else model.present(counts).shape[1]
     # Frames after the last observed one carry no information, and there may be many.
@@ -371,13 +387,14 @@ def _query(
     per_clip += N * SMOOTHING_BYTES * num_frames
     _require_memory(model, observed, per_clip, f"a query about {N} objects in")
     probabilities = None
-    if counts is None:
-        evidence = count_log_evidence(model, given, used, SEARCH)
-        probabilities = evidence.softmax(1)
-        counts = evidence.argmax(1) + 1
-    q = model.infer(given, counts, used, SEARCH)
-    seen = observations(model, q, used, counts, num_frames)
-    tracks = most_likely_tracks(model, seen, smooth(model, seen), q.appearance)
+    with limited_threads(len(frames), model.inference.clips_per_thread):
+        if counts is None:
+            evidence = count_log_evidence(model, given, used, SEARCH)
+            probabilities = evidence.softmax(1)
+            counts = evidence.argmax(1) + 1
+        q = model.infer(given, counts, used, SEARCH)
+        seen = observations(model, q, used, counts, num_frames)
+        tracks = most_likely_tracks(model, seen, smooth(model, seen), q.appearance)
 
     def render_marginal() -> Float[Tensor, "B T height width *channels"]:
         generator = torch.Generator().manual_seed(seed)
@@ -421,7 +438,8 @@ def _answer(
             height, width = model.image_size
             per_clip = RENDERING_BYTES * observed.shape[1] * height * width
             _require_memory(model, observed, per_clip, "rendering")
-            return frames()
+            with limited_threads(len(observed), model.inference.clips_per_thread):
+                return frames()
 
         return render_if_it_fits
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from motes.config import RunConfig, to_json
+from motes.core.device import check_device, limited_threads
 from motes.core.environment import environment
 from motes.core.errors import InputError
 from motes.core.files import atomic_path, leftover_files
@@ -313,7 +314,7 @@ def train(
             stack.enter_context(lock_run_folder(out))
             check_new_folder(out)  # another process may have begun a run in the meantime
             begin_run(out, config, replicas)
-        return continue_run(out, torch.device(device), roll_backs, report)
+        return continue_run(out, check_device(device), roll_backs, report)
 
 
 def fit_run_config(config: RunConfig) -> RunConfig:
@@ -334,7 +335,7 @@ def resume(
     """Continue the run in a folder from its last checkpoint, or start it."""
     read_config(out)
     with lock_run_folder(out) if distributed.is_main() else contextlib.nullcontext():
-        return continue_run(out, torch.device(device), roll_backs, report)
+        return continue_run(out, check_device(device), roll_backs, report)
 
 
 def continue_run(out: Path, device: torch.device, roll_backs: int, report: Report) -> Outcome:
@@ -373,6 +374,8 @@ def continue_run(out: Path, device: torch.device, roll_backs: int, report: Repor
             Run(folder, config, dataset, device, report, roll_backs, own)
             for folder, config, own in zip(folders, configs, labelled, strict=True)
         ]
+        per_thread = runs[0].trainer.model.inference.clips_per_thread
+        stack.enter_context(limited_threads(configs[0].batch_size, per_thread))
         with running(runs, device, teacher) as stopping:
             outcomes = run_all(runs, stopping)
     best = max(outcomes, key=lambda outcome: outcome.held_out_bound)

@@ -386,6 +386,7 @@ class GridInference(nn.Module):
 
     requires_zeroed_frames = False
     exchangeable = True
+    clips_per_thread = 32  # a step of the search has many small operations
 
     def __init__(self, window: int) -> None:
         """Set how many pixels an object may be away from its prediction, along each axis."""
