@@ -1,9 +1,11 @@
 """Responses of the playground equal the queries; every error is one line."""
 
+import asyncio
 import base64
 import json
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,14 @@ from motes.data import Clips, pack
 from motes.evaluation.learned import learned_force
 from motes.queries.answer import Answer
 from motes.server import schemas
-from motes.server.app import PAGE, JobQueue, create_app
-from motes.server.playground import NUM_EXAMPLES, NUM_SAMPLES, Playground, held_out_clips
+from motes.server.app import PAGE, BusyError, QuestionQueue, create_app
+from motes.server.playground import (
+    NUM_EXAMPLES,
+    NUM_SAMPLES,
+    Playground,
+    Question,
+    held_out_clips,
+)
 from motes.server.schemas import decode_frames, encode_frames
 from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_config, tiny_frames, tiny_sprite_model
 
@@ -220,7 +228,8 @@ def test_a_thrown_ball_is_inferred_back() -> None:
     clip = shipped.throw(schemas.ThrowRequest(balls=[ball], num_frames=30))
     sent = schemas.Video(num_frames=30, height=48, width=48, frames=clip.frames)
     asked = schemas.QueryRequest(video=sent, masks=[[True] * 30], num_objects=1)
-    (track,) = shipped.query(asked).predictions[0].tracks
+    (reply_,) = shipped.answer([shipped.query(asked)])
+    (track,) = schemas.Predictions.model_validate_json(reply_).predictions[0].tracks
     assert clip.truth is not None
     distance = np.linalg.norm(np.array(track.path) - np.array(clip.truth[0]), axis=-1)
     # The frames jitter by 0.8 px; a smoothed path is nearer than one jitter on average.
@@ -333,10 +342,7 @@ def test_pages_that_are_not_there_are_one_line(path: str, client: TestClient) ->
 def test_a_full_queue_is_reported_at_once(
     client: TestClient, frames: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(JobQueue, "waiting", 10**6, raising=False)
-    monkeypatch.setattr(
-        JobQueue, "__init__", lambda self, most=1: setattr(self, "max_waiting", most)
-    )
+    monkeypatch.setattr("motes.server.app.MAX_QUESTIONS", 0)
     full = TestClient(
         create_app(Playground(tiny_sprite_model(), tiny_config(), "tiny")),
         base_url="http://localhost",
@@ -345,6 +351,130 @@ def test_a_full_queue_is_reported_at_once(
     assert response.status_code == 503
     assert response.headers["retry-after"] == "1"
     assert_one_line(response.json(), "try again")
+    # Cheap requests and wrong ones do not wait for the model.
+    assert full.get("/api/examples").status_code == 200
+    unseen = request(frames, masks=[[False] * T])
+    assert full.post("/api/query", json=unseen).status_code == 400
+
+
+class Slow(Playground):
+    """A playground that records its batches and waits until it is released."""
+
+    def __init__(self, playground: Playground) -> None:
+        super().__init__(playground.model, playground.config, "slow")
+        batches: list[list[Question]] = []
+        for name, value in {"batches": batches, "released": threading.Event()}.items():
+            object.__setattr__(self, name, value)  # the record is frozen
+
+    def answer(self, questions: Sequence[Question]) -> list[bytes]:
+        self.batches.append(list(questions))
+        assert self.released.wait(60)
+        return super().answer(questions)
+
+
+def test_questions_of_one_kind_are_answered_together_in_order(
+    playground: Playground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(playground)
+    clips = [tiny_frames(1, T, seed=seed) for seed in range(8)]
+    two, three = [[True] * T, GAP], [[True] * T, GAP, [True] * 3 + [False] * 4]
+    asked = [
+        *(request(clip, masks=two) for clip in clips[:3]),
+        request(clips[3], masks=two, num_objects=1),
+        *(request(clip, masks=three) for clip in clips[4:]),
+    ]
+    questions = [slow.query(schemas.QueryRequest(**record)) for record in asked]
+    monkeypatch.setattr(type(playground.model.inference), "clips_per_thread", 9)
+
+    async def scenario() -> list[bytes]:
+        queue = QuestionQueue(slow)
+        tasks = [asyncio.create_task(queue.answer(question)) for question in questions]
+        slow.released.set()
+        answers = [bytes((await task).body) for task in tasks]
+        assert not queue.waiting
+        assert queue.answering is None
+        return answers
+
+    answers = asyncio.run(scenario())
+    places = {id(question): place for place, question in enumerate(questions)}
+    found = [[places[id(question)] for question in batch] for batch in slow.batches]
+    # At most 9 clips in a batch: 2 + 2 + 2 + 3, then the other count, then 3 + 3 + 3.
+    assert found == [[0, 1, 2, 4], [3], [5, 6, 7]]
+    for question, answer in zip(questions, answers, strict=True):
+        assert_same_answer(answer, playground.answer([question])[0])
+
+
+def assert_same_answer(found: bytes, expected: bytes) -> None:
+    """Answers in a batch may differ by rounding: sums of other shapes have another order."""
+    ours, theirs = (json.loads(answer) for answer in (found, expected))
+    assert set(ours) == set(theirs)
+    for one, other in zip(ours["predictions"], theirs["predictions"], strict=True):
+        assert one["observed"] == other["observed"]
+        levels = [
+            np.frombuffer(base64.b64decode(each["frames"]), np.uint8) for each in (one, other)
+        ]
+        np.testing.assert_allclose(*(level.astype(float) for level in levels), rtol=0, atol=1)
+        for track, known in zip(one["tracks"], other["tracks"], strict=True):
+            for name in known:
+                np.testing.assert_allclose(track[name], known[name], rtol=1e-5, atol=1e-3 + 1e-9)
+
+
+def test_questions_answered_together_get_their_own_answers(playground: Playground) -> None:
+    clips = [tiny_frames(1, T, seed=seed) for seed in range(3)]
+    asked = [
+        playground.query(schemas.QueryRequest(**request(clip, masks=masks)))
+        for clip, masks in zip(clips, ([GAP], [[True] * T, GAP], [GAP]), strict=True)
+    ]
+    together = playground.answer(asked)
+    for question, answer in zip(asked, together, strict=True):
+        assert_same_answer(answer, playground.answer([question])[0])
+    counted = [
+        playground.count(schemas.CountRequest(video=schemas.Video(**video(clip[0])), mask=GAP))
+        for clip in clips
+    ]
+    alone = [json.loads(playground.answer([question])[0]) for question in counted]
+    for answer, one in zip(playground.answer(counted), alone, strict=True):
+        found = json.loads(answer)["probabilities"]
+        np.testing.assert_allclose(found, one["probabilities"], rtol=1e-6, atol=1e-12)
+
+
+def test_a_batch_that_fails_fails_for_its_questions_alone(
+    playground: Playground, frames: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    question = playground.query(schemas.QueryRequest(**request(frames)))
+    answer = Playground.answer
+
+    async def scenario() -> None:
+        queue = QuestionQueue(playground)
+        monkeypatch.setattr(Playground, "answer", lambda self, questions: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            await queue.answer(question)
+        monkeypatch.setattr(Playground, "answer", answer)
+        assert (await queue.answer(question)).status_code == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_question_that_waits_too_long_is_refused(
+    playground: Playground, frames: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(playground)
+    question = slow.query(schemas.QueryRequest(**request(frames)))
+    other = slow.query(schemas.QueryRequest(**request(frames, num_objects=1)))
+
+    async def scenario() -> None:
+        queue = QuestionQueue(slow)
+        first = asyncio.create_task(queue.answer(question))
+        while not slow.batches:
+            await asyncio.sleep(0)
+        monkeypatch.setattr("motes.server.app.WAIT_SECONDS", 0.05)
+        with pytest.raises(BusyError, match="waited more than"):
+            await queue.answer(other)
+        slow.released.set()
+        assert (await first).status_code == 200
+        assert len(slow.batches) == 1
+
+    asyncio.run(scenario())
 
 
 def test_openapi_documents_every_route_and_its_errors(client: TestClient) -> None:

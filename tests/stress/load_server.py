@@ -101,13 +101,13 @@ def questions(port: int) -> dict[str, tuple[str, str, bytes | None]]:
 
     ball = {"x": 12, "y": 30, "vx": 0.9, "vy": -1.2}
     posts: dict[str, tuple[str, Json]] = {
-        "one answer": ("ask", ask(gap)),
-        "forecast and filled in": ("ask", ask(early, gap)),
-        "all three": ("ask", ask([True] * length, early, gap)),
+        "one answer": ("query", ask(gap)),
+        "forecast and filled in": ("query", ask(early, gap)),
+        "all three": ("query", ask([True] * length, early, gap)),
         "count": ("count", {"video": video, "mask": gap}),
         "sample": ("sample", {"num_objects": 2, "num_frames": 30}),
         "throw": ("throw", {"balls": [ball], "num_frames": 30}),
-        "wrong": ("ask", ask([False] * length)),
+        "wrong": ("query", ask([False] * length)),
     }
     found: dict[str, tuple[str, str, bytes | None]] = {
         name: ("POST", f"/api/{path}", json.dumps(record).encode())

@@ -15,14 +15,15 @@ from starlette.exceptions import HTTPException
 
 from motes.core.errors import InputError
 from motes.server import schemas, uploads
-from motes.server.playground import Playground
+from motes.server.playground import MAX_WORK, Playground, Question
 from motes.server.security import SecurityMiddleware
 
 PAGE = Path(__file__).parent / "page"
 MAX_BODY = 12 * 2**20  # of a request: base64 of MAX_PIXELS bytes, and masks
 MAX_UPLOADS = 2  # one in progress, one waiting
-MAX_WAITING = 24
-WAIT_SECONDS = 20.0  # that a job may wait for its turn
+MAX_WAITING = 64
+MAX_QUESTIONS = 64  # that wait for the model
+WAIT_SECONDS = 10.0  # that a job may wait for its turn
 Result = TypeVar("Result")
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": schemas.Error, "description": text}
@@ -40,7 +41,7 @@ the centre of the first pixel. Every error is `{"error": one line}`; after 503 t
 
 
 class BusyError(Exception):
-    """The queue is full, or a job waited too long."""
+    """Too many requests are waiting, or one waited too long."""
 
 
 class JobQueue:
@@ -75,6 +76,74 @@ class JobQueue:
             self.waiting -= 1
 
 
+class QuestionQueue:
+    """Answers questions in batches of one kind.
+
+    Questions keep their order: a batch begins with the one that waits longest and takes later ones
+    of its kind, while it is no more work than the largest single request may be.
+
+    Law: batches are of one kind, in order and bounded
+    (test_questions_of_one_kind_are_answered_together_in_order).
+    """
+
+    def __init__(self, playground: Playground) -> None:
+        self.playground, self.jobs = playground, JobQueue()
+        self.max_clips = playground.model.inference.clips_per_thread
+        self.waiting: dict[asyncio.Future[bytes], Question] = {}
+        self.answering: asyncio.Task[None] | None = None
+
+    async def answer(self, question: Question) -> Response:
+        """Return the answer as JSON.
+
+        Raises:
+            BusyError: At once if too many questions are waiting, later if this one waited too long.
+        """
+        if len(self.waiting) >= MAX_QUESTIONS:
+            raise BusyError(f"{len(self.waiting)} requests are waiting; try again in a moment")
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.waiting[future] = question
+        if self.answering is None:
+            self.answering = asyncio.create_task(self._answer_all())
+        try:
+            await asyncio.wait([future], timeout=WAIT_SECONDS)
+            if future in self.waiting:
+                raise BusyError(f"waited more than {WAIT_SECONDS:.0f} s; try again in a moment")
+            return Response(await future, media_type="application/json")
+        finally:
+            self.waiting.pop(future, None)
+
+    async def _answer_all(self) -> None:
+        """Answer batches until no question is waiting."""
+        try:
+            while self.waiting:
+                batch = {future: self.waiting.pop(future) for future in self._next_batch()}
+                try:
+                    job = partial(self.playground.answer, list(batch.values()))
+                    answers = await self.jobs.run(job)
+                except Exception as error:
+                    for future in batch:
+                        if not future.done():
+                            future.set_exception(error)
+                    continue
+                for future, answer in zip(batch, answers, strict=True):
+                    if not future.done():  # its request may have been cancelled
+                        future.set_result(answer)
+        finally:
+            self.answering = None
+
+    def _next_batch(self) -> list[asyncio.Future[bytes]]:
+        """Return the first question that waits, and later ones of its kind that fit."""
+        (first, begun), *others = self.waiting.items()
+        batch, clips, work = [first], len(begun.frames), begun.work
+        for future, question in others:
+            clips_with, work_with = clips + len(question.frames), work + question.work
+            fits = clips_with <= self.max_clips and work_with <= MAX_WORK
+            if fits and question.kind == begun.kind:
+                batch.append(future)
+                clips, work = clips_with, work_with
+        return batch
+
+
 def create_app(playground: Playground, host: str = "127.0.0.1") -> SecurityMiddleware:
     """Return the ASGI application of a playground, with its security checks.
 
@@ -90,10 +159,10 @@ def create_app(playground: Playground, host: str = "127.0.0.1") -> SecurityMiddl
         redoc_url=None,
         openapi_url="/api/openapi.json",
     )
-    queries, files = JobQueue(), JobQueue(MAX_UPLOADS)
-    _add_queries(api, playground, queries)
-    _add_clips(api, playground, queries)
-    _add_uploads(api, playground, files)
+    cheap = JobQueue()  # apart: milliseconds do not wait for seconds
+    _add_queries(api, playground, cheap, QuestionQueue(playground))
+    _add_clips(api, playground, cheap)
+    _add_uploads(api, playground, JobQueue(MAX_UPLOADS))
     for path in PAGE.iterdir():  # not a mount: it would answer other methods and paths too
         name = "" if path.name == "index.html" else path.name
         api.add_route(f"/{name}", partial(_send_file, path), include_in_schema=False)
@@ -103,7 +172,9 @@ def create_app(playground: Playground, host: str = "127.0.0.1") -> SecurityMiddl
     )
 
 
-def _add_queries(api: FastAPI, playground: Playground, queue: JobQueue) -> None:
+def _add_queries(
+    api: FastAPI, playground: Playground, cheap: JobQueue, questions: QuestionQueue
+) -> None:
     about = playground.about(uploads.MAX_BYTES, uploads.FORMATS)
 
     @api.get("/api/about", responses=ERRORS, summary="The model")
@@ -111,15 +182,22 @@ def _add_queries(api: FastAPI, playground: Playground, queue: JobQueue) -> None:
         """Return the properties of the model and the limits of requests."""
         return about
 
-    @api.post("/api/query", responses=ERRORS, summary="Infer, forecast, interpolate")
-    async def query(request: schemas.QueryRequest) -> schemas.Predictions:
+    @api.post(
+        "/api/query",
+        response_model=schemas.Predictions,
+        responses=ERRORS,
+        summary="Infer, forecast, interpolate",
+    )
+    async def query(request: schemas.QueryRequest) -> Response:
         """Predict every object in every frame, given the frames that each mask selects."""
-        return await queue.run(partial(playground.query, request))
+        return await questions.answer(await cheap.run(partial(playground.query, request)))
 
-    @api.post("/api/count", responses=ERRORS, summary="Count objects")
-    async def count(request: schemas.CountRequest) -> schemas.Counts:
+    @api.post(
+        "/api/count", response_model=schemas.Counts, responses=ERRORS, summary="Count objects"
+    )
+    async def count(request: schemas.CountRequest) -> Response:
         """Return the probability of each number of objects."""
-        return await queue.run(partial(playground.count, request))
+        return await questions.answer(await cheap.run(partial(playground.count, request)))
 
 
 def _add_clips(api: FastAPI, playground: Playground, queue: JobQueue) -> None:

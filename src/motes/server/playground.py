@@ -1,16 +1,17 @@
 """Requests of the playground, answered with `motes.queries`; independent of HTTP."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from motes import queries
 from motes.config import DataConfig, RunConfig
-from motes.core.axes import Float, Tensor
+from motes.core.axes import Bool, Float, Tensor
 from motes.core.errors import InputError
 from motes.data import Clips, draw_clips, load_clips
 from motes.data.clips import clips_to_grey
@@ -30,6 +31,20 @@ MAX_HELD_OUT = 10 * NUM_EXAMPLES  # clips kept in memory
 MAX_COUNT_FRAMES = 30  # observed frames used to count objects; more take longer and add little
 MAX_WORK = 3_000  # objects times frames times masks of one request, to bound its duration
 DIGITS = 3  # decimals of pixel coordinates
+
+
+class Question(NamedTuple):
+    """A query that was checked; questions of one kind can be answered together."""
+
+    frames: Float[Tensor, "M T height width"]
+    observed: Bool[Tensor, "M T"]
+    num_objects: int | None  # None: to be inferred
+    work: int  # objects times frames times masks
+
+    @property
+    def kind(self) -> tuple[int, int | None]:
+        """The shape that questions of a batch share."""
+        return self.frames.shape[1], self.num_objects
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,32 +113,64 @@ class Playground:
             ]
         )
 
-    def query(self, request: schemas.QueryRequest) -> schemas.Predictions:
-        """Return one prediction per mask.
+    def query(self, request: schemas.QueryRequest) -> "Question":
+        """Return the question of a request: its clip once for each mask.
 
         Law: all-true is `motes.infer`, true then false is `motes.forecast`
         (test_masks_infer_forecast_and_interpolate).
         """
-        began = time.perf_counter()
         masks = _masks(request)
         clip = _extended(decode_frames(request.video), masks.shape[1])
-        frames = clip.expand(len(masks), *clip.shape)
-        answer = queries.interpolate(self.model, frames, masks, request.num_objects)
-        predictions = [_prediction(answer, index) for index in range(len(masks))]
-        return schemas.Predictions(predictions=predictions, milliseconds=_milliseconds(began))
+        return self._question(clip.expand(len(masks), *clip.shape), masks, request.num_objects)
 
-    def count(self, request: schemas.CountRequest) -> schemas.Counts:
-        """Return the probability of each number of objects, given the observed frames."""
-        began = time.perf_counter()
+    def count(self, request: schemas.CountRequest) -> "Question":
+        """Return the question how many objects there are, given the observed frames."""
         frames = decode_frames(request.video)
         if len(request.mask) != len(frames):
             raise InputError(f"mask has {len(request.mask)} flags for {len(frames)} frames")
         observed = torch.tensor(request.mask)
         used = observed.cumsum(0) <= MAX_COUNT_FRAMES
-        answer = queries.interpolate(self.model, frames[None, used], observed[used])
-        assert answer.count_probabilities is not None
-        probabilities = answer.count_probabilities[0].tolist()
-        return schemas.Counts(probabilities=probabilities, milliseconds=_milliseconds(began))
+        return self._question(frames[None, used], observed[None, used], None)
+
+    def _question(
+        self,
+        frames: Float[Tensor, "M T height width"],
+        observed: Bool[Tensor, "M T"],
+        num_objects: int | None,
+    ) -> "Question":
+        """Return a question that cannot fail, so that others can be answered with it."""
+        observed = queries.check_observed(self.model, observed, frames)
+        queries.check_frames(self.model, frames, observed)
+        searched = sum(range(self.model.max_objects + 1))  # counts 1, 2, ... are compared
+        if num_objects is not None:
+            queries.check_counts(self.model, num_objects, len(frames))
+            searched = num_objects
+        return Question(frames, observed, num_objects, searched * observed.numel())
+
+    def answer(self, questions: Sequence["Question"]) -> list[bytes]:
+        """Return the answers as JSON, from one query; all questions have the same `kind`.
+
+        Law: equals the answers one by one (test_questions_answered_together_get_their_own_answers).
+        """
+        began = time.perf_counter()
+        frames = torch.cat([question.frames for question in questions])
+        observed = torch.cat([question.observed for question in questions])
+        found = queries.interpolate(self.model, frames, observed, questions[0].num_objects)
+        counts = found.count_probabilities
+        if counts is None:
+            _ = found.frames  # drawn on first use, and part of the time
+        spent = round(1e3 * (time.perf_counter() - began), 1)
+        answers, last = [], 0
+        for question in questions:
+            first, last = last, last + len(question.frames)
+            answer: schemas.Predictions | schemas.Counts
+            if counts is None:
+                predictions = [_prediction(found, index) for index in range(first, last)]
+                answer = schemas.Predictions(predictions=predictions, milliseconds=spent)
+            else:
+                answer = schemas.Counts(probabilities=counts[first].tolist(), milliseconds=spent)
+            answers.append(answer.model_dump_json().encode())
+        return answers
 
     def sample(self, request: schemas.SampleRequest) -> schemas.Clips:
         """Return clips drawn from the model."""
@@ -299,7 +346,3 @@ def _covariances(values: Float[Tensor, "M 2 2"]) -> list[schemas.Covariance]:
 
 def _rounded(values: Tensor) -> list[Any]:
     return values.detach().double().round(decimals=DIGITS).tolist()
-
-
-def _milliseconds(began: float) -> float:
-    return round(1e3 * (time.perf_counter() - began), 1)
