@@ -2,12 +2,14 @@
 
 Without process noise a path is determined by its initial state. Initial states are drawn from the
 Kalman posterior and importance-weighted to the exact one: uniform positions, angles and speeds, and
-the probability of exactly these pixels. Predictive frames need no further sampling: given an
-initial state, the pixel of a centre has the probability of a product of two Gaussian cells.
+the probability of exactly these pixels. Positions and predictive frames need no further sampling:
+given an initial state, a position in a known pixel is a truncated Gaussian, and an unknown pixel
+has the probability of a product of two Gaussian cells.
 """
 
-import dataclasses
 import math
+from dataclasses import dataclass
+from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
@@ -21,16 +23,24 @@ from motes.evaluation.baselines.disk_trackers import (
     KalmanTracker,
     TruePhysics,
     disk_mask,
-    make_prediction,
     true_physics,
 )
-from motes.evaluation.evaluate import Frames, Mask, Prediction
+from motes.evaluation.evaluate import Covariances, Frames, Mask, Prediction
 from motes.evaluation.metrics import Tracks
-from motes.kalman import Smoothed
+from motes.kalman.mixture import SmoothedTracks
 
-NUM_DRAWS = 400
+NUM_DRAWS = 1024
 WIDENING = 1.5  # of the proposal's covariance against the Kalman posterior, to cover its tails
 BEAM = 64
+
+
+def _moments(
+    weights: Float[Tensor, "B N S t"], values: Float[Tensor, "B N S t 2"]
+) -> tuple[Tracks, Covariances]:
+    """Return mean and covariance over weighted draws."""
+    mean = torch.einsum("bnst,bnsti->bnti", weights, values)
+    offset = values - mean[:, :, None]
+    return mean, torch.einsum("bnst,bnsti,bnstj->bntij", weights, offset, offset)
 
 
 class InitialStates(NamedTuple):
@@ -40,7 +50,7 @@ class InitialStates(NamedTuple):
     weights: Float[Tensor, "B N S"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class BayesLimit:
     """Global assignment and the exact posterior, for a world without process noise."""
 
@@ -51,8 +61,11 @@ class BayesLimit:
     @classmethod
     def of(cls, world: World) -> "BayesLimit":
         """Return the limit of a world."""
-        if world.state_covariance.any():
-            raise InputError("the limit needs a world without process noise; set state_noise to 0")
+        if world.state_covariance.any() or world.floor is not None:
+            raise InputError(
+                "got a world with process noise or a floor; the limit needs one without: set "
+                "state_noise to 0 and floor to None"
+            )
         return cls(world, true_physics(world))
 
     def predict(self, frames: Frames, observed: Mask, num_objects: int) -> Prediction:
@@ -60,37 +73,33 @@ class BayesLimit:
         tracker = KalmanTracker(self.world.radius, self.physics, BEAM)
         centres = tracker.find(frames, observed, num_objects)
         smoothed = tracker.smooth(centres, observed)
-        states = Smoothed(smoothed.means, smoothed.covariances)
-        initial = self.draw_initial_states(centres, observed, smoothed.log_weights, states)
+        initial = self.draw_initial_states(centres, observed, smoothed)
         paths = self.paths(initial.states, len(observed))
-        w = initial.weights
-        mean = torch.einsum("bns,bnsti->bnti", w, paths)
-        offset = paths - mean[:, :, None]
-        spread = torch.einsum("bns,bnsti,bnstj->bntij", w, offset, offset)
+        path, path_spread = _moments(initial.weights[..., None].expand(paths.shape[:-1]), paths)
+        pixels, spread = path.clone(), path_spread + self.physics.observation_scale.square().diag()
+        shown = self._shown_positions(initial, paths[..., observed, :], centres[:, :, observed])
+        pixels[:, :, observed], spread[:, :, observed] = shown
 
         def draw() -> Frames:
             drawn = self.draw_frames(initial, len(observed))
             return torch.where(observed[:, None, None], frames, drawn)
 
-        tracks = make_prediction(centres, observed, mean, spread, self.physics)
-        return dataclasses.replace(tracks, draw_frames=draw)
+        return Prediction(
+            pixels.float(), spread.float(), path.float(), path_spread.float(), draw_frames=draw
+        )
 
     def draw_initial_states(
-        self,
-        centres: Tracks,
-        observed: Mask,
-        log_weights: Float[Tensor, "B N K"],
-        states: Smoothed,
+        self, centres: Tracks, observed: Mask, states: SmoothedTracks
     ) -> InitialStates:
         """Return weighted draws of initial states from the exact posterior given the centres."""
-        generator = torch.Generator().manual_seed(0)
+        log_weights = states.log_weights
         means = states.means[..., 0, :]
         covariances = WIDENING * states.covariances[..., 0, :, :]
-        shape = (*means.shape[:2], NUM_DRAWS)
-        uniform = torch.rand(shape, generator=generator, dtype=means.dtype)
-        side = (uniform >= log_weights[..., :1].exp()).long()
+        # Scrambled Sobol points: far less noise than as many independent draws.
+        points = torch.quasirandom.SobolEngine(5, scramble=True, seed=0).draw(NUM_DRAWS).to(means)
+        side = (points[:, 0] >= log_weights[..., :1].exp()).long()
         factor = torch.linalg.cholesky(covariances)
-        noise = torch.randn((*shape, 4), generator=generator, dtype=means.dtype)
+        noise = torch.special.ndtri(points[:, 1:].clamp(1e-9, 1 - 1e-9))
         mean = means.take_along_dim(side[..., None], 2)
         draws = mean + (factor.take_along_dim(side[..., None, None], 2) @ noise[..., None])[..., 0]
         proposals = torch.distributions.MultivariateNormal(
@@ -99,8 +108,7 @@ class BayesLimit:
         proposal = (log_weights[:, :, None] + proposals).logsumexp(-1)
         paths = self.paths(draws, len(observed))[..., observed, :]
         shown = centres[:, :, None, observed]
-        likelihood = sum(self._log_cell(paths, shown, axis).sum(-1) for axis in (0, 1))
-        log_ratio = self.log_prior(draws) + likelihood - proposal
+        log_ratio = self.log_prior(draws) + self._log_cells(paths, shown).sum(-1) - proposal
         # An association with no prior support: no draw has weight, keep the proposal's.
         lost = log_ratio.isneginf().all(-1, keepdim=True)
         return InitialStates(draws, torch.where(lost, 0.0, log_ratio).softmax(-1))
@@ -157,6 +165,72 @@ class BayesLimit:
             white = conv2d(flat, disk[None, None], padding=self.world.radius)[:, 0]
             dark.append((1 - white).unflatten(0, centre.shape[:2]).prod(1))
         return 1 - torch.stack(dark, 1)
+
+    def _shown_positions(
+        self, initial: InitialStates, paths: Float[Tensor, "B N S t 2"], centres: Tracks
+    ) -> tuple[Tracks, Covariances]:
+        """Return mean and covariance of the positions that are drawn in observed frames.
+
+        The centres of a frame may belong to the objects in any order; orders are weighted by their
+        probability given the centres of all other frames.
+        """
+        own = self._log_cells(paths, centres[:, :, None])
+        left_out = (initial.weights.log()[..., None] - own).log_softmax(2)
+        evidence, means, spreads = [], [], []
+        for order in permutations(range(centres.shape[1])):
+            pixels = centres[:, order, None]
+            log_weights = left_out + self._log_cells(paths, pixels)
+            evidence.append(log_weights.logsumexp(2).sum(1))
+            weights = log_weights.softmax(2)
+            inside, variances = self.cell_moments(paths, pixels)
+            mean, between = _moments(weights, inside)
+            within = torch.einsum("bnst,bnsti->bnti", weights, variances).diag_embed()
+            means.append(mean)
+            spreads.append(between + within)
+        share = torch.stack(evidence, 1).softmax(1)[:, None].expand(-1, centres.shape[1], -1, -1)
+        mean, between = _moments(share, torch.stack(means, 2))
+        return mean, between + torch.einsum("bnpt,bnptij->bntij", share, torch.stack(spreads, 2))
+
+    def cell_moments(
+        self, paths: Float[Tensor, "B N S t 2"], pixels: Float[Tensor, "B N 1 t 2"]
+    ) -> tuple[Float[Tensor, "B N S t 2"], Float[Tensor, "B N S t 2"]]:
+        """Return mean and variance of a position given its path and the pixel that it is drawn in.
+
+        A Gaussian that is truncated to the pixel; positions beyond the border are clamped, so the
+        outermost pixels also hold the probability outside as a point mass.
+
+        Law: the moments of draws that are rounded to these pixels
+        (test_the_limit_has_the_moments_of_positions_drawn_in_the_same_pixels).
+        """
+        side = torch.tensor([self.world.width, self.world.height]).to(paths)
+        lowest, highest = self.world.radius, side - 1 - self.world.radius
+        low, high = (pixels - 0.5).clamp(min=lowest), torch.minimum(pixels + 0.5, highest)
+        scale = self.physics.observation_scale
+        a, b = (low - paths) / scale, (high - paths) / scale
+        unit = torch.distributions.Normal(torch.zeros(()).to(paths), 1.0)
+        density_a, density_b = unit.log_prob(a).exp(), unit.log_prob(b).exp()
+        inside = unit.cdf(b) - unit.cdf(a)
+        below = torch.where(pixels <= lowest, unit.cdf(a), 0.0)
+        above = torch.where(pixels >= highest, 1 - unit.cdf(b), 0.0)
+        mass = (inside + below + above).clamp(min=1e-12)
+        # Moments of the offset from `low`, at most one pixel: no cancellation of large numbers.
+        offset, width = paths - low, high - low
+        first = offset * inside + scale * (density_a - density_b) + width * above
+        second = (
+            (offset.square() + scale.square()) * inside
+            + scale * (offset * density_a - (offset + width) * density_b)
+            + width.square() * above
+        )
+        # A path many deviations away has no weight; its moments are only kept within the pixel.
+        mean = torch.minimum((first / mass).clamp(min=0.0), width)
+        variance = (second / mass - mean.square()).clamp(0.0, 0.25)
+        return low + mean, variance
+
+    def _log_cells(
+        self, paths: Float[Tensor, "... 2"], pixels: Float[Tensor, "... 2"]
+    ) -> Float[Tensor, "..."]:
+        """Return the log probability that noisy positions are drawn in these pixels."""
+        return self._log_cell(paths, pixels, 0) + self._log_cell(paths, pixels, 1)
 
     def _log_cell(
         self, paths: Float[Tensor, "... 2"], pixels: Tensor, axis: int
