@@ -10,10 +10,10 @@ import torch
 import motes
 from motes import kalman
 from motes.core.errors import InputError
-from motes.data import World, draw_clips
+from motes.data import World, draw_clips, worlds
 from motes.data.worlds.registry import draw_disks
 from motes.evaluation import metrics
-from motes.evaluation.baselines import BASELINES, baseline
+from motes.evaluation.baselines import BASELINES, baseline, find_world
 from motes.evaluation.baselines.bayes_limit import BayesLimit, InitialStates
 from motes.evaluation.baselines.disk_trackers import (
     KalmanTracker,
@@ -245,6 +245,29 @@ def test_hidden_frames_cannot_matter(clips: motes.Clips):
             assert mine is None or torch.equal(mine, theirs)
         if first.draw_frames is not None and second.draw_frames is not None:
             assert torch.equal(first.draw_frames()[:, 5:], second.draw_frames()[:, 5:])
+
+
+@pytest.mark.parametrize("name", ["cannonballs", "weightless", "wind", "drag"])
+def test_the_world_of_clips_is_recognised(name: str):
+    clips = worlds.make(name, 12, (1, 2), T, 32, seed=6)
+    found, true = find_world("limit", clips), worlds.physics_of(name, T, 32)
+    assert found.pixel_force == pytest.approx(true.pixel_force)
+    assert found.drag == true.drag
+
+
+def test_clips_of_an_unknown_world_are_refused_where_physics_is_given():
+    strange = [
+        worlds.make("bounce", 12, 1, T, 32, seed=6),
+        draw_clips(World(T, 32, gravity=5.0), 12, 1, seed=6),
+        draw_clips(World(T, 32, position_noise=0.002), 12, 1, seed=6),
+        draw_clips(World(T, 32, state_noise=1e-4), 12, 1, seed=6),
+        draw_clips(World(T, 32, speeds=(4.0, 5.0)), 12, 1, seed=6),
+    ]
+    for clips in strange:
+        for name in ("limit", "kalman", "known-gravity"):
+            with pytest.raises(InputError, match=f"known to {name}"):
+                find_world(name, clips)
+        assert find_world("constant-velocity", clips).gravity == World().gravity
 
 
 def test_the_constant_image_is_the_share_of_white(clips: motes.Clips):

@@ -1,5 +1,6 @@
 """trackpy as a rival: it must do well where its task is easy."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -53,8 +54,50 @@ def test_disks_that_touch_are_told_apart_by_their_shape():
     for t, centres in ((0, ((4, 5), (8, 5))), (2, ((6, 10), (9, 10)))):
         for x, y in centres:
             clip[t, y - 2 : y + 3, x - 2 : x + 3][disk_mask(2)] = 1.0
-    rows = blobs.locate_disks(clip, seen, 2, 5)
-    found = sorted(rows[["frame", "x", "y"]].itertuples(index=False, name=None))
-    assert found == [(0, 4, 5), (0, 8, 5), (2, 6, 10), (2, 9, 10)]
+    found = [sorted(map(tuple, points.tolist())) for points in blobs.locate_disks(clip, seen, 2, 5)]
+    assert found == [[(4, 5), (8, 5)], [], [(6, 10), (9, 10)]]
     tracks = track_features(clip[None], seen[None], 2, Settings(5, 6.0, 1), blobs.locate_disks)
     assert sorted(tracks[0, :, 1].tolist()) == [[5.0, 7.5], [8.5, 7.5]]
+
+
+def test_ties_are_broken_alike_in_every_run():
+    """trackpy iterates over sets of objects: their places in memory must not decide."""
+    crossing = [np.array([(6.0, 6.0), (6.0, 14.0)]), np.array([(2.0, 10.0), (10.0, 10.0)])]
+    kept, answers = [], []
+    for size in range(40):
+        kept.append([object() for _ in range(size)])  # moves later objects in memory
+        answers.append(blobs._link(crossing * 5, 2, Settings(5, 8.0, 0)))
+    assert all(torch.equal(answer, answers[0]) for answer in answers)
+
+
+def test_settings_are_chosen_for_each_task():
+    """A gap needs memory and a wide search, whole clips do not."""
+    training = worlds.make("cannonballs", 8, 1, seed=3)
+    tracker = blobs.TrackpyTracker(training, 2)
+    whole = torch.ones(30, dtype=torch.bool)
+    gap = (torch.arange(30) < 5) | (torch.arange(30) >= 25)
+    assert tracker.settings(gap, 1).memory >= 20 > tracker.settings(whole, 1).memory
+    clips = worlds.make("cannonballs", 6, 1, seed=4)
+    frames, truth = clips.frames.float() * gap[:, None, None], clips.clean
+    told = tracker.predict(frames, gap, 1).path_pixels
+    masks = gap.expand(6, -1)
+    blind = track_features(frames, masks, 1, tracker.settings(whole, 1), blobs.locate_disks)
+    assert 2 * metrics.rmse(told, truth, ~gap) < metrics.rmse(blind, truth, ~gap)
+
+
+def test_dropped_frames_are_tuned_on_other_patterns():
+    tracker, seen = blobs.TrackpyTracker(worlds.make("cannonballs", 4, 1, seed=3), 2), []
+    shown = torch.ones(30, dtype=torch.bool)
+    shown[[3, 5, 8, 9, 20]] = False
+    locate = blobs.locate_disks
+
+    def listening(clip, observed, num_objects, diameter):
+        seen.append(observed)
+        return locate(clip, observed, num_objects, diameter)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blobs, "locate_disks", listening)
+        tracker.settings(shown, 1)
+    assert [int((~mask).sum()) for mask in seen] == [5] * 4
+    assert all(mask[:2].all() for mask in seen)
+    assert not any(torch.equal(mask, shown) for mask in seen)

@@ -204,18 +204,17 @@ def _score_model(model: "Model", config: "RunConfig", clips: "Clips") -> dict[st
 
 
 def _score_baseline(name: str, clips: "Clips") -> dict[str, Any]:
-    """Return all scores of a baseline, fitted to clips of the paper's world."""
+    """Return all scores of a baseline, fitted to other clips of the same world."""
     from motes.config import DataConfig
-    from motes.data import World, draw_clips
-    from motes.evaluation.baselines import baseline
+    from motes.data import draw_clips
+    from motes.evaluation.baselines import baseline, find_world
     from motes.evaluation.evaluate import evaluate as score
     from motes.evaluation.evaluate import score_gaps
     from motes.training.inputs import counts_for_training
 
     if clips.in_colour:
         raise InputError(f"{name} needs binary or grey clips; these are in colour")
-    _, num_frames, height, width = clips.video.shape
-    world, usual = World(num_frames, (height, width)), DataConfig()
+    world, usual = find_world(name, clips), DataConfig()
     counts = sorted({*usual.num_objects, *counts_for_training(clips, "the clip file").tolist()})
     predictor = baseline(name, world, draw_clips(world, NUM_TRAINING, counts, usual.seed))
     with bar("scoring", len(clips)) as progress:

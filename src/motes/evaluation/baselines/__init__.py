@@ -12,15 +12,16 @@
 of the disks and their number.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from motes.core.axes import Float, Tensor
 from motes.core.errors import InputError
-from motes.data import Clips, World
+from motes.data import Clips, World, worlds
 from motes.evaluation.baselines.bayes_limit import BayesLimit
 from motes.evaluation.baselines.disk_trackers import KalmanTracker, StraightLine, true_physics
 from motes.evaluation.baselines.trackpy import TrackpyTracker
@@ -51,12 +52,61 @@ class ConstantImage:
 BASELINES: dict[str, Callable[[World, Clips], Predictor]] = {
     "limit": lambda world, training: BayesLimit.of(world),
     "kalman": lambda world, training: KalmanTracker(world.radius, true_physics(world)),
-    "disks-trackpy": lambda world, training: TrackpyTracker.of(training, world.radius),
-    "trackpy": lambda world, training: TrackpyTracker.of(training),
+    "disks-trackpy": lambda world, training: TrackpyTracker(training, world.radius),
+    "trackpy": lambda world, training: TrackpyTracker(training),
     "known-gravity": lambda world, training: StraightLine(world.radius, world.pixel_force),
     "constant-velocity": lambda world, training: StraightLine(world.radius, np.zeros(2)),
     "constant-image": lambda world, training: ConstantImage.of(training),
 }
+
+
+GIVEN_PHYSICS = ("limit", "kalman", "known-gravity")
+LAW_TOLERANCE = 1e-3  # pixels; paths are stored in float32
+
+
+def find_world(name: str, clips: Clips) -> World:
+    """Return the world that made the clips, by their true paths, for a baseline.
+
+    Raises:
+        InputError: The baseline needs the physics, and these clips follow no world with a linear
+            law.
+
+    Law: clips of other worlds are recognised or refused (test_the_world_of_clips_is_recognised).
+    """
+    _, num_frames, height, width = clips.video.shape
+    for other in worlds.WORLDS:
+        known = worlds.physics_of(other, num_frames)
+        if isinstance(known, World) and known.floor is None:
+            world = replace(known, size=(height, width))
+            if _made_by(world, clips):
+                return world
+    if name in GIVEN_PHYSICS:
+        raise InputError(
+            f"these clips follow no law of motion that is known to {name}; give clips of another "
+            "world (motes data), or choose a baseline that is not given the physics"
+        )
+    return World(num_frames, (height, width))
+
+
+def _made_by(world: World, clips: Clips) -> bool:
+    """Return whether true paths, initial states and noise of the clips are those of a world."""
+    if clips.positions is None or clips.clean is None:
+        return False
+    limit, steps = BayesLimit.of(world), clips.clean.double().diff(dim=2)
+    model, kept = limit.physics.model, 1 - world.drag
+    change = steps[:, :, 1:] - kept * steps[:, :, :-1]
+    expected = model.force[2:] + (1 - kept) * model.force[:2]
+    if not bool(((change - expected).abs().nan_to_num(0.0) < LAW_TOLERANCE).all()):
+        return False
+    first = torch.cat([clips.clean[:, :, 0].double(), steps[:, :, 0] - model.force[:2]], -1)
+    first = first[~first.isnan().any(-1)]
+    # A state at the end of an interval may fall beyond it by rounding.
+    if limit.log_prior(first).isfinite().double().mean() < 0.5:
+        return False
+    noise = (clips.positions - clips.clean) / limit.physics.observation_scale
+    noise = noise[~noise.isnan()]
+    deviation = float(noise.square().mean().sqrt())
+    return abs(deviation - 1) < 0.05 + 5 / math.sqrt(2 * len(noise))
 
 
 def baseline(name: str, world: World, training: Clips) -> Predictor:

@@ -27,7 +27,7 @@ from motes.evaluation.baselines.disk_trackers import (
 )
 from motes.evaluation.evaluate import Covariances, Frames, Mask, Prediction
 from motes.evaluation.metrics import Tracks
-from motes.kalman.mixture import SmoothedTracks
+from motes.kalman.model import SmoothedTracks
 
 NUM_DRAWS = 1024
 WIDENING = 1.5  # of the proposal's covariance against the Kalman posterior, to cover its tails
