@@ -8,7 +8,7 @@ clips are left out.
 Usage: python -m experiments.paper_from_scratch.train_and_score OPTIONS
     --device cuda --run /tmp/scratch --out OUT --seconds 560
     --device cuda --side 32 --replicas 4 --run /tmp/scratch_32 --out OUT
-    --device cuda --frames 50 --replicas 4 --run /tmp/scratch_T50 --out OUT
+    --device cuda --frames 50 --hidden 0.25 --replicas 4 --run /tmp/scratch_T50 --out OUT
     --preset paper-scratch-small --seed 2 --replicas 1 --threads 2 --run /tmp/small_2 --out OUT
     --smoke --run /tmp/smoke --out OUT      (tiny sizes, to see that everything runs)
 
@@ -25,6 +25,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ import torch
 
 from experiments.paper_training.score_replicas import row, score_limit, score_seed
 from experiments.sprites_seeds.score_seeds import GPU_BATCH
-from motes.config import DataConfig, RunConfig, ScheduleConfig
+from motes.config import DataConfig, RunConfig, ScheduleConfig, to_json
 from motes.core.environment import environment
 from motes.data import Clips, cannonballs
 from motes.evaluation import metrics
@@ -46,7 +47,7 @@ from motes.evaluation.evaluate import (
 )
 from motes.models.model import load_with_config, save_model, write_json
 from motes.training.presets import PRESETS
-from motes.training.train import Outcome, resume, train
+from motes.training.train import Outcome, begin_run, resume, train
 
 BEGUN = time.monotonic()
 TEST_SEED, FRESH_SEED = 3_000_000, 7_000_003
@@ -96,6 +97,17 @@ def report(line: Record) -> None:
         and line["step"] % 5_000 == 0
     ):
         say(Path(line["folder"]).name, line["step"], f"{bound:.0f}")
+
+
+def begin(folder: Path, configs: Sequence[RunConfig]) -> None:
+    """Write what runs of these configurations need to be continued, unless it exists."""
+    if (folder / "config.json").is_file():
+        return
+    for config in configs:
+        own = folder / f"seed-{config.seed}"
+        own.mkdir(parents=True, exist_ok=True)
+        (own / "config.json").write_text(to_json(config), "utf-8")
+    begin_run(folder, configs[0], len(configs))
 
 
 def learn(config: RunConfig, folder: Path, replicas: int, device: str, seconds: float) -> Outcome:
@@ -202,6 +214,7 @@ def main() -> int:
     parser.add_argument("--side", type=int, help="of a frame in pixels")
     parser.add_argument("--frames", type=int, help="in a clip")
     parser.add_argument("--seed", type=int, default=0, help="of the first replica")
+    parser.add_argument("--hidden", type=float, default=0.0, help="hidden_clips of odd seeds")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--replicas", type=int, default=8)
     parser.add_argument("--clips", type=int, default=600)
@@ -219,6 +232,12 @@ def main() -> int:
         "command": " ".join(sys.argv),
         "environment": environment(torch.device(given.device)),
     }
+    if given.hidden > 0:
+        seeds = range(given.seed, given.seed + given.replicas)
+        begin(given.run, [
+            dataclasses.replace(config, seed=seed, hidden_clips=given.hidden * (seed % 2))
+            for seed in seeds
+        ])  # fmt: skip
     outcome = learn(config, given.run, given.replicas, given.device, left(given) - STOP_BEFORE)
     record |= {"finished": outcome.finished, "step": outcome.step}
     record["training_seconds"] = time.monotonic() - BEGUN

@@ -173,10 +173,14 @@ class RunConfig:
     # A first stage on the clips of one object, whose tracks are the pseudo-labels of
     # `schedule.distillation_steps`; see `motes.training.self_distillation`.
     single_object_schedule: ScheduleConfig | None = optional(None)  # noqa: RUF009
+    hidden_clips: float = optional(0.0)  # clips with hidden frames for each other combined clip
     log_every: int = 100
     checkpoint_every: int = 2_000
 
     def __post_init__(self) -> None:
+        require(
+            0 <= self.hidden_clips <= 1, f"hidden_clips is {self.hidden_clips!r:.40}; give 0 to 1"
+        )
         require_counts(self, 1, "batch_size", "log_every", "checkpoint_every")
         require(0 <= self.seed < 2**63, f"seed is {self.seed!r:.60}; give 0 to 2**63 - 1")
         require(

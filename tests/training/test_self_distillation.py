@@ -6,29 +6,35 @@ from pathlib import Path
 
 import pytest
 import torch
-from motes.cli.progress import describe
 
+from motes.cli.terminal import describe
 from motes.config import RunConfig, ScheduleConfig, from_json, to_json
 from motes.core.errors import InputError
 from motes.data import PackedFrames, cannonballs
+from motes.data.clips import pack
 from motes.models.model import build, load, read_tensors
 from motes.models.pixel_map import is_visible, rendered_centroids
 from motes.training import self_distillation, step
 from motes.training import train as training
 from motes.training.distillation import starting_order
-from motes.training.inputs import to_training_data
+from motes.training.inputs import TrainingData, to_training_data
 from motes.training.presets import PRESETS
 from motes.training.self_distillation import (
+    GAPS,
     Tracks,
+    add_hidden,
     combine,
     combine_labels,
     continue_from,
+    draw_gaps,
+    hide_frames,
+    infer_tracks,
     single_object_config,
     single_objects,
     straighten,
 )
-from motes.training.train import Outcome, Run, Team, resume, train
-from tiny import tiny_model
+from motes.training.train import Outcome, Run, Team, begin_run, resume, train
+from tiny import tiny_frames, tiny_model
 
 CPU = torch.device("cpu")
 
@@ -202,3 +208,51 @@ def test_a_failed_fit_of_the_dynamics_is_logged(
     logged = (tmp_path / "run" / "log.jsonl").read_text("utf-8").splitlines()
     assert [json.loads(line)["step"] for line in logged if "dynamics_fitted" in line] == [0, 6]
     assert "singular matrix" in describe(reported[0])
+
+
+def test_hidden_frames_show_the_expected_object() -> None:
+    model = tiny_model()
+    video = pack(tiny_frames(40, 12) > 0.5)
+    singles = TrainingData(video, torch.ones(40, dtype=torch.long), mass=4.0)
+    hidden = hide_frames(model, singles, seed=0)
+    assert isinstance(hidden.clips.video, PackedFrames)
+    before, after = video.unpack_all(), hidden.clips.video.unpack_all()
+    assert torch.equal(before[hidden.shown], after[hidden.shown])
+    gaps = draw_gaps(12, seed=0)
+    assert torch.equal(hidden.shown, gaps[torch.arange(40) % GAPS])
+    for m in (4, 5):  # an even gap and an odd one
+        shown, (means, scales) = gaps[m], infer_tracks(model, singles)
+        known = shown if m % 2 else torch.arange(12) < int(shown.int().argmin())
+        smoothed = model.dynamics.smooth(
+            means[m, None, None], known[None, None], scales[m, None, None].double().square()
+        )
+        path = model.dynamics.emit(smoothed.select(smoothed.log_weights.argmax(-1))).mean
+        drawn = model.render(path.float(), torch.ones(1, 1).bool())[0] > 0.5
+        assert torch.equal(after[m, ~shown].bool(), drawn[~shown])
+
+
+def test_members_of_a_clip_with_hidden_frames_have_the_same_gap(
+    generator: torch.Generator,
+) -> None:
+    singles = cannonballs(50, 1, num_frames=4, size=16, seed=1).video
+    assert isinstance(singles, PackedFrames)
+    plain, hidden = combine(singles, (2, 3), 9, seed=0), combine(singles, (2, 3), 20, 0, GAPS)
+    assert (hidden.members % GAPS == hidden.members[:, :1] % GAPS).all()
+    both = add_hidden(plain, hidden, len(singles))
+    tracks = Tracks(*torch.rand(2, 100, 4, 2, generator=generator))
+    labels = combine_labels(tiny_model().dynamics, tracks, both)
+    assert len(labels.means) == len(both.video) == 29
+    own = tracks.means[50 + hidden.members[3, : hidden.num_objects[3]]]
+    found = labels.means[9 + 3, : hidden.num_objects[3]]
+    assert sorted(own.flatten(1).tolist()) == sorted(found.flatten(1).tolist())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_fits")
+def test_a_run_with_hidden_frames_beside_one_without(tmp_path: Path) -> None:
+    config = replace(staged_config(), data=replace(staged_config().data, num_clips=120))
+    folder = tmp_path / "run" / "seed-1"
+    folder.mkdir(parents=True)
+    begin_run(tmp_path / "run", config, 2)
+    (folder / "config.json").write_text(to_json(replace(config, seed=1, hidden_clips=0.5)))
+    assert resume(tmp_path / "run").finished

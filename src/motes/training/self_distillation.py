@@ -6,6 +6,8 @@ No other model and no labels are used. A run has three stages:
 2. The model infers the tracks of these clips, and its dynamics are fitted to them. Single-object
    clips are combined to clips of several objects, whose pseudo-labels are the tracks of their
    members in initial-state component order. The networks are trained on them by distillation.
+   With `hidden_clips`, further combined clips have hidden frames as queries meet them: those that
+   a model expects, given the tracks before a gap or on both sides of it.
 3. The bound is maximised on all clips; in the end the dynamics are fitted once more.
 
 Assumptions beyond the paper's: objects move independently, a frame of several objects is the union
@@ -26,7 +28,7 @@ import torch
 from motes.config import RunConfig, to_json
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
-from motes.data.clips import PackedFrames
+from motes.data.clips import PackedFrames, pack
 from motes.models.model import Model, write_text
 from motes.models.paper import PaperSettings
 from motes.models.pixel_map import align, is_visible, rendered_centroids
@@ -42,6 +44,7 @@ RENDERED = 20_000  # positions rendered at a time
 FITTED_TRACKS = 2_000  # tracks that the dynamics are fitted to
 FIRST_BATCH = 40  # clips in a step of the first stage, at most
 COMBINED = 2  # combined clips for each training clip
+GAPS = 16  # different gaps of clips with hidden frames
 OUTLIERS = 0.02  # share of the least likely tracks, which the second fit leaves out
 
 
@@ -58,6 +61,13 @@ class CombinedClips(NamedTuple):
     video: PackedFrames
     num_objects: Int[Tensor, " M"]
     members: Int[Tensor, "M N"]  # single-object clips; entries of absent objects have no meaning
+
+
+class HiddenClips(NamedTuple):
+    """Single-object clips with hidden frames; clip m has gap m modulo `GAPS`."""
+
+    clips: TrainingData
+    shown: Bool[Tensor, "M T"]  # False: hidden, the frame is what a model expects
 
 
 class PseudoLabelled(NamedTuple):
@@ -117,7 +127,7 @@ def single_object_config(config: RunConfig) -> RunConfig:
 
 
 def combine(
-    singles: PackedFrames, counts: Sequence[int], num_clips: int, seed: int
+    singles: PackedFrames, counts: Sequence[int], num_clips: int, seed: int, groups: int = 1
 ) -> CombinedClips:
     """Return clips of several objects made of single-object clips, drawn with replacement.
 
@@ -126,13 +136,16 @@ def combine(
         counts: Numbers of objects, all equally likely.
         num_clips: How many clips to make.
         seed: Of the draws.
+        groups: Members of a clip have the same index modulo this number.
 
     Law: a frame is the union of its members' frames (test_combined_frames_are_unions).
     """
-    random = np.random.Generator(np.random.Philox(key=(seed, 1)))
+    random = np.random.Generator(np.random.Philox(key=(seed, groups)))
     device = singles.bits.device
     number = torch.from_numpy(random.choice(np.array(counts), size=num_clips)).to(device)
-    chosen = random.integers(len(singles), size=(num_clips, max(counts)))
+    chosen = random.integers(len(singles) // groups, size=(num_clips, max(counts)))
+    if groups > 1:
+        chosen = groups * chosen + random.integers(groups, size=(num_clips, 1))
     members = torch.from_numpy(chosen).to(device)
     bits = singles.bits[members[:, 0]]
     for n in range(1, max(counts)):
@@ -226,23 +239,102 @@ def combine_labels(dynamics: Any, tracks: Tracks, combined: CombinedClips) -> Ga
     )
 
 
+def draw_gaps(num_frames: int, seed: int) -> Bool[Tensor, "gaps T"]:
+    """Return which frames are shown in clips with hidden frames; the first and the last are."""
+    random = np.random.Generator(np.random.Philox(key=(seed, 2)))
+    edge = max(num_frames // 10, 1)
+    first = random.integers(edge, max(num_frames // 3, edge + 1), size=(GAPS, 1))
+    after = random.integers(2 * num_frames // 3, num_frames - edge + 1, size=(GAPS, 1))
+    time = np.arange(num_frames)
+    return torch.from_numpy((time < first) | (time >= np.minimum(after, num_frames - 1)))
+
+
+@torch.no_grad()
+def hide_frames(model: Model, singles: TrainingData, seed: int) -> HiddenClips:
+    """Return single-object clips in which gaps show what a model expects, as in queries.
+
+    With even gaps these are the frames of the prediction from before the gap, as when a clip is
+    read for the first time, with odd ones those of the track smoothed from both sides.
+
+    Law: shown frames are unchanged (test_hidden_frames_show_the_expected_object).
+    """
+    tracks, frames = infer_tracks(model, singles), singles.video
+    assert isinstance(frames, PackedFrames)
+    gaps = draw_gaps(tracks.means.shape[1], seed).to(model.device)
+    hidden = torch.empty_like(frames.bits)
+    for gap, shown in enumerate(gaps):
+        own = torch.arange(gap, len(frames), GAPS, device=model.device)
+        before = shown.cumprod(0).bool()
+        known = (shown if gap % 2 else before).expand(len(own), 1, -1)
+        means, scales = (part[own][:, None] for part in tracks)
+        smoothed = model.dynamics.smooth(means, known, scales.double().square())
+        states = smoothed.select(smoothed.log_weights.argmax(-1))
+        expected = model.dynamics.emit(states).mean.to(means.dtype)
+        drawn = torch.cat(
+            [
+                model.render(part, torch.ones_like(part[:, :, 0, 0], dtype=torch.bool)) > 0.5
+                for part in expected.split(BATCH)
+            ]
+        )
+        seen = frames.unpack(own) > 0.5
+        hidden[own] = pack(torch.where(shown[:, None, None], seen, drawn)).bits.to(hidden.device)
+    clips = singles._replace(video=dataclasses.replace(frames, bits=hidden))
+    index = torch.arange(len(frames), device=model.device) % GAPS
+    return HiddenClips(clips, gaps[index])
+
+
+def label_hidden(model: Model, tracks: Tracks, hidden: HiddenClips) -> Tracks:
+    """Return labels of clips and of those with hidden frames; there, of what these show."""
+    imagined = infer_tracks(model, hidden.clips)
+    shown = hidden.shown[..., None]
+    means = torch.where(shown, tracks.means, straighten(model, imagined.means))
+    scales = torch.where(shown, tracks.scales, imagined.scales)
+    return Tracks(torch.cat([tracks.means, means]), torch.cat([tracks.scales, scales]))
+
+
+def add_hidden(combined: CombinedClips, hidden: CombinedClips, num_singles: int) -> CombinedClips:
+    """Return all clips; members with hidden frames come after the other single-object clips."""
+    bits = torch.cat([combined.video.bits, hidden.video.bits])
+    return CombinedClips(
+        dataclasses.replace(combined.video, bits=bits),
+        torch.cat([combined.num_objects, hidden.num_objects]),
+        torch.cat([combined.members, num_singles + hidden.members]),
+    )
+
+
 def label_combined_clips(
     models: Sequence[Model], configs: Sequence[RunConfig], dataset: Dataset
 ) -> list[PseudoLabelled]:
-    """Return for each run the combined clips, the same for all, with its own pseudo-labels."""
+    """Return for each run the combined clips with its own pseudo-labels.
+
+    Clips are the same for all runs, hidden frames are those that the first model expects.
+    """
     singles, data = single_objects(dataset.training), configs[0].data
     assert isinstance(singles.video, PackedFrames)
-    number = COMBINED * len(dataset.training.num_objects)
-    combined = combine(singles.video, data.num_objects, number, data.seed)
-    clips = singles._replace(video=combined.video, num_objects=combined.num_objects)
+    counts, number = data.num_objects, COMBINED * len(dataset.training.num_objects)
     labels = for_each(
         models,
         lambda k: infer_labels(models[k], singles, data.num_frames, configs[k].seed),
     )
-    labelled = []
-    for model, (tracks, fitted) in zip(models, labels, strict=True):
+    for model in models:
         distributed.broadcast(model.dynamics)
-        own = clips._replace(pseudo_labels=combine_labels(model.dynamics, tracks, combined))
+    combined = {0.0: combine(singles.video, counts, number, data.seed)}
+    hidden = None
+    for share in sorted({config.hidden_clips for config in configs} - {0.0}):
+        hidden = hide_frames(models[0], singles, data.seed) if hidden is None else hidden
+        assert isinstance(hidden.clips.video, PackedFrames)
+        more = combine(hidden.clips.video, counts, round(share * number), data.seed, GAPS)
+        combined[share] = add_hidden(combined[0.0], more, len(singles.num_objects))
+    labelled = []
+    for model, config, (tracks, fitted) in zip(models, configs, labels, strict=True):
+        clips = combined[config.hidden_clips]
+        if hidden is not None and config.hidden_clips > 0:
+            tracks = label_hidden(model, tracks, hidden)
+        own = singles._replace(
+            video=clips.video,
+            num_objects=clips.num_objects,
+            pseudo_labels=combine_labels(model.dynamics, tracks, clips),
+        )
         labelled.append(PseudoLabelled(model, own, fitted))
     return labelled
 

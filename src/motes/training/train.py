@@ -153,7 +153,8 @@ class Run:
         model, dynamics = config.model, config.dynamics
         sizes = (model.inference_state_size, model.renderer_state_size, model.scale_floor)
         settings = (config.batch_size, schedule.iterations, schedule.distillation_steps)
-        return self.trainer.step, config.data, *sizes, dynamics.num_components, *settings
+        clips = (config.data, config.hidden_clips)
+        return self.trainer.step, *clips, *sizes, dynamics.num_components, *settings
 
     @property
     def due(self) -> bool:
