@@ -20,7 +20,7 @@ from benchmarks.scale import (
     num_points,
     peak_memory,
 )
-from motes.queries import SMOOTHING_BYTES
+from motes.queries import SEARCH, SMOOTHING_BYTES
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "benchmarks" / "records" / "scale.json"
@@ -121,6 +121,6 @@ def test_no_question_about_many_clips_took_more_than_it_is_refused_for(family: s
     positions = point.objects * point.frames
     model = scale.model_for(family, point)
     num_components = model.dynamics.num_components
-    of_a_clip = model.inference.bytes_per_clip(point.objects, point.frames, num_components)
+    of_a_clip = model.inference.bytes_per_clip(point.objects, point.frames, num_components, SEARCH)
     of_a_clip += SMOOTHING_BYTES * positions
     assert curve[family][-1]["peak_mib"] * 2**20 <= point.clips * of_a_clip

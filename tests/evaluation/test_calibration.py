@@ -10,7 +10,7 @@ from motes.data.clips import pack
 from motes.evaluation.calibration import calibrate, calibrate_run
 from motes.models.model import Model, build, load, save_model
 from motes.models.protocols import GaussianPosterior
-from motes.queries import observations
+from motes.queries import track_observations
 from motes.training.presets import PRESETS
 from tiny import tiny_frames, tiny_model
 
@@ -58,7 +58,7 @@ def test_more_objects_than_in_training_have_the_last_scale():
     model, ones = tiny_model(), torch.ones(1, 4, 5, 2)
     model.calibration_scale[-1] = 9.0
     seen = torch.ones(1, 5, dtype=torch.bool)
-    given = observations(model, GaussianPosterior(ones, ones), seen, torch.tensor([4]), 5)
+    given = track_observations(model, GaussianPosterior(ones, ones), seen, torch.tensor([4]), 5)
     assert torch.equal(given.covariances, 9 * torch.eye(2).expand(1, 4, 5, 2, 2))
 
 

@@ -19,7 +19,7 @@ import torch
 import motes
 from motes.config import RunConfig
 from motes.data import Clips, worlds
-from motes.models.model import Model, build, load, read_config, renamed, save_model
+from motes.models.model import Model, build, load, read_config, rename_old_tensors, save_model
 from motes.queries import Answer
 from motes.training.presets import PRESETS
 from motes.training.train import resume, train
@@ -55,7 +55,9 @@ def recorded(name: str) -> dict[str, np.ndarray]:
 
 
 def recorded_weights(run: str) -> dict[str, torch.Tensor]:
-    return renamed({n: torch.from_numpy(v) for n, v in recorded(f"weights_{run}").items()})
+    return rename_old_tensors(
+        {n: torch.from_numpy(v) for n, v in recorded(f"weights_{run}").items()}
+    )
 
 
 def layer_clips() -> Clips:

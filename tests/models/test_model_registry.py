@@ -270,7 +270,9 @@ class BruteForce(nn.Module):
     def max_objects(self, trained: int) -> int:
         return trained
 
-    def bytes_per_clip(self, num_objects: int, num_frames: int, num_components: int) -> int:
+    def bytes_per_clip(
+        self, num_objects: int, num_frames: int, num_components: int, search: Search
+    ) -> int:
         return 10_000 * num_frames
 
 

@@ -6,7 +6,7 @@ import torch
 
 from motes.models.layers.search import LayerSettings
 from motes.models.model import Model, build
-from motes.models.pixel_map import NUM_PATHS, align, find_pixel_map, rendered_centroids
+from motes.models.pixel_map import NUM_PATHS, align_pixel_map, find_pixel_map, rendered_centroids
 from motes.models.protocols import PlainRenderer
 from tiny import tiny_config
 
@@ -106,7 +106,7 @@ def test_a_renderer_that_draws_nothing_gets_a_finite_map() -> None:
 
 def test_align_stores_the_map_and_keeps_the_random_state() -> None:
     model, before = drawing(Blobs(affine)), torch.get_rng_state()
-    residual = align(model, 5)
+    residual = align_pixel_map(model, 5)
     assert residual == pytest.approx(0, abs=1e-3)
     point = torch.tensor([[0.7, -1.2]])
     torch.testing.assert_close(model.to_pixels(point), affine(point), rtol=0, atol=2e-3)

@@ -168,14 +168,7 @@ class Model(nn.Module):
         observed: Bool[Tensor, "B T"] | None = None,
         search: Search = Search(),  # noqa: B008 (immutable)
     ) -> Posterior:
-        """Return q(a | v).
-
-        Args:
-            frames: values in [0, 1].
-            num_objects: objects in each clip.
-            observed: which frames count; all, if None.
-            search: effort of families that infer by search.
-        """
+        """Return q(a | v)."""
         posterior: Posterior = self.inference.infer(
             frames,
             num_objects,
@@ -285,15 +278,7 @@ def bound_terms(
     noise: Float[Tensor, "B N T 2"],
     observed: Bool[Tensor, "B T"] | None = None,
 ) -> BoundTerms:
-    """Return the terms of the bound for each clip, from one draw of q.
-
-    Args:
-        model: of any family.
-        frames: values in [0, 1].
-        num_objects: objects in each clip.
-        noise: of the draw.
-        observed: which frames count; all, if None.
-    """
+    """Return the terms of the bound for each clip, from one draw of q."""
     q = model.infer(frames, num_objects, observed)
     return terms_of(model, q, frames, num_objects, noise, observed)
 
@@ -352,7 +337,7 @@ def load_with_config(
     config = read_config(folder)
     model = build(config)
     tensors, _ = read_tensors(folder / "model.safetensors")
-    restore(model, tensors, folder / "model.safetensors")
+    restore_weights(model, tensors, folder / "model.safetensors")
     return model.to(check_device(device)).eval(), config
 
 
@@ -392,9 +377,9 @@ def read_config(folder: Path) -> RunConfig:
     return from_json(text, path)
 
 
-def restore(model: Model, tensors: dict[str, Tensor], origin: Path) -> None:
+def restore_weights(model: Model, tensors: dict[str, Tensor], origin: Path) -> None:
     """Copy tensors into the model after checking names, shapes and values."""
-    expected, tensors = model.state_dict(), renamed(tensors)
+    expected, tensors = model.state_dict(), rename_old_tensors(tensors)
     tensors = {"calibration_scale": expected["calibration_scale"], **tensors}  # may be missing
     if set(tensors) != set(expected):
         missing, extra = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
@@ -412,11 +397,11 @@ def restore(model: Model, tensors: dict[str, Tensor], origin: Path) -> None:
                 f"{origin}: {name} holds values that are not numbers up to {MAX_WEIGHT:.0f}"
             )
     model.load_state_dict(tensors)
-    if not is_usable(model):
+    if not is_usable_model(model):
         raise InputError(f"{origin}: its values overflow on an empty clip; train it again")
 
 
-def renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def rename_old_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors of any version under the names of this one; prefixes such as `model/` stay."""
 
     def new(name: str) -> str:
@@ -427,7 +412,7 @@ def renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def is_usable(model: Model) -> bool:
+def is_usable_model(model: Model) -> bool:
     """Return whether dynamics, renderer and inference stay finite on an empty clip."""
     one = torch.ones(1, dtype=torch.int64)
     frames = torch.zeros(1, 2, *model.frame_shape)

@@ -48,13 +48,7 @@ class PaperRenderer(PlainRenderer):
     def __init__(
         self, image_size: tuple[int, int], state_size: int, generator: torch.Generator
     ) -> None:
-        """Build the network with the paper's random weights and zero biases.
-
-        Args:
-            image_size: height and width of a frame in pixels.
-            state_size: elements of the latent state x.
-            generator: source of the random weights.
-        """
+        """Build the network with the paper's random weights and zero biases."""
         super().__init__()
         height, width = image_size
         self.image_size = image_size
@@ -72,13 +66,7 @@ class PaperRenderer(PlainRenderer):
         present: Bool[Tensor, "B N"],
         appearance: None = None,
     ) -> Float[Tensor, "B T height width"]:
-        """Return the logit of each pixel being white.
-
-        Args:
-            positions: latent positions; those of absent objects may hold anything, NaN too.
-            present: which objects a clip has.
-            appearance: None: all objects look alike.
-        """
+        """Return the logit of each pixel being white."""
         present = present[:, :, None, None]
         # Cleaned before the product: 0 * NaN would reach the gradients of the weights.
         a = torch.where(present, positions, 0)
@@ -239,14 +227,7 @@ class InferenceNetwork(nn.Module):
     ) -> None:
         """Build the network with the paper's random weights and zero biases.
 
-        Args:
-            image_size: height and width of a frame in pixels.
-            max_objects: the largest number of objects in a clip.
-            state_size: elements of the latent state s.
-            scale_floor: scales stay above it, so that q cannot collapse to a point.
-            initial_scale: the scale that the untrained network reads off a zero state.
-            generator: source of the random weights.
-            gap_passes: readings of a clip with hidden frames, see `infer`.
+        A clip with hidden frames is read `gap_passes` times, see `infer`.
         """
         super().__init__()
         if not 0 <= scale_floor < initial_scale:
@@ -272,12 +253,7 @@ class InferenceNetwork(nn.Module):
     def forward(
         self, frames: Float[Tensor, "B T height width"], num_objects: Int[Tensor, " B"]
     ) -> GaussianPosterior:
-        """Return q(a | v) for all objects and frames.
-
-        Args:
-            frames: values in [0, 1].
-            num_objects: objects in each clip, 1 to `max_objects`; it chooses the initial states.
-        """
+        """Return q(a | v) for all objects and frames."""
         before, read = self.initial_states(num_objects).transpose(0, 1), []
         for part in frames.flatten(2).transpose(0, 1).split(CHUNK_FRAMES):  # T B pixels
             states = recur(before, self.image_part(part), self.from_past, self.from_below)
@@ -373,7 +349,9 @@ class InferenceNetwork(nn.Module):
         """Return the largest count of the training clips: the network has no others."""
         return trained
 
-    def bytes_per_clip(self, num_objects: int, num_frames: int, num_components: int) -> int:
+    def bytes_per_clip(
+        self, num_objects: int, num_frames: int, num_components: int, search: Search
+    ) -> int:
         """Return the peak memory of `infer` for each of many clips."""
         return BYTES_PER_POSITION * num_objects * num_frames
 

@@ -90,7 +90,7 @@ def find_pixel_map(model: Model, num_frames: int) -> PixelMap:
     )
 
 
-def align(model: Model, num_frames: int) -> float:
+def align_pixel_map(model: Model, num_frames: int) -> float:
     """Store the pixel map in the model and return its residual in pixels."""
     pixel_map = find_pixel_map(model, num_frames)
     model.pixel_matrix.copy_(pixel_map.matrix)

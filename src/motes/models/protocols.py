@@ -157,9 +157,13 @@ class Posterior(Protocol):
 
 @runtime_checkable
 class Renderer(Module, Protocol):
-    """p(v | a): the distribution of frames given the positions of objects."""
+    """p(v | a): the distribution of frames given the positions of objects.
 
-    grey_levels: bool  # pixels are levels with noise; False: black or white
+    The methods with a body are optional; what they return suits objects that all look alike and
+    are never occluded.
+    """
+
+    grey_levels: bool = False  # pixels are levels with noise; False: black or white
 
     def __call__(
         self,
@@ -182,11 +186,13 @@ class Renderer(Module, Protocol):
 
     def sample_appearance(self, batch: tuple[int, ...], generator: torch.Generator) -> Any:
         """Return a draw of the objects' appearance; None where all look alike."""
+        return None
 
     def appearance_log_prior(
         self, appearance: Any, present: Bool[Tensor, "B N"]
     ) -> Float[Tensor, " B"] | float:
         """Return the log prior of an appearance; 0 where all look alike."""
+        return 0.0
 
     def expected_frames(
         self,
@@ -196,18 +202,22 @@ class Renderer(Module, Protocol):
         predicted: Gaussian,
     ) -> Float[Tensor, "B T height width"] | None:
         """Return the frames with all positions marginalised exactly; None: not available."""
+        return None
 
     def pixel_map(self) -> Float[Tensor, "3 2"] | None:
         """Return the exact affine map from latent units to pixels, if the renderer has one.
 
         Rows: the images of the two unit vectors, then that of the origin.
         """
+        return None
 
     def occlusion_parameters(self) -> Sequence[nn.Parameter]:
         """Return the parameters that say where objects are occluded; may be empty."""
+        return ()
 
     def coverage(self, positions: Float[Tensor, "M 2"]) -> Float[Tensor, "M height width"] | None:
         """Return how much of each pixel one object covers; None: as rendered frames show."""
+        return None
 
     def initialize_from(
         self,
@@ -217,6 +227,7 @@ class Renderer(Module, Protocol):
         generator: torch.Generator,
     ) -> None:
         """Set initial values from some clips; may do nothing."""
+        return
 
     def initialize_background(
         self,
@@ -224,66 +235,15 @@ class Renderer(Module, Protocol):
         observed: Bool[Tensor, "B T"] | None,
     ) -> None:
         """Set what belongs to the camera's view from some clips; may do nothing."""
+        return
 
     def refit(self, batches: Callable[[], Iterator["InferredBatch"]], reduce: Reduce) -> None:
         """Fit parameters in closed form to inferred clips after training; may do nothing."""
+        return
 
 
-class PlainRenderer(nn.Module):
-    """The answers of a renderer whose objects all look alike and are never occluded."""
-
-    grey_levels = False
-
-    def sample_appearance(self, batch: tuple[int, ...], generator: torch.Generator) -> Any:
-        """Return None: all objects look alike."""
-        return None
-
-    def appearance_log_prior(
-        self, appearance: Any, present: Bool[Tensor, "B N"]
-    ) -> Float[Tensor, " B"] | float:
-        """Return 0: there is one appearance."""
-        return 0.0
-
-    def coverage(self, positions: Float[Tensor, "M 2"]) -> Float[Tensor, "M height width"] | None:
-        """Return None: rendered frames show where an object is."""
-        return None
-
-    def expected_frames(
-        self,
-        q: Posterior,
-        present: Bool[Tensor, "B N"],
-        weights: Float[Tensor, "B N K"],
-        predicted: Gaussian,
-    ) -> Float[Tensor, "B T height width"] | None:
-        """Return None: marginal frames are averaged over draws."""
-        return None
-
-    def pixel_map(self) -> Float[Tensor, "3 2"] | None:
-        """Return None: the map is fitted to rendered frames."""
-        return None
-
-    def occlusion_parameters(self) -> Sequence[nn.Parameter]:
-        """Return no parameters."""
-        return ()
-
-    def initialize_from(
-        self,
-        frames: Float[Tensor, "B T height width *channels"],
-        num_objects: Int[Tensor, " B"],
-        observed: Bool[Tensor, "B T"] | None,
-        generator: torch.Generator,
-    ) -> None:
-        """Keep the initial values: they do not depend on clips."""
-
-    def initialize_background(
-        self,
-        frames: Float[Tensor, "B T height width *channels"],
-        observed: Bool[Tensor, "B T"] | None,
-    ) -> None:
-        """Keep the background."""
-
-    def refit(self, batches: Callable[[], Iterator["InferredBatch"]], reduce: Reduce) -> None:
-        """Keep the parameters that training ended with."""
+class PlainRenderer(nn.Module, Renderer):
+    """A renderer that is an `nn.Module`, with the optional answers of `Renderer`."""
 
 
 class InferredBatch(NamedTuple):
@@ -327,7 +287,9 @@ class Inference(Module, Protocol):
     def max_objects(self, trained: int) -> int:
         """Return the largest count that can be inferred, given that in the training clips."""
 
-    def bytes_per_clip(self, num_objects: int, num_frames: int, num_components: int) -> int:
+    def bytes_per_clip(
+        self, num_objects: int, num_frames: int, num_components: int, search: Search
+    ) -> int:
         """Return the peak memory of `infer` for each of many clips."""
 
 

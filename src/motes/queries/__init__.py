@@ -22,7 +22,7 @@ from motes.data.clips import colour_to_grey
 from motes.kalman.model import Gaussian, SmoothedTracks, map_vector, square_root
 from motes.models.model import CHUNK_FRAMES, Model
 from motes.models.protocols import Posterior, Search
-from motes.queries.answer import Answer, blank
+from motes.queries.answer import Answer, nan_where_absent
 from motes.queries.counting import count_log_evidence
 
 NUM_DRAWS = 64  # rendered draws that a marginal frame averages
@@ -35,7 +35,7 @@ SMOOTHING_BYTES, SAMPLING_BYTES, RENDERING_BYTES = 12_000, 450, 22
 RenderFrames = Callable[[], Float[Tensor, "B T height width *channels"]]
 
 
-def as_numbers(name: str, given: Any) -> Tensor:
+def as_input_tensor(name: str, given: Any) -> Tensor:
     """Return the input as a tensor of any type and shape."""
     try:
         return torch.as_tensor(given)
@@ -53,7 +53,7 @@ def check_frames(
 
     Unobserved frames become zero if the inference requires it, else long videos are not copied.
     """
-    given = as_numbers("frames", frames)
+    given = as_input_tensor("frames", frames)
     height, width = model.image_size
     hint = "; add the clip axis: frames[None]" if given.ndim == 3 else ""
     in_colour = model.in_colour
@@ -110,8 +110,8 @@ def _extremes(
 
 def check_observed(model: Model, observed: Any, frames: Any) -> Bool[Tensor, "B T"]:
     """Return which frames were observed, [T] for all clips or [B, T], as [B, T]."""
-    shape = tuple(as_numbers("frames", frames).shape[:2])
-    flags = as_numbers("observed", observed)
+    shape = tuple(as_input_tensor("frames", frames).shape[:2])
+    flags = as_input_tensor("observed", observed)
     if flags.dtype != torch.bool:
         raise InputError(f"observed has type {flags.dtype}; expected booleans, True where observed")
     if len(shape) < 2 or flags.ndim not in (1, 2) or tuple(flags.shape) not in (shape, shape[1:]):
@@ -128,7 +128,7 @@ def check_observed(model: Model, observed: Any, frames: Any) -> Bool[Tensor, "B 
 
 def check_counts(model: Model, num_objects: Any, num_clips: int) -> Int[Tensor, " B"]:
     """Return the number of objects in each clip, from one integer or one for each clip."""
-    counts = as_numbers("num_objects", num_objects)
+    counts = as_input_tensor("num_objects", num_objects)
     if counts.dtype == torch.bool or counts.is_floating_point() or counts.is_complex():
         raise InputError(f"num_objects has type {counts.dtype}; expected whole numbers")
     if counts.ndim > 1 or (counts.ndim == 1 and len(counts) != num_clips):
@@ -177,7 +177,7 @@ class Tracks(NamedTuple):
     appearance: Any
 
 
-def observations(
+def track_observations(
     model: Model,
     q: Posterior,
     observed: Bool[Tensor, "B T_q"],
@@ -201,7 +201,7 @@ def observations(
     )
 
 
-def smooth(model: Model, seen: Observations) -> SmoothedTracks:
+def smooth_tracks(model: Model, seen: Observations) -> SmoothedTracks:
     """Return the states of all frames under each component, given the detections."""
     variances = seen.covariances.diagonal(dim1=-2, dim2=-1).double()
     smoothed: SmoothedTracks = model.dynamics.smooth(seen.positions, seen.detected, variances)
@@ -265,12 +265,12 @@ def marginal_frames(
             here, there = noise[:, :, time], imagined[:, :, time]
             drawn = pad(part.draw(here[:, :, :known]), (0, 0, 0, here.shape[2] - known))
             positions = torch.where(observed[:, None, time, None], drawn.double(), there)
-            total[:, time] += render(model, positions, num_objects, q.appearance)
+            total[:, time] += render_at(model, positions, num_objects, q.appearance)
     return total / NUM_DRAWS
 
 
 @torch.no_grad()
-def render(
+def render_at(
     model: Model,
     positions: Float[Tensor, "B N T 2"],
     num_objects: Int[Tensor, " B"],
@@ -364,7 +364,7 @@ def sample(
         appearance=model.renderer.sample_appearance(batch, generator),
     )
     return _answer(
-        model, tracks, lambda: render(model, positions, counts, tracks.appearance), none, counts
+        model, tracks, lambda: render_at(model, positions, counts, tracks.appearance), none, counts
     )
 
 
@@ -383,7 +383,9 @@ def _query(
     # Frames after the last observed one carry no information, and there may be many.
     used = observed[:, : int(observed.any(0).nonzero().max()) + 1]
     given, num_frames = frames[:, : used.shape[1]], observed.shape[1]
-    per_clip = model.inference.bytes_per_clip(N, used.shape[1], model.dynamics.num_components)
+    per_clip = model.inference.bytes_per_clip(
+        N, used.shape[1], model.dynamics.num_components, SEARCH
+    )
     per_clip += N * SMOOTHING_BYTES * num_frames
     _require_memory(model, observed, per_clip, f"a query about {N} objects in")
     probabilities = None
@@ -393,13 +395,13 @@ def _query(
             probabilities = evidence.softmax(1)
             counts = evidence.argmax(1) + 1
         q = model.infer(given, counts, used, SEARCH)
-        seen = observations(model, q, used, counts, num_frames)
-        tracks = most_likely_tracks(model, seen, smooth(model, seen), q.appearance)
+        seen = track_observations(model, q, used, counts, num_frames)
+        tracks = most_likely_tracks(model, seen, smooth_tracks(model, seen), q.appearance)
 
     def render_marginal() -> Float[Tensor, "B T height width *channels"]:
         generator = torch.Generator().manual_seed(seed)
         # Smoothed again: the states of all components of a long clip would take much memory.
-        return marginal_frames(model, q, observed, counts, smooth(model, seen), generator)
+        return marginal_frames(model, q, observed, counts, smooth_tracks(model, seen), generator)
 
     return _answer(model, tracks, render_marginal, observed, counts, probabilities)
 
@@ -431,7 +433,7 @@ def _answer(
     positions, appearance = tracks.positions, tracks.appearance  # kept for rendering
 
     def shown(values: Tensor) -> Tensor:
-        return blank(values[:, :N].float(), present)
+        return nan_where_absent(values[:, :N].float(), present)
 
     def checked(frames: RenderFrames) -> RenderFrames:
         def render_if_it_fits() -> Float[Tensor, "B T height width *channels"]:
@@ -459,5 +461,5 @@ def _answer(
         num_objects=num_objects,
         count_probabilities=count_probabilities,
         draw_frames=checked(render_marginal),
-        draw_mean_frames=checked(lambda: render(model, positions, num_objects, appearance)),
+        draw_mean_frames=checked(lambda: render_at(model, positions, num_objects, appearance)),
     )

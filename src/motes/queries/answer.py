@@ -89,7 +89,7 @@ class Answer:
         return pandas.DataFrame(list(self.rows()), columns=list(COLUMNS))
 
 
-def blank(values: Tensor, present: Bool[Tensor, "B N"]) -> Tensor:
+def nan_where_absent(values: Tensor, present: Bool[Tensor, "B N"]) -> Tensor:
     """Return the values [B, N, ...] with NaN for absent objects."""
     shape = present.shape + (1,) * (values.ndim - 2)
     return torch.where(present.reshape(shape), values, torch.nan)

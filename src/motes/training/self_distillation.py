@@ -31,7 +31,7 @@ from motes.core.errors import InputError
 from motes.data.clips import PackedFrames, pack
 from motes.models.model import Model, write_text
 from motes.models.paper import PaperSettings
-from motes.models.pixel_map import align, is_visible, rendered_centroids
+from motes.models.pixel_map import align_pixel_map, is_visible, rendered_centroids
 from motes.models.protocols import GaussianPosterior
 from motes.training import distributed
 from motes.training.distillation import LabelBatch, join_labels
@@ -218,7 +218,7 @@ def infer_labels(
     """
     tracks = infer_tracks(model, singles)
     fitted = fit_to_tracks(model.dynamics, tracks, seed)
-    align(model, num_frames)
+    align_pixel_map(model, num_frames)
     straight = tracks._replace(means=straighten(model, tracks.means))
     return straight, fit_to_tracks(model.dynamics, straight, seed) and fitted
 

@@ -30,7 +30,7 @@ from motes.models.model import (
     find_model,
     load,
     read_config,
-    renamed,
+    rename_old_tensors,
     terms_of,
 )
 from motes.models.protocols import InferredBatch, Posterior, Search
@@ -240,7 +240,7 @@ class Trainer:
 
     def restore(self, tensors: dict[str, Tensor], step: int) -> None:
         """Restore a state that `state` returned after `step` steps."""
-        tensors = renamed(tensors)
+        tensors = rename_old_tensors(tensors)
         weights = {n.removeprefix("model/"): v for n, v in tensors.items() if n[:6] == "model/"}
         moments: dict[int, dict[str, Tensor]] = {}
         try:

@@ -34,7 +34,7 @@ from motes.models.model import (
     write_tensors,
     write_text,
 )
-from motes.models.pixel_map import align, draw_latent_map, find_latent_map
+from motes.models.pixel_map import align_pixel_map, draw_latent_map, find_latent_map
 from motes.training import distributed
 from motes.training.distillation import find_teacher, infer_pseudo_labels
 from motes.training.gpu.replicas import Groups
@@ -226,7 +226,7 @@ class Run:
         if not math.isfinite(bound):
             raise FloatingPointError(f"the held-out bound is not finite after step {step}")
         require_finite(self.trainer)  # an infinite weight behind a tanh leaves all terms finite
-        residual = align(self.trainer.model, self.config.data.num_frames)
+        residual = align_pixel_map(self.trainer.model, self.config.data.num_frames)
         if distributed.is_main() and step != self.last_saved:
             save_model(self.folder, self.trainer.model, self.config)
             place = {"step": str(step), "rolled_back": str(self.rolled_back)}

@@ -5,7 +5,13 @@ import torch
 
 from layer_scenes import disk_and_ring, naive_opacity, odd_layers
 from motes.kalman.dynamics import LinearDynamics
-from motes.models.layers.fitting import CellSums, cell_sums, mass_offset, refit_classes, set_tables
+from motes.models.layers.fitting import (
+    CellStatistics,
+    mass_offset,
+    refit_classes,
+    set_sprite_tables,
+    sprite_cell_statistics,
+)
 from motes.models.layers.renderer import FINER, Appearance, LayeredRenderer
 from motes.models.layers.search import LayeredTracker
 from motes.models.protocols import InferredBatch
@@ -96,7 +102,7 @@ def test_the_mass_offset_is_that_of_the_naive_image():
 def test_cells_without_data_keep_their_opacity():
     renderer = disk_and_ring(32)
     before = renderer.root_depth.clone()
-    set_tables(renderer, CellSums(*torch.zeros(2, *before.shape)))
+    set_sprite_tables(renderer, CellStatistics(*torch.zeros(2, *before.shape)))
     torch.testing.assert_close(renderer.root_depth.data, before, rtol=0, atol=1e-3)
 
 
@@ -106,8 +112,8 @@ def test_absent_and_undetected_objects_do_not_count(generator):
     renderer = disk_and_ring(32)
     q = inferred(frames, renderer)
     noise = torch.randn(q.origin.shape, generator=generator)
-    undetected = cell_sums(
+    undetected = sprite_cell_statistics(
         renderer, frames, q._replace(detected=q.detected & False), PRESENT, noise
     )
-    absent = cell_sums(renderer, frames, q, PRESENT & False, noise)
+    absent = sprite_cell_statistics(renderer, frames, q, PRESENT & False, noise)
     assert all(not bool(part.any()) for part in (*undetected, *absent))

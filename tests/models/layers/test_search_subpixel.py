@@ -3,7 +3,7 @@
 import torch
 
 from motes.models.layers.search import ZOOM, refine_subpixel
-from motes.models.sprites.likelihood_maps import WindowPosterior, mahalanobis, window_offsets
+from motes.models.sprites.likelihood_maps import WindowPosterior, pixel_mahalanobis, window_offsets
 
 PHASES, WINDOW = 8, 2
 
@@ -13,7 +13,7 @@ def gaussian_window(mean: torch.Tensor, covariance: torch.Tensor) -> WindowPoste
     centre = torch.tensor([[[7.0, 5.0]], [[3.0, 9.0]]], dtype=torch.float64)
     offsets = window_offsets(PHASES, WINDOW).double()
     away = centre[..., None, :] + offsets - mean[:, None, None]
-    log_weights = (-0.5 * mahalanobis(away, covariance.expand(2, 1, 2, 2))).log_softmax(-1)
+    log_weights = (-0.5 * pixel_mahalanobis(away, covariance.expand(2, 1, 2, 2))).log_softmax(-1)
     return WindowPosterior(
         centre, log_weights, offsets, 1 / PHASES, torch.ones(2, 1, dtype=torch.float64)
     )

@@ -10,7 +10,7 @@ import torch
 
 import motes
 from motes.models.model import Model, build
-from motes.models.pixel_map import align
+from motes.models.pixel_map import align_pixel_map
 from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate
 from motes.models.sprites.renderer import CELLS_PER_PIXEL, MIN_OCCLUSION, SpriteRenderer
@@ -185,7 +185,7 @@ def occlusion_model() -> tuple[torch.Tensor, Model]:
     model = build(dataclasses.replace(config, data=data, model=settings, dynamics=dynamics))
     model.renderer.load_state_dict(renderer.state_dict())
     model.dynamics.load_state_dict(straight().state_dict())
-    align(model, FRAMES)
+    align_pixel_map(model, FRAMES)
     return frames, model
 
 
@@ -197,7 +197,7 @@ def test_occlusion_does_not_shift_the_map_to_pixels() -> None:
     torch.testing.assert_close(model.pixel_offset, torch.full((2,), (SIZE - 1) / 2))
     with torch.no_grad():  # one pixel to the right
         model.renderer.root_depth.copy_(model.renderer.root_depth.roll(CELLS_PER_PIXEL, 1))
-    align(model, FRAMES)
+    align_pixel_map(model, FRAMES)
     # Its faint border, 36 pixels with a depth of 1e-4, wraps around: 3e-4 of the mass stays.
     shifted = torch.tensor([SIZE + 1, SIZE - 1]) / 2
     torch.testing.assert_close(model.pixel_offset, shifted, rtol=0, atol=1e-3)

@@ -8,12 +8,7 @@ from torch.nn.functional import avg_pool2d, grid_sample, interpolate, one_hot
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
-from motes.models.layers.renderer import (
-    COLOUR_UNIT,
-    DARKEST,
-    SCALE_UNIT,
-    LayeredRenderer,
-)
+from motes.models.layers.renderer import COLOUR_UNIT, DARKEST, SCALE_UNIT, LayeredRenderer
 from motes.models.layers.search import FrameObjects, SpriteClasses, render_context
 from motes.models.protocols import InferredBatch, Posterior, Reduce
 from motes.models.sprites.likelihood_maps import Window
@@ -58,13 +53,6 @@ def initialize_classes(
     The background is the median frame. The regions that differ most from it, as many per frame as
     the clip has objects, are cropped and clustered; each cluster is a sprite class. [Choice 32]
 
-    Args:
-        renderer: the renderer; its sizes are kept.
-        frames: clips like those of the training set.
-        num_objects: in each clip.
-        observed: which frames are observed (all, if None).
-        generator: of the initial clusters.
-
     Law: background and classes of a synthetic scene are recovered
     (test_classes_of_a_synthetic_scene_are_recovered).
     """
@@ -83,9 +71,9 @@ def initialize_classes(
     crops = Crops(*(part[some] for part in crops))
     num_classes = len(renderer.kind_logits)
     centred = align_crops(crops)
-    fit = fit_classes(centred, cluster(centred, num_classes, generator), num_classes)
+    fit = fit_classes(centred, cluster_crops(centred, num_classes, generator), num_classes)
     sizes = one_hot(fit.sprite_class, num_classes).sum(0)
-    cells = -torch.log1p(-sharpen(crops, fit))
+    cells = -torch.log1p(-sharpen_sprites(crops, fit))
     renderer.root_depth.copy_(cells.sqrt())
     renderer.raw_colour.copy_(fit.colour / COLOUR_UNIT)
     renderer.raw_scale.copy_(0.5 * fit.variance.log() / SCALE_UNIT)
@@ -149,7 +137,7 @@ def _window_indices(
     return rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None], inside
 
 
-def cluster(crops: Crops, num_classes: int, generator: torch.Generator) -> Int[Tensor, " M"]:
+def cluster_crops(crops: Crops, num_classes: int, generator: torch.Generator) -> Int[Tensor, " M"]:
     """Return the cluster of each crop, by k-means on the difference from the background."""
     points = (crops.frame - crops.background).flatten(1)
     first = int(torch.randint(len(points), (1,), generator=generator))
@@ -213,7 +201,7 @@ def fit_classes(crops: Crops, sprite_class: Int[Tensor, " M"], num_classes: int)
     return Fit(opacity, colour, sprite_class, best.square().mean((0, 1, 2)).clamp(min=1e-5))
 
 
-def sharpen(crops: Crops, fit: Fit) -> Float[Tensor, "K cells cells"]:
+def sharpen_sprites(crops: Crops, fit: Fit) -> Float[Tensor, "K cells cells"]:
     """Return opacities by cell, CELLS_PER_PIXEL per pixel and axis.
 
     The centre of mass of a crop gives the position of its object within the pixel; the pixels of
@@ -249,7 +237,7 @@ def _cell(offset: Float[Tensor, " M"]) -> Int[Tensor, " M"]:
     return ((offset + 0.5) * CELLS_PER_PIXEL).floor().clamp(0, CELLS_PER_PIXEL - 1).long()
 
 
-class CellSums(NamedTuple):
+class CellStatistics(NamedTuple):
     """Sufficient statistics of the cells; the least-squares opacity is pull / weight."""
 
     pull: Float[Tensor, "K cells cells"]
@@ -269,13 +257,13 @@ def mass_offset(renderer: LayeredRenderer) -> Float[Tensor, "K phases phases 2"]
 
 
 @torch.no_grad()
-def cell_sums(
+def sprite_cell_statistics(
     renderer: LayeredRenderer,
     frames: Float[Tensor, "B T height width *channels"],
     q: Posterior,
     present: Bool[Tensor, "B N"],
     noise: Float[Tensor, "B N T 2"],
-) -> CellSums:
+) -> CellStatistics:
     """Return the sufficient statistics of frames, given a draw of positions from q.
 
     Given the layers in front of an object and behind it, a pixel is linear in the opacity a:
@@ -290,7 +278,7 @@ def cell_sums(
     )
     objects = FrameObjects(means, sprite_class, present.repeat_interleave(T, 0))
     video = renderer.with_channels(frames).flatten(0, 1).flatten(1, 2)
-    sums = CellSums(*torch.zeros(2, *renderer.root_depth.shape).to(video))
+    sums = CellStatistics(*torch.zeros(2, *renderer.root_depth.shape).to(video))
     for n in range(means.shape[1]):
         phase = _phase(means[:, n], moved.shape[1])
         place = means[:, n] + moved[sprite_class[:, n], phase[:, 1], phase[:, 0]]
@@ -309,11 +297,11 @@ def cell_sums(
         sums.pull.view(-1).index_add_(0, cells, pull)
         sums.weight.view(-1).index_add_(0, cells, weight)
     unit = classes.precision.mean()  # so that weights are squared contrasts
-    return CellSums(sums.pull / unit, sums.weight / unit)
+    return CellStatistics(sums.pull / unit, sums.weight / unit)
 
 
 @torch.no_grad()
-def set_tables(renderer: LayeredRenderer, sums: CellSums) -> None:
+def set_sprite_tables(renderer: LayeredRenderer, sums: CellStatistics) -> None:
     """Set the tables to the least-squares opacities; cells without data keep theirs.
 
     Law: a shifted and warped table is corrected
@@ -338,9 +326,9 @@ def refit_classes(
     for _ in range(ROUNDS):
         sums = torch.zeros(2, *renderer.root_depth.shape).to(renderer.root_depth)
         for batch in batches():
-            sums += torch.stack(cell_sums(renderer, *batch))
+            sums += torch.stack(sprite_cell_statistics(renderer, *batch))
         reduce(sums)
-        set_tables(renderer, CellSums(*sums))
+        set_sprite_tables(renderer, CellStatistics(*sums))
 
 
 def _phase(place: Float[Tensor, "M 2"], phases: int) -> Tensor:

@@ -71,16 +71,7 @@ class LayeredRenderer(PixelRenderer):
         initial_width: float,
         pixels_per_unit: float,
     ) -> None:
-        """Build a renderer whose classes differ in brightness alone, before initialization.
-
-        Args:
-            image_size: height and width of a frame in pixels.
-            channels: 1 for grey, 3 for colour.
-            num_classes: number of sprite classes.
-            radius: pixels from the centre of a sprite to its border.
-            initial_width: standard deviation of the initial blobs in pixels.
-            pixels_per_unit: scale of latent positions.
-        """
+        """Build a renderer whose classes differ in brightness alone, before initialization."""
         super().__init__(image_size, radius, pixels_per_unit)
         self.channels = channels
         axis = self.cell_offsets()
@@ -103,9 +94,6 @@ class LayeredRenderer(PixelRenderer):
         By default objects have the most probable class, and the first one is at the back.
         """
         B, N, T, _ = positions.shape
-        if appearance is None:
-            order = torch.arange(N, device=self.kind_logits.device).expand(B, N)
-            appearance = Appearance(self.kind_logits.argmax().expand(B, N), order)
         pixels, sprite_class, there = self._in_order(positions, present, appearance)
         opacity = opacity_at(self.padded_opacities(), sprite_class, pixels, *self._grid())
         opacity, colour = opacity * there[..., None, None], self.colours()[sprite_class]
@@ -119,10 +107,14 @@ class LayeredRenderer(PixelRenderer):
         self,
         positions: Float[Tensor, "B N T 2"],
         present: Bool[Tensor, "B N"],
-        appearance: Appearance,
+        appearance: Appearance | None,
     ) -> tuple[Float[Tensor, "M N 2"], Int[Tensor, "M N"], Bool[Tensor, "M N"]]:
         """Return pixels, classes and presence of the objects of all frames, from back to front."""
-        T, order = positions.shape[2], appearance.order
+        B, N, T, _ = positions.shape
+        if appearance is None:
+            order = torch.arange(N, device=self.kind_logits.device).expand(B, N)
+            appearance = Appearance(self.kind_logits.argmax().expand(B, N), order)
+        order = appearance.order
         placed = torch.where(present[:, :, None, None], positions, 0)
         placed = placed.take_along_dim(order[:, :, None, None], 1)
         pixels = self.to_pixels(placed).transpose(1, 2).flatten(0, 1)
@@ -143,7 +135,7 @@ class LayeredRenderer(PixelRenderer):
         positions: Float[Tensor, "B N T 2"],
         present: Bool[Tensor, "B N"],
         frames: Float[Tensor, "B T height width *channels"],
-        appearance: Appearance,
+        appearance: Appearance | None = None,
         *,
         detected: Bool[Tensor, "B _ T"] | None = None,
     ) -> Float[Tensor, "B T"]:
@@ -170,7 +162,7 @@ class LayeredRenderer(PixelRenderer):
         self,
         positions: Float[Tensor, "B N T 2"],
         present: Bool[Tensor, "B N"],
-        appearance: Appearance,
+        appearance: Appearance | None,
         batch: FrameBatch,
         layers: tuple[int, ...] | None = None,
     ) -> Float[Tensor, "B T"]:

@@ -21,7 +21,7 @@ from motes.models.sprites.likelihood_maps import (
     Window,
     WindowPosterior,
     left_to_right_order,
-    mahalanobis,
+    pixel_mahalanobis,
     probabilities,
     window_offsets,
 )
@@ -52,10 +52,6 @@ def refine_subpixel(window: WindowPosterior, phases: int) -> WindowPosterior:
 
     Law: has the moments of a Gaussian that is much narrower than a cell
     (test_subpixel_refinement_recovers_a_narrow_gaussian).
-
-    Args:
-        window: posterior over all cells of a square of pixels.
-        phases: cells of a pixel, along each axis.
     """
     grid = _as_grid(window.log_weights.flatten(0, -2), phases)
     side, device = grid.shape[-1], grid.device
@@ -266,13 +262,7 @@ def evaluate_window(
 
         log p(a | frame, class) = score_class(a) + log N(a; prior) + const.
 
-    Args:
-        classes: the sprites.
-        crop: the frame in the window.
-        near: the window.
-        context: the frame in the window, rendered without the object.
-        prior: of the object's position.
-        sprite_class: its class if that is known; no other is evaluated then, and K is 1.
+    If the class is known no other is evaluated, and K is 1.
 
     Law: equals a loop over classes and positions
     (test_layered_evaluate_window_equals_the_naive_loop).
@@ -280,7 +270,7 @@ def evaluate_window(
     features = context.features(crop, classes.precision) * near.inside
     offsets = window_offsets(classes.phases, classes.window).to(crop)
     away = near.centre + offsets - prior.mean[:, None]
-    before = (-0.5 * mahalanobis(away, prior.covariance)).log_softmax(-1)
+    before = (-0.5 * pixel_mahalanobis(away, prior.covariance)).log_softmax(-1)
     score = _scores(classes, features, sprite_class)
     joint = score + before[:, None]
     after = joint.log_softmax(-1)
@@ -362,7 +352,7 @@ def forward_pass(
         new = (first == t)[:, None].expand(B, N)
         guess = PixelGaussian.where(new, PixelGaussian(start, wide), prediction)
         prior = PixelGaussian.where(new, PixelGaussian(start, 1e6 * wide), prediction)
-        place = PixelGaussian(*(part.clone() for part in guess))
+        place = guess.map(torch.clone)
         llr, evidence = torch.zeros_like(guess.mean[..., 0]), torch.zeros_like(total)
         for _, n in itertools.product(range(PASSES_PER_FRAME), range(N)):
             near = classes.window_around(place.mean[:, n])
@@ -410,7 +400,7 @@ def evaluate_object(
     batch = scene.frame_batch(time)
     frames = len(batch.clip) // len(scene.clip)
     mean = objects.mean[:, :, time].transpose(1, 2).flatten(0, 1)
-    expected = PixelGaussian(*(part[:, n, time].flatten(0, 1) for part in objects.expected))
+    expected = objects.expected.map(lambda part: part[:, n, time].flatten(0, 1))
     sprite_class, order = objects.appearance.of_frames(frames)
     present = scene.present.repeat_interleave(frames, 0)
     near = classes.window_around(mean[:, n])
@@ -419,8 +409,8 @@ def evaluate_object(
     found = evaluate_window(classes, crop, near, context, expected, its_class)
     if known:
         found = found._replace(windows=refine_subpixel(found.windows, classes.phases))
-    place, before = found.windows.moments(), PixelGaussian(*(part[:, None] for part in expected))
-    away = mahalanobis((place.mean - before.mean)[..., None, :], before.covariance)[..., 0]
+    place, before = found.windows.moments(), expected.map(lambda part: part[:, None])
+    away = pixel_mahalanobis((place.mean - before.mean)[..., None, :], before.covariance)[..., 0]
     strong = (found.windows.log_likelihood_ratio > MIN_LLR) & (away < MAX_MAHALANOBIS)
     detected = batch.observed[:, None] & strong
     return found, Detections(PixelGaussian.where(detected, place, before), detected)
@@ -524,7 +514,7 @@ def select_likelier(
     """Return for each frame the detections with the higher likelihood times prior `expected`."""
 
     def log_joint(means: Float[Tensor, "B N T 2"]) -> Float[Tensor, "B T"]:
-        away = mahalanobis((means - expected.mean)[..., None, :], expected.covariance)[..., 0]
+        away = pixel_mahalanobis((means - expected.mean)[..., None, :], expected.covariance)[..., 0]
         distance = torch.where(scene.present[..., None], away, 0.0).sum(1)
         return frame_llr(scene, means, appearance) - 0.5 * distance
 
@@ -544,11 +534,6 @@ class LayeredTracker(GridInference):
         """Return q(a | v) as a function that yields it in blocks of frames.
 
         `explore` has no effect: neighbouring cells differ enough that none is missed.
-
-        Args:
-            scene: frames, dynamics and renderer.
-            hypotheses: searches to choose from by the bound, as in `Tracker.search`.
-            explore: ignored.
         """
         if hypotheses == 1 or scene.present.shape[1] == 1:
             found = _search(scene, scene.observed, self.window)

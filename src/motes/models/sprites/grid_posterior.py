@@ -14,7 +14,7 @@ from motes.models.sprites.likelihood_maps import (
     PixelGaussian,
     WindowPosterior,
     cell_moments,
-    mahalanobis,
+    pixel_mahalanobis,
     probabilities,
 )
 from motes.models.sprites.renderer import CELLS_PER_PIXEL, PixelRenderer, SpriteRenderer
@@ -267,7 +267,8 @@ def _ellipse(
     points = torch.cat([points, offsets.expand(*weights.shape, 2)], -2)
     rest = weights.scatter(-1, top.indices, 0.0)
     mass = torch.cat([top.values.repeat_interleave(len(within), -1) / len(within), rest], -1)
-    distance, order = mahalanobis(points - place.mean[..., None, :], place.covariance).sort(-1)
+    away = pixel_mahalanobis(points - place.mean[..., None, :], place.covariance)
+    distance, order = away.sort(-1)
     inside = (mass.gather(-1, order).cumsum(-1) < REGION).sum(-1, keepdim=True)
     border = distance.gather(-1, inside.clamp(max=mass.shape[-1] - 1))
     return place.covariance * (border[..., None] / (-2 * math.log(1 - REGION)))
@@ -294,13 +295,6 @@ def expected_frames(
     of E exp(-sprite(pixel - position)). Each expectation is a convolution of the sprite with the
     distribution of the position: q where the object was detected, else the mixture of the
     components' predictions.
-
-    Args:
-        renderer: the renderer.
-        q: the posterior; it may end before the frames do.
-        present: which objects each clip has.
-        weights: of the initial-state components of each object.
-        predicted: positions under each component, [B N K T], latent units.
 
     Law: the mean of many rendered draws (test_expected_frames_are_the_average_of_draws), for a
     long clip as well (test_a_long_clip_is_answered_as_a_short_one_is).

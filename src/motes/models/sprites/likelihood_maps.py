@@ -1,6 +1,6 @@
 """Likelihood maps: how well one object at each nearby position explains a frame, others fixed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -9,6 +9,7 @@ from torch.nn.functional import conv1d, conv2d, pad
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.memory import chunk_size
+from motes.kalman.model import Gaussian
 from motes.models.sprites.renderer import PixelRenderer, SpriteRenderer, log_white
 
 # Detection threshold in nats. Below it the posterior over positions is all but the prior: the
@@ -126,19 +127,20 @@ def window_offsets(phases: int, window: int) -> Float[Tensor, "cells 2"]:
     return torch.stack(torch.broadcast_tensors(x, y), -1).flatten(0, -2)
 
 
-class PixelGaussian(NamedTuple):
+class PixelGaussian(Gaussian):
     """Gaussian beliefs about object positions, in pixels."""
 
-    mean: Float[Tensor, "*batch 2"]
-    covariance: Float[Tensor, "*batch 2 2"]
+    def map(self, change: Callable[[Tensor], Tensor]) -> "PixelGaussian":
+        """Return the beliefs with a function of leading axes applied to both moments."""
+        return PixelGaussian(change(self.mean), change(self.covariance))
 
-    def select(self, clips: Int[Tensor, " b"]) -> "PixelGaussian":
-        """Return the beliefs of some of the clips."""
-        return PixelGaussian(self.mean[clips], self.covariance[clips])
+    def select(self, index: Any) -> "PixelGaussian":
+        """Return some of the beliefs, by an index of leading axes."""
+        return PixelGaussian(self.mean[index], self.covariance[index])
 
     def during(self, time: slice) -> "PixelGaussian":
         """Return the beliefs of a block of frames, [B N T]."""
-        return PixelGaussian(self.mean[:, :, time], self.covariance[:, :, time])
+        return self.select((slice(None), slice(None), time))
 
     def put(self, clips: Int[Tensor, " b"], others: "PixelGaussian") -> "PixelGaussian":
         """Return a copy with the beliefs of some clips replaced."""
@@ -277,7 +279,7 @@ class WindowPosterior(NamedTuple):
         names = ["centre", "log_weights", "log_likelihood_ratio"]
         names += ["zoom"] if parts[0].zoom is not None else []
         joined: dict[str, Any] = {
-            name: by_clip(torch.cat([getattr(part, name) for part in parts], 1), num_clips)
+            name: frames_by_clip(torch.cat([getattr(part, name) for part in parts], 1), num_clips)
             for name in names
         }
         return parts[0]._replace(**joined)
@@ -296,7 +298,7 @@ class WindowPosterior(NamedTuple):
         return PixelGaussian(self.centre + mean, covariance)
 
 
-def by_clip(values: Tensor, num_clips: int) -> Tensor:
+def frames_by_clip(values: Tensor, num_clips: int) -> Tensor:
     """Return values of frames, one clip after the other, [M N ...], as [B N T ...]."""
     grouped: Tensor = values.unflatten(0, (num_clips, -1))
     return grouped.transpose(1, 2)
@@ -361,7 +363,7 @@ def evaluate_window(
     # An object may be present and not show, however strongly a dark frame speaks against it.
     score = scores.unflatten(0, centre.shape[:2]).logaddexp(template.log_miss)
     away = centre[:, :, None] + template.offsets - prior.mean[:, :, None]
-    before = (-0.5 * mahalanobis(away, prior.covariance)).log_softmax(-1)
+    before = (-0.5 * pixel_mahalanobis(away, prior.covariance)).log_softmax(-1)
     after = (score + before).log_softmax(-1)
     # The mean over the posterior: excluding positions is no evidence for any other position.
     llr = (probabilities(after) * score).sum(-1)
@@ -453,7 +455,7 @@ def determinant(matrix: Float[Tensor, "*batch 2 2"]) -> Float[Tensor, "*batch"]:
     return matrix[..., 0, 0] * matrix[..., 1, 1] - matrix[..., 0, 1] * matrix[..., 1, 0]
 
 
-def mahalanobis(
+def pixel_mahalanobis(
     offsets: Float[Tensor, "*batch cells 2"], covariance: Float[Tensor, "*#batch 2 2"]
 ) -> Float[Tensor, "*batch cells"]:
     """Return squared Mahalanobis distances, written out for two dimensions."""
@@ -517,7 +519,7 @@ def redetect(
     Law: equals a loop over pixels (test_redetection_equals_the_naive_loop).
     """
     pixels = pixel_grid(template.image_size, template.depth)
-    away = mahalanobis(pixels - prior.mean[:, None], prior.covariance)
+    away = pixel_mahalanobis(pixels - prior.mean[:, None], prior.covariance)
     log_area = (2 * torch.pi * determinant(prior.covariance).sqrt()).log()
     score = score_map(template, frame, covered) - 0.5 * away - log_area[:, None]
     log_joint, best = score.max(1)
@@ -630,14 +632,12 @@ class Detections(NamedTuple):
 
     def one_frame(self) -> "Detections":
         """Return the detections of one frame with a time axis."""
-        return Detections(
-            PixelGaussian(*(part[:, :, None] for part in self.place)), self.detected[..., None]
-        )
+        return Detections(self.place.map(lambda part: part[:, :, None]), self.detected[..., None])
 
     def by_clips(self, num_clips: int) -> "Detections":
         """Return detections of flattened frames [M N] as [B N T]."""
-        place = PixelGaussian(*(by_clip(part, num_clips) for part in self.place))
-        return Detections(place, by_clip(self.detected, num_clips))
+        place = self.place.map(lambda part: frames_by_clip(part, num_clips))
+        return Detections(place, frames_by_clip(self.detected, num_clips))
 
     def select(self, clips: Int[Tensor, " b"]) -> "Detections":
         """Return the detections of some clips."""

@@ -95,15 +95,10 @@ class SpriteRenderer(PixelRenderer):
         pixels_per_unit: float,
         models_occlusion: bool = False,
     ) -> None:
-        """Build a renderer whose sprite is a Gaussian blob.
+        """Build a renderer whose sprite is a Gaussian blob, of a width that may be too large.
 
-        Args:
-            image_size: height and width of a frame in pixels.
-            radius: pixels from the centre of the sprite to its border.
-            initial_width: standard deviation of the blob in pixels; too wide is safe.
-            pixels_per_unit: scale of latent positions.
-            models_occlusion: whether undetected objects are taken to be occluded; they then give
-                gradients for the visibility alone.
+        With `models_occlusion` undetected objects are taken to be occluded; they then give
+        gradients for the visibility alone.
         """
         super().__init__(image_size, radius, pixels_per_unit)
         self.models_occlusion = models_occlusion

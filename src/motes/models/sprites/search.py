@@ -36,9 +36,9 @@ from motes.models.sprites.likelihood_maps import (
     detect,
     determinant,
     evaluate_window,
-    mahalanobis,
     nearest_pixel,
     pixel_grid,
+    pixel_mahalanobis,
     redetect,
     responsibilities,
     scene_of,
@@ -96,10 +96,8 @@ def forward_pass(
             window = evaluate_window(
                 template, CropView.through(near, template, around, searches), share, prior
             )
-            place, seen = (
-                window.moments(),
-                trusted[:, t, None] & (window.log_likelihood_ratio > template.min_llr),
-            )
+            place = window.moments()
+            seen = trusted[:, t, None] & (window.log_likelihood_ratio > template.min_llr)
         detection = Detections(PixelGaussian.where(seen, place, guess), seen)
         lost = trusted[:, t, None] & present & ~seen
         if bool(lost.any()):
@@ -122,12 +120,6 @@ def redetect_lost(
     An object that was occluded may reappear outside the window around its prediction. It is
     detected where that is more likely than that it stays undetected, given the prediction and the
     lit pixels that detected objects leave unexplained. [Choice 29]
-
-    Args:
-        template: The sprite.
-        frame: One frame of each clip.
-        found: The objects in that frame, the lost ones at their predictions.
-        lost: The objects to search for.
     """
     means, covariances = (part.clone() for part in found.place)
     seen = found.detected.clone()
@@ -182,9 +174,7 @@ def revisit_blocks(
     """
     pixels = scene.present.shape[1] * math.prod(scene.renderer.image_size)
     for time in scene.blocks(CHUNK_PIXELS // pixels):
-        here, there = (
-            PixelGaussian(*(part[:, :, time] for part in all)) for all in (guess, expected)
-        )
+        here, there = guess.during(time), expected.during(time)
         yield time, *revisit(scene.during(time), template, here, there)
 
 
@@ -209,18 +199,14 @@ def revisit(
     present = scene.present.repeat_interleave(T, 0)
     lights = present.clone()
     looked_for = present & scene.observed.flatten()[:, None]
-    prior, pixels = (
-        PixelGaussian(*map(by_frame, expected)),
-        nearest_pixel(by_frame(guess.mean), size),
-    )
-    place, seen = PixelGaussian(*(part.clone() for part in prior)), torch.zeros_like(present)
+    prior, pixels = expected.map(by_frame), nearest_pixel(by_frame(guess.mean), size)
+    place, seen = prior.map(torch.clone), torch.zeros_like(present)
     centre, llr = torch.zeros_like(place.mean), torch.zeros_like(place.mean[..., 0])
-    log_weights = llr[..., None].repeat(1, 1, len(template.offsets)) - math.log(
-        len(template.offsets)
-    )
+    cells = len(template.offsets)
+    log_weights = llr[..., None].repeat(1, 1, cells) - math.log(cells)
     for n in range(N):
         at = looked_for[:, n].nonzero()[:, 0], slice(n, n + 1)
-        its_prior = PixelGaussian(*(part[at] for part in prior))
+        its_prior = prior.select(at)
         view = CropView.through(
             Window.at(pixels[at], template.crop_radius, size), template, frames, at[0]
         )
@@ -237,13 +223,10 @@ def revisit(
             seen[at], window.moments(), its_prior
         )
         pixels[at] = nearest_pixel(place.mean[at], size)
-        centre[at], log_weights[at], llr[at] = (
-            window.centre,
-            window.log_weights,
-            window.log_likelihood_ratio,
-        )
-    cells = WindowPosterior(centre, log_weights, template.offsets, 1 / template.phases, llr)
-    return WindowPosterior.by_clips([cells], B), Detections(place, seen).by_clips(B)
+        centre[at], log_weights[at] = window.centre, window.log_weights
+        llr[at] = window.log_likelihood_ratio
+    windows = WindowPosterior(centre, log_weights, template.offsets, 1 / template.phases, llr)
+    return WindowPosterior.by_clips([windows], B), Detections(place, seen).by_clips(B)
 
 
 class OccludedObjects(NamedTuple):
@@ -276,12 +259,6 @@ def infer_occluded(
 
     Frames are independent given the prediction, and objects are inside the frame. [Choice 40]
 
-    Args:
-        scene: the frames and the model.
-        template: the sprite, coarse.
-        found: detections of all objects.
-        expected: the leave-one-out predictions.
-
     Law: equals a loop over pixels (test_occluded_posterior_equals_the_naive_loop).
     """
     mean, covariance = (part.clone() for part in expected)
@@ -293,7 +270,7 @@ def infer_occluded(
         at = tuple(part.unbind(1))
         score = occlusion_scores(scene, template, found, part)
         away = pixels - expected.mean[at][:, None]
-        before = (-0.5 * mahalanobis(away, expected.covariance[at])).log_softmax(-1)
+        before = (-0.5 * pixel_mahalanobis(away, expected.covariance[at])).log_softmax(-1)
         joint = score + before
         weights, total = joint.softmax(-1), joint.logsumexp(-1)
         mean[at], covariance[at] = cell_moments(weights, pixels, 1.0)
@@ -336,11 +313,10 @@ def frame_swap_gains(found: Detections, expected: PixelGaussian) -> Float[Tensor
     Positions are scored under the leave-one-out predictions of both objects. That of an undetected
     object is the prediction itself and scores nothing.
     """
-    away = (
-        found.place.mean[:, None] - expected.mean[:, :, None]
-    )  # prediction of, position of, frame
+    # B, prediction of, position of, frame
+    away = found.place.mean[:, None] - expected.mean[:, :, None]
     spread = expected.covariance[:, :, None]
-    fit = -0.5 * (mahalanobis(away[..., None, :], spread)[..., 0] + determinant(spread).log())
+    fit = -0.5 * (pixel_mahalanobis(away[..., None, :], spread)[..., 0] + determinant(spread).log())
     return pair_gains(torch.where(found.detected[:, None], fit, 0.0))
 
 
@@ -426,12 +402,14 @@ class GridInference(nn.Module):
         """Return the largest count that can be searched for."""
         return MAX_OBJECTS
 
-    def bytes_per_clip(self, num_objects: int, num_frames: int, num_components: int) -> int:
+    def bytes_per_clip(
+        self, num_objects: int, num_frames: int, num_components: int, search: Search
+    ) -> int:
         """Return the peak memory of `infer` for each of many clips."""
         positions = num_objects * num_frames
         if num_frames > DENSE_FRAMES:
             return BYTES_PER_POSITION * positions
-        searches = 1 if num_objects == 1 else 3
+        searches = 1 if num_objects == 1 else search.hypotheses
         pairs = BYTES_PER_PAIR * searches * num_components * num_frames
         return (BYTES_PER_POSITION + pairs) * positions
 
@@ -611,7 +589,7 @@ def _blocks(
     fine = SpriteTemplate.fine(scene.renderer, FINE_WINDOW)
     prior = expected if occluded is None else occluded.place
     for time, cells, _ in revisit_blocks(scene, fine, found.place, expected):
-        there = PixelGaussian(*(part[:, :, time] for part in prior))
+        there = prior.during(time)
         occlusion = None if occluded is None else occluded.during(time, scene.renderer)
         seen = found.detected[:, :, time]
         yield time, GridPosterior.of(cells.blended(explore), seen, there, scene.renderer, occlusion)
