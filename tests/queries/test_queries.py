@@ -6,10 +6,14 @@ import pytest
 import torch
 
 import motes
-from motes.models.model import Model, terms_of
+from motes.config import DataConfig, RunConfig
+from motes.models.layers.search import LayerSettings
+from motes.models.model import Model, build, terms_of
+from motes.models.paper import PaperSettings
 from motes.models.protocols import GaussianPosterior, Posterior
 from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.renderer import SpriteRenderer
+from motes.models.sprites.search import SpriteSettings
 from motes.queries import NUM_DRAWS, SEARCH
 from motes.queries.answer import COLUMNS, Answer
 from motes.queries.counting import count_log_evidence
@@ -58,6 +62,38 @@ def assert_close(left: Answer, right: Answer, clip: int | None = None) -> None:
         if name == "frames":
             continue  # clips draw their noise from one stream, so other company gives other draws
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, equal_nan=True, msg=name)
+
+
+FAMILIES = {
+    "paper": PaperSettings(inference_state_size=5, renderer_state_size=4),
+    "sprites": SpriteSettings(sprite_radius=2, window=3),
+    "occluded sprites": SpriteSettings(sprite_radius=2, window=3, models_occlusion=True),
+    "layers": LayerSettings(sprite_radius=2, window=3, num_sprite_classes=2),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_default_dtype_of_torch_cannot_change_an_answer(family: str) -> None:
+    data = DataConfig(num_objects=(1, 2), height=HEIGHT, width=WIDTH)
+    config, frames = RunConfig(data=data, model=FAMILIES[family]), tiny_frames(2, T)
+    observed = torch.tensor(GAP)
+
+    def answers(built: Model) -> list[Answer]:
+        found = [motes.infer(built, frames, 2), motes.infer(built, frames)]
+        found += [motes.interpolate(built, frames, observed, 2), motes.sample(built, 2, 2, 4)]
+        assert all(answer.frames.dtype == answer.mean_frames.dtype for answer in found)
+        return found
+
+    model = build(config)
+    plain = answers(model)
+    torch.set_default_dtype(torch.float64)
+    try:
+        double = [answers(built) for built in (model, build(config))]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for others in double:
+        for ours, theirs in zip(plain, others, strict=True):
+            assert_same(ours, theirs)
 
 
 @pytest.mark.slow

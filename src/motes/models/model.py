@@ -126,9 +126,9 @@ class Model(nn.Module):
         self.max_objects = max_objects
         self.channels = channels
         self.colour_axis = colour_axis
-        self.register_buffer("pixel_matrix", torch.eye(2))
-        self.register_buffer("pixel_offset", torch.zeros(2))
-        self.register_buffer("calibration_scale", torch.ones(max_objects))
+        self.register_buffer("pixel_matrix", torch.eye(2, dtype=torch.float32))
+        self.register_buffer("pixel_offset", torch.zeros(2, dtype=torch.float32))
+        self.register_buffer("calibration_scale", torch.ones(max_objects, dtype=torch.float32))
 
     @property
     def device(self) -> torch.device:
@@ -415,10 +415,10 @@ def rename_old_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def is_usable_model(model: Model) -> bool:
     """Return whether dynamics, renderer and inference stay finite on an empty clip."""
     one = torch.ones(1, dtype=torch.int64)
-    frames = torch.zeros(1, 2, *model.frame_shape)
+    frames = torch.zeros(1, 2, *model.frame_shape).to(model.pixel_matrix)
     try:
         values = [
-            model.renderer(torch.zeros(1, model.max_objects, 1, 2), model.present(one)),
+            model.renderer(frames.new_zeros(1, model.max_objects, 1, 2), model.present(one)),
             model.infer(frames, one).means,
         ]
         moderate = model.dynamics.is_bounded(float(MAX_WEIGHT**2))

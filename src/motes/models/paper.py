@@ -28,7 +28,8 @@ def paper_init(shape: tuple[int, int], generator: torch.Generator) -> Float[Tens
 
     Law: the variance is 1/sqrt(d) (test_paper_init_has_variance_one_over_root_d).
     """
-    return torch.randn(shape, generator=generator) / math.sqrt(math.sqrt(math.prod(shape)))
+    values = torch.randn(shape, generator=generator, dtype=torch.float32)
+    return values / math.sqrt(math.sqrt(math.prod(shape)))
 
 
 class PaperRenderer(PlainRenderer):
@@ -52,13 +53,13 @@ class PaperRenderer(PlainRenderer):
         super().__init__()
         height, width = image_size
         self.image_size = image_size
-        self.empty_canvas = nn.Parameter(torch.zeros(state_size))
+        self.empty_canvas = nn.Parameter(torch.zeros(state_size, dtype=torch.float32))
         # alpha and xhat read the same positions, so their two matrices stand side by side.
         both = [paper_init((2, state_size), generator) for _ in ("alpha", "xhat")]
         self.from_position = nn.Parameter(torch.cat(both, dim=1))
-        self.state_bias = nn.Parameter(torch.zeros(2 * state_size))
+        self.state_bias = nn.Parameter(torch.zeros(2 * state_size, dtype=torch.float32))
         self.to_image = nn.Parameter(paper_init((state_size, height * width), generator))
-        self.image_bias = nn.Parameter(torch.zeros(height * width))
+        self.image_bias = nn.Parameter(torch.zeros(height * width, dtype=torch.float32))
 
     def forward(
         self,
@@ -236,18 +237,18 @@ class InferenceNetwork(nn.Module):
                 "0 <= scale_floor < initial_scale; raise the one or lower the other"
             )
         num_pixels, S = math.prod(image_size), state_size
-        self.initial = nn.Parameter(torch.zeros(max_objects, max_objects, S))
+        self.initial = nn.Parameter(torch.zeros(max_objects, max_objects, S, dtype=torch.float32))
         # W^beta and W^s, each one matrix on [s_{t-1}^n, s_t^{n-1}, v_t], stand side by side.
         both = [paper_init((2 * S + num_pixels, S), generator) for _ in ("beta", "shat")]
         past, below, image = torch.cat(both, dim=1).split([S, S, num_pixels])
         self.from_past = nn.Parameter(past.clone())
         self.from_below = nn.Parameter(below.clone())
         self.from_image = nn.Parameter(image.clone())
-        self.gate_bias = nn.Parameter(torch.zeros(2 * S))
+        self.gate_bias = nn.Parameter(torch.zeros(2 * S, dtype=torch.float32))
         heads = [paper_init((S, 2), generator) for _ in ("mean", "scale")]
         self.to_position = nn.Parameter(torch.cat(heads, dim=1))
         raw = math.log(math.expm1(initial_scale - scale_floor))  # softplus(raw) + floor = initial
-        self.position_bias = nn.Parameter(torch.tensor([0.0, 0.0, raw, raw]))
+        self.position_bias = nn.Parameter(torch.tensor([0.0, 0.0, raw, raw], dtype=torch.float32))
         self.scale_floor, self.gap_passes = scale_floor, gap_passes
 
     def forward(

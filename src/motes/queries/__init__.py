@@ -252,13 +252,14 @@ def marginal_frames(
     borders = weights.cumsum(-1)[..., :-1]
     draws = []
     for _ in range(NUM_DRAWS):
-        noise = torch.randn(predicted.mean[:, :, 0].shape, generator=generator).to(model.device)
-        uniform = torch.rand(noise.shape[:3], generator=generator).to(model.device)
+        shape = predicted.mean[:, :, 0].shape
+        noise = torch.randn(shape, generator=generator, dtype=torch.float32).to(model.device)
+        uniform = torch.rand(shape[:3], generator=generator, dtype=torch.float32).to(model.device)
         component = (uniform[..., None] >= borders[:, :, None]).sum(-1)[:, :, None, :, None]
         mean = predicted.mean.take_along_dim(component, 2)[:, :, 0]
         factor = factors.take_along_dim(component[..., None], 2)[:, :, 0]
         draws.append((noise, mean + map_vector(factor, noise.double())))
-    total = torch.zeros(*observed.shape, *model.frame_shape, device=model.device)
+    total = torch.zeros(*observed.shape, *model.frame_shape).to(model.pixel_matrix)
     for time, part in q.pieces():
         known = part.means.shape[2]  # frames; none was observed after them
         for noise, imagined in draws:

@@ -35,7 +35,7 @@ def count_log_evidence(
     """
     generator = torch.Generator().manual_seed(0)
     shape = (NUM_DRAWS, len(frames), model.max_objects, frames.shape[1], 2)
-    draws = torch.randn(shape, generator=generator).to(model.device)
+    draws = torch.randn(shape, generator=generator, dtype=torch.float32).to(model.device)
     counts = torch.arange(1, model.max_objects + 1, device=model.device)
     chunk = chunk_size(CHUNK_PIXELS, frames.numel(), frames)
     parts = [_bounds(model, frames, observed, some, draws, search) for some in counts.split(chunk)]

@@ -162,7 +162,7 @@ def align_crops(crops: Crops) -> Crops:
     """
     v, b, offset = crops
     side = v.shape[1]
-    centres = (2 * torch.arange(side, device=v.device) + 1) / side - 1
+    centres = (2 * torch.arange(side).to(v) + 1) / side - 1
     x, y = (centres + 2 * part[:, None] / side for part in offset.unbind(1))
     grid = torch.stack(torch.broadcast_tensors(x[:, None], y[:, :, None]), -1)
     v, b = (

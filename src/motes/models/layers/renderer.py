@@ -76,12 +76,16 @@ class LayeredRenderer(PixelRenderer):
         self.channels = channels
         axis = self.cell_offsets()
         blob = (-0.25 * (axis[:, None].square() + axis.square()) / initial_width**2).exp()
-        shades = torch.linspace(1, 0, num_classes + 1)[:-1, None].expand(-1, channels)
+        shades = torch.linspace(1, 0, num_classes + 1, dtype=torch.float32)[:-1, None].expand(
+            -1, channels
+        )
         self.root_depth = nn.Parameter(blob.repeat(num_classes, 1, 1))
         self.raw_colour = nn.Parameter(shades / COLOUR_UNIT)
-        self.raw_background = nn.Parameter(torch.zeros(*image_size, channels))
-        self.raw_scale = nn.Parameter(torch.full((channels,), math.log(0.1) / SCALE_UNIT))
-        self.kind_logits = nn.Parameter(torch.zeros(num_classes))
+        self.raw_background = nn.Parameter(torch.zeros(*image_size, channels, dtype=torch.float32))
+        self.raw_scale = nn.Parameter(
+            torch.full((channels,), math.log(0.1) / SCALE_UNIT, dtype=torch.float32)
+        )
+        self.kind_logits = nn.Parameter(torch.zeros(num_classes, dtype=torch.float32))
 
     def forward(
         self,
@@ -202,7 +206,7 @@ class LayeredRenderer(PixelRenderer):
     ) -> Float[Tensor, " B"]:
         """Return the log probability of the classes and of the depth order of each clip."""
         log_class = self.kind_logits.log_softmax(-1)[appearance.sprite_class]
-        log_orders = torch.lgamma(present.sum(1) + 1.0)
+        log_orders = torch.lgamma((present.sum(1) + 1).to(log_class))
         return torch.where(present, log_class, 0.0).sum(1) - log_orders
 
     def initialize_from(

@@ -67,7 +67,7 @@ def refine_subpixel(window: WindowPosterior, phases: int) -> WindowPosterior:
     cubic = _cubic_interpolation(inner).to(grid)
     finer = (cubic @ grid[region] @ cubic.T).flatten(1).log_softmax(1).view_as(grid)
     narrow = (held > 1 - MAX_OUTSIDE).view_as(window.log_likelihood_ratio)
-    moved = ((start + inner / 2 - side / 2) / phases).flip(-1).view_as(window.centre)
+    moved = ((start.to(grid) + inner / 2 - side / 2) / phases).flip(-1).view_as(window.centre)
     return window._replace(
         centre=torch.where(narrow[..., None], window.centre + moved, window.centre),
         log_weights=torch.where(
@@ -75,7 +75,7 @@ def refine_subpixel(window: WindowPosterior, phases: int) -> WindowPosterior:
             _as_cells(finer, phases).view_as(window.log_weights),
             window.log_weights,
         ),
-        zoom=torch.where(narrow, 1 / ZOOM, 1.0),
+        zoom=torch.where(narrow, 1 / ZOOM, 1.0).to(grid),
     )
 
 
@@ -178,8 +178,8 @@ class ContextLayers(NamedTuple):
     transmittance: Float[Tensor, "M side side"]  # of the front
 
     def features(
-        self, v: Float[Tensor, "M side side C"], precision: Float[Tensor, " C"]
-    ) -> Float[Tensor, "M features side side"]:
+        self, v: Float[Tensor, "M rows columns C"], precision: Float[Tensor, " C"]
+    ) -> Float[Tensor, "M features rows columns"]:
         """Return the feature images that go with the kernels of `SpriteClasses`."""
         F, b = self.transmittance[..., None], self.behind
         r = v - self.front - F * b
@@ -343,7 +343,7 @@ def forward_pass(
     belief = scene.dynamics.initial((B, N))
     first = trusted.int().argmax(1)
     start, sprite_class = detect(classes, scene.frame(first), scene.num_objects, N)
-    wide = (classes.radius**2 / 4 * torch.eye(2, device=start.device)).expand(B, N, 2, 2)
+    wide = (classes.radius**2 / 4 * torch.eye(2).to(start)).expand(B, N, 2, 2)
     total = classes.log_class_prior.expand(B, N, -1)
     found = []
     for t in range(T):
@@ -400,7 +400,7 @@ def evaluate_object(
     batch = scene.frame_batch(time)
     frames = len(batch.clip) // len(scene.clip)
     mean = objects.mean[:, :, time].transpose(1, 2).flatten(0, 1)
-    expected = objects.expected.map(lambda part: part[:, n, time].flatten(0, 1))
+    expected = PixelGaussian(*(part[:, n, time].flatten(0, 1) for part in objects.expected))
     sprite_class, order = objects.appearance.of_frames(frames)
     present = scene.present.repeat_interleave(frames, 0)
     near = classes.window_around(mean[:, n])
@@ -409,7 +409,7 @@ def evaluate_object(
     found = evaluate_window(classes, crop, near, context, expected, its_class)
     if known:
         found = found._replace(windows=refine_subpixel(found.windows, classes.phases))
-    place, before = found.windows.moments(), expected.map(lambda part: part[:, None])
+    place, before = found.windows.moments(), expected.select((slice(None), None))
     away = pixel_mahalanobis((place.mean - before.mean)[..., None, :], before.covariance)[..., 0]
     strong = (found.windows.log_likelihood_ratio > MIN_LLR) & (away < MAX_MAHALANOBIS)
     detected = batch.observed[:, None] & strong

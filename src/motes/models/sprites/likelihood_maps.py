@@ -319,7 +319,7 @@ def cell_moments(
     mean = weights @ offsets
     second = weights @ (offsets[:, :, None] * offsets[:, None]).flatten(1)
     scatter = second.unflatten(-1, (2, 2)) - mean[..., :, None] * mean[..., None, :]
-    return PixelGaussian(mean, scatter + cell**2 / 12 * torch.eye(2, device=mean.device))
+    return PixelGaussian(mean, scatter + cell**2 / 12 * torch.eye(2).to(mean))
 
 
 class CropView(NamedTuple):
@@ -384,7 +384,7 @@ def responsibilities(
     """
     x, y = window.x, window.y
     background = window.crop_shared(sliding_crops(template.background, x.shape[-1] // 2))
-    blob = guess.covariance + template.spread * torch.eye(2, device=x.device)
+    blob = guess.covariance + template.spread * torch.eye(2).to(template.spread)
     scale = determinant(blob)
     a, b, c = blob[..., 1, 1] / scale, -blob[..., 0, 1] / scale, blob[..., 0, 0] / scale
     # B, window of object, object, side. Squared distances are a sum of an outer product and of

@@ -33,7 +33,7 @@ class PixelRenderer(PlainRenderer):
     def cell_offsets(self) -> Float[Tensor, " cells"]:
         """Return the offsets (pixel minus object) of the table's cells along one axis."""
         cells = CELLS_PER_PIXEL * (2 * self.radius + 1)
-        return (torch.arange(cells) - (cells - 1) / 2) / CELLS_PER_PIXEL
+        return (torch.arange(cells, dtype=torch.float32) - (cells - 1) / 2) / CELLS_PER_PIXEL
 
     def to_pixels(self, positions: Float[Tensor, "*batch 2"]) -> Float[Tensor, "*batch 2"]:
         """Return latent positions as pixel coordinates (x to the right, y down)."""
@@ -106,9 +106,9 @@ class SpriteRenderer(PixelRenderer):
         distance = axis[:, None].square() + axis.square()
         self.root_depth = nn.Parameter((-0.25 * distance / initial_width**2).exp())
         self.root_background = nn.Parameter(
-            torch.full(image_size, math.sqrt(0.02) / BACKGROUND_UNIT)
+            torch.full(image_size, math.sqrt(0.02) / BACKGROUND_UNIT, dtype=torch.float32)
         )
-        self.visibility_logit = nn.Parameter(torch.full(image_size, 8.0))
+        self.visibility_logit = nn.Parameter(torch.full(image_size, 8.0, dtype=torch.float32))
 
     def forward(
         self,

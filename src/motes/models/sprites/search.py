@@ -79,7 +79,7 @@ def forward_pass(
     belief = scene.dynamics.initial((B, N))
     first = trusted.int().argmax(1)
     start, nats = detect(template, scene.frame(first), scene.num_objects, N)
-    wide = (2 * template.spread * torch.eye(2, device=device)).expand(B, N, 2, 2)
+    wide = (2 * template.spread * torch.eye(2).to(start)).expand(B, N, 2, 2)
     searches, found = torch.arange(B, device=device), []
     for t in range(trusted.shape[1]):
         frame = scene.frame(t)
@@ -199,7 +199,8 @@ def revisit(
     present = scene.present.repeat_interleave(T, 0)
     lights = present.clone()
     looked_for = present & scene.observed.flatten()[:, None]
-    prior, pixels = expected.map(by_frame), nearest_pixel(by_frame(guess.mean), size)
+    prior = PixelGaussian(by_frame(expected.mean), by_frame(expected.covariance))
+    pixels = nearest_pixel(by_frame(guess.mean), size)
     place, seen = prior.map(torch.clone), torch.zeros_like(present)
     centre, llr = torch.zeros_like(place.mean), torch.zeros_like(place.mean[..., 0])
     cells = len(template.offsets)
@@ -477,7 +478,7 @@ class Tracker(GridInference):
         coarse = SpriteTemplate.coarse(scene.renderer, self.window)
         found = forward_pass(scene, coarse, trusted)
         found, expected = self._refine(scene, coarse, found, trusted)
-        unknown = torch.full((len(trusted),), torch.nan, device=trusted.device)
+        unknown = torch.full((len(trusted),), torch.nan, dtype=torch.float32, device=trusted.device)
         if scene.present.shape[1] == 1:
             return found, expected, unknown
         return self._undo_swaps(scene, coarse, found, expected, unknown)
@@ -618,7 +619,10 @@ def _bound(
     positions need not be occluded.
     """
     occluded = _infer_occluded(scene, found, expected)
-    total, means = torch.zeros(len(scene.present), device=scene.present.device), []
+    total, means = (
+        torch.zeros(len(scene.present), dtype=torch.float32, device=scene.present.device),
+        [],
+    )
     if occluded is not None:
         total += occluded.log_occluded.sum((1, 2))
     for time, q in _blocks(scene, found, expected):
