@@ -139,7 +139,13 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="tiny sizes")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    for name, value in (("preset", "paper-scratch"), ("side", None), ("frames", None), ("seed", 0)):
+    for name, value in (
+        ("preset", "paper-scratch"),
+        ("side", None),
+        ("frames", None),
+        ("seed", 0),
+        ("maps", None),
+    ):
         setattr(given, name, value)
     if given.smoke:
         given.clips = min(given.clips, 12)

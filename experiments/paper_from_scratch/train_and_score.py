@@ -18,9 +18,11 @@ most 12 MB; join them with: cat OUT/model.safetensors.part* > model.safetensors
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -47,6 +49,7 @@ from motes.evaluation.evaluate import (
 )
 from motes.models.model import load_with_config, save_model, write_json
 from motes.training.presets import PRESETS
+from motes.training.self_distillation import FIRST_STAGE
 from motes.training.train import Outcome, begin_run, resume, train
 
 BEGUN = time.monotonic()
@@ -55,6 +58,7 @@ LIMITS = Path(__file__).parent / "records" / "limits.json"
 STOP_BEFORE = 25.0  # seconds before the end at which training stops and saves
 FRESH_NEEDS = 40.0  # seconds that must be left to begin with the fresh clips
 SEED_NEEDS = 8.0  # and to score one more seed
+MAP_STEPS = 500  # steps between stored pictures of the latent plane
 PART_BYTES = 12_000_000
 Record = dict[str, Any]
 
@@ -69,7 +73,7 @@ def configuration(given: argparse.Namespace) -> RunConfig:
             width=given.side or config.data.width,
             num_frames=given.frames or config.data.num_frames,
         )
-        every = config.schedule.iterations // 2
+        every = config.schedule.iterations // 2 if given.maps is None else MAP_STEPS
         return dataclasses.replace(
             config, data=data, seed=given.seed, log_every=1_000, checkpoint_every=every
         )
@@ -88,8 +92,13 @@ def say(*words: object) -> None:
     print(f"[{time.monotonic() - BEGUN:6.1f}]", *words, flush=True)
 
 
-def report(line: Record) -> None:
-    """Print some log lines of the first seed."""
+def report(line: Record, maps: Path | None = None) -> None:
+    """Print some log lines of the first seed; keep the pictures of the latent plane."""
+    folder = Path(line["folder"])
+    if maps is not None and "folded" in line:
+        maps.mkdir(parents=True, exist_ok=True)
+        stage = "single" if folder.name == FIRST_STAGE else "all"
+        shutil.copyfile(folder / "latent_map.png", maps / f"{stage}_{line['step']:05d}.png")
     bound = line.get("held_out_bound", line.get("bound"))
     if (
         bound is not None
@@ -110,9 +119,17 @@ def begin(folder: Path, configs: Sequence[RunConfig]) -> None:
     begin_run(folder, configs[0], len(configs))
 
 
-def learn(config: RunConfig, folder: Path, replicas: int, device: str, seconds: float) -> Outcome:
+def learn(
+    config: RunConfig,
+    folder: Path,
+    replicas: int,
+    device: str,
+    seconds: float,
+    maps: Path | None = None,
+) -> Outcome:
     """Train into a folder or continue there; stop and save after so many seconds."""
     done, end = threading.Event(), time.monotonic() + seconds
+    keep = functools.partial(report, maps=maps)
 
     def stop_in_time() -> None:
         while not done.wait(1.0):
@@ -123,8 +140,8 @@ def learn(config: RunConfig, folder: Path, replicas: int, device: str, seconds: 
     threading.Thread(target=stop_in_time, daemon=True).start()
     try:
         if (folder / "config.json").is_file():
-            return resume(folder, device=device, report=report)
-        return train(config, folder, device=device, replicas=replicas, report=report)
+            return resume(folder, device=device, report=keep)
+        return train(config, folder, device=device, replicas=replicas, report=keep)
     finally:
         done.set()
         signal.signal(signal.SIGTERM, before)
@@ -215,6 +232,7 @@ def main() -> int:
     parser.add_argument("--frames", type=int, help="in a clip")
     parser.add_argument("--seed", type=int, default=0, help="of the first replica")
     parser.add_argument("--hidden", type=float, default=0.0, help="hidden_clips of odd seeds")
+    parser.add_argument("--maps", type=Path, help="folder of pictures of the latent plane")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--replicas", type=int, default=8)
     parser.add_argument("--clips", type=int, default=600)
@@ -238,7 +256,9 @@ def main() -> int:
             dataclasses.replace(config, seed=seed, hidden_clips=given.hidden * (seed % 2))
             for seed in seeds
         ])  # fmt: skip
-    outcome = learn(config, given.run, given.replicas, given.device, left(given) - STOP_BEFORE)
+    outcome = learn(
+        config, given.run, given.replicas, given.device, left(given) - STOP_BEFORE, given.maps
+    )
     record |= {"finished": outcome.finished, "step": outcome.step}
     record["training_seconds"] = time.monotonic() - BEGUN
     write_record(record, given.out)

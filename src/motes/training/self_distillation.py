@@ -122,6 +122,7 @@ def single_object_config(config: RunConfig) -> RunConfig:
         ),
         schedule=config.single_object_schedule,
         single_object_schedule=None,
+        hidden_clips=0.0,
         batch_size=min(config.batch_size, FIRST_BATCH),
     )
 
