@@ -1,9 +1,9 @@
 """Measure the response times of the playground for one client and under load.
 
 First one client sends one query after another. Then fifty clients send everything that the page
-can send, invalid requests included, for a minute, while slow and broken clients stay connected. A
-response that is neither correct nor one clear line (4xx, or 503 when the queue is full) is an
-error.
+can send, invalid requests included, for a minute, while slow and broken clients stay connected. For
+each kind of request the record counts answers, refusals (503) and answers within five seconds. A
+response that is neither correct nor one clear line is an error.
 
 Usage: python -m tests.stress.load_server --out experiments/reliability/server.json
 """
@@ -32,7 +32,9 @@ import torch
 from motes.core.environment import environment
 from motes.models.model import write_json
 
-CLEAR = {200, 400, 403, 404, 413, 422, 503}
+EXPECTED = {"wrong": 400, "bad file": 400}  # status of the answer; 200 otherwise
+QUESTIONS = ("one answer", "forecast and filled in", "all three", "count")  # need the search
+REFUSED, PATIENCE = 503, 5.0  # status; seconds in which a question should be answered
 NUM_SLOW = 30
 TIMEOUT = 100.0  # longer than the server lets any exchange last
 Json = dict[str, Any]
@@ -42,19 +44,40 @@ Json = dict[str, Any]
 class Responses:
     """Responses to the clients, by kind of request."""
 
-    milliseconds: dict[str, list[float]] = field(default_factory=dict)
-    statuses: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, list[float]] = field(default_factory=dict)  # of answers
+    refused: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, kind: str, status: int, body: bytes, seconds: float) -> None:
-        """Adds one answer."""
+        """Add one response."""
         with self.lock:
-            self.statuses[f"{kind} {status}"] += 1
-            if status == 200:
-                self.milliseconds.setdefault(kind, []).append(1e3 * seconds)
-            elif status not in CLEAR or set(json.loads(body)) != {"error"}:
+            if status == EXPECTED.get(kind, 200):
+                self.seconds.setdefault(kind, []).append(seconds)
+            elif status == REFUSED and set(json.loads(body)) == {"error"}:
+                self.refused[kind] += 1
+            else:
                 self.errors.append(f"{kind}: {status} {body[:80]!r}")
+
+    def by_kind(self) -> dict[str, Json]:
+        """Return answers, refusals, the share answered in time, and milliseconds of each kind."""
+        found = {}
+        for kind in sorted({*self.seconds, *self.refused}):
+            times, refused = self.seconds.get(kind, []), self.refused[kind]
+            in_time = sum(seconds <= PATIENCE for seconds in times)
+            found[kind] = {
+                "answered": len(times),
+                "refused": refused,
+                "in_time": round(in_time / (len(times) + refused), 4),
+                **({"ms": summary([1e3 * seconds for seconds in times])} if times else {}),
+            }
+        return found
+
+    def questions_in_time(self) -> float:
+        """Return the share of all questions that were answered within five seconds."""
+        times = [seconds for kind in QUESTIONS for seconds in self.seconds.get(kind, [])]
+        asked = len(times) + sum(self.refused[kind] for kind in QUESTIONS)
+        return round(sum(seconds <= PATIENCE for seconds in times) / max(asked, 1), 4)
 
 
 @contextmanager
@@ -212,11 +235,10 @@ def measure(model: str, clients: int, seconds: float, repeats: int) -> Json:
             "clients": clients,
             "slow_clients": NUM_SLOW,
             "seconds": seconds,
-            "answers": sum(responses.statuses.values()),
-            "statuses": dict(sorted(responses.statuses.items())),
+            "questions_in_time": responses.questions_in_time(),
+            "kinds": responses.by_kind(),
             "errors": len(responses.errors),
             "first_errors": responses.errors[:5],
-            "ms": {kind: summary(times) for kind, times in sorted(responses.milliseconds.items())},
             "memory_mib": {
                 "before": round(settled, 1),
                 "most": round(max(held), 1),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import uvicorn
 
 MAX_CONNECTIONS = 400  # below 1024, the usual limit of open files per process
+SWITCH_SECONDS = 5e-4  # after which a thread lets another one run; Python's default is 5e-3
 
 
 def serve(
@@ -45,6 +46,9 @@ def serve(
         raise InputError("motes serve needs a web server; pip install 'motes[serve]'") from None
     if not 0 <= port <= 65535:
         raise InputError(f"port is {port}; give 0 to 65535")
+    # A query returns to Python thousands of times, and each time it may wait this long for the
+    # thread that serves other requests.
+    sys.setswitchinterval(SWITCH_SECONDS)
     app = create_app(Playground.of(model, find_preparation(model)), host)
     with _listen(host, port) as listener:
         shown = f"[{host}]" if ":" in host else host

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -16,11 +16,13 @@ from starlette.exceptions import HTTPException
 from motes.core.errors import InputError
 from motes.server import schemas, uploads
 from motes.server.playground import MAX_WORK, Playground, Question
+from motes.server.schemas import to_json
 from motes.server.security import SecurityMiddleware
 
 PAGE = Path(__file__).parent / "page"
 MAX_BODY = 12 * 2**20  # of a request: base64 of MAX_PIXELS bytes, and masks
 MAX_UPLOADS = 2  # one in progress, one waiting
+MAX_CACHED = 8  # answers with examples
 MAX_WAITING = 64
 MAX_QUESTIONS = 64  # that wait for the model
 WAIT_SECONDS = 10.0  # that a job may wait for its turn
@@ -108,7 +110,7 @@ class QuestionQueue:
             await asyncio.wait([future], timeout=WAIT_SECONDS)
             if future in self.waiting:
                 raise BusyError(f"waited more than {WAIT_SECONDS:.0f} s; try again in a moment")
-            return Response(await future, media_type="application/json")
+            return _json(await future)
         finally:
             self.waiting.pop(future, None)
 
@@ -201,30 +203,39 @@ def _add_queries(
 
 
 def _add_clips(api: FastAPI, playground: Playground, queue: JobQueue) -> None:
-    @api.get("/api/examples", responses=ERRORS, summary="Example clips")
-    async def examples(seed: Annotated[schemas.Seed, Query()] = 0) -> schemas.Clips:
+    make_examples = lru_cache(MAX_CACHED)(lambda seed: to_json(playground.examples(seed)))
+
+    @api.get(
+        "/api/examples", response_model=schemas.Clips, responses=ERRORS, summary="Example clips"
+    )
+    async def examples(seed: Annotated[schemas.Seed, Query()] = 0) -> Response:
         """Return clips that were not used for training, with true paths if known."""
-        return await queue.run(partial(playground.examples, seed))
+        return _json(await queue.run(lambda: make_examples(seed)))
 
-    @api.post("/api/sample", responses=ERRORS, summary="Sample clips")
-    async def sample(request: schemas.SampleRequest) -> schemas.Clips:
+    @api.post("/api/sample", response_model=schemas.Clips, responses=ERRORS, summary="Sample clips")
+    async def sample(request: schemas.SampleRequest) -> Response:
         """Return clips drawn from the model."""
-        return await queue.run(partial(playground.sample, request))
+        return _json(await queue.run(lambda: to_json(playground.sample(request))))
 
-    @api.post("/api/throw", responses=ERRORS, summary="Throw balls")
-    async def throw(request: schemas.ThrowRequest) -> schemas.Clip:
+    @api.post("/api/throw", response_model=schemas.Clip, responses=ERRORS, summary="Throw balls")
+    async def throw(request: schemas.ThrowRequest) -> Response:
         """Return a clip of balls with given initial states that follow the learned dynamics."""
-        return await queue.run(partial(playground.throw, request))
+        return _json(await queue.run(lambda: to_json(playground.throw(request))))
 
 
 def _add_uploads(api: FastAPI, playground: Playground, queue: JobQueue) -> None:
-    @api.post("/api/upload", responses=ERRORS, summary="Read a file")
+    @api.post("/api/upload", response_model=schemas.Clips, responses=ERRORS, summary="Read a file")
     async def upload(
         name: Annotated[str, Query(min_length=1, max_length=255)],
         content: Annotated[bytes, Body(media_type="application/octet-stream")],
-    ) -> schemas.Clips:
+    ) -> Response:
         """Return the clips of the file in the body; the file is not kept."""
-        return await queue.run(partial(uploads.read_upload, content, name, playground))
+        read = partial(uploads.read_upload, content, name, playground)
+        return _json(await queue.run(lambda: to_json(read())))
+
+
+def _json(content: bytes) -> Response:
+    return Response(content, media_type="application/json")
 
 
 async def _send_file(path: Path, request: Request) -> FileResponse:

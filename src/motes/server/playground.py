@@ -169,7 +169,7 @@ class Playground:
                 answer = schemas.Predictions(predictions=predictions, milliseconds=spent)
             else:
                 answer = schemas.Counts(probabilities=counts[first].tolist(), milliseconds=spent)
-            answers.append(answer.model_dump_json().encode())
+            answers.append(schemas.to_json(answer))
         return answers
 
     def sample(self, request: schemas.SampleRequest) -> schemas.Clips:

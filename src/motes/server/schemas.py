@@ -164,6 +164,11 @@ class Error(Record):
     error: str
 
 
+def to_json(record: Record) -> bytes:
+    """Return a response as JSON; in a worker, because large ones take milliseconds."""
+    return record.model_dump_json().encode()
+
+
 def encode_frames(frames: Float[Tensor, "T height width"]) -> str:
     """Return frames in [0, 1] as base64-encoded bytes."""
     levels = (255 * frames).round().to(torch.uint8).cpu().numpy()

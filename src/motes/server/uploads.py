@@ -89,7 +89,7 @@ def _report(pipe: Connection, job: Callable[..., schemas.Clips], arguments: tupl
     """Run the job with limited memory and send its result or error."""
     limit_memory(MEMORY)
     try:
-        content = job(*arguments).model_dump_json().encode()
+        content = schemas.to_json(job(*arguments))
     except InputError as error:
         mark, content = b"-", str(error).encode()
     except MemoryError:
