@@ -30,7 +30,7 @@ import torch
 
 from experiments.paper_from_scratch import train_and_score as scratch
 from experiments.paper_training.score_replicas import row, score_seed
-from motes.config import RunConfig
+from motes.config import RunConfig, to_json
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.environment import environment
 from motes.models.model import read_config, write_json
@@ -113,6 +113,17 @@ class Parts:
         return fitted
 
 
+def begin(folder: Path, configs: Sequence[RunConfig]) -> None:
+    """Write what runs of these configurations need to be continued, unless it exists."""
+    if (folder / "config.json").is_file():
+        return
+    for config in configs:
+        own = folder / f"seed-{config.seed}"
+        own.mkdir(parents=True, exist_ok=True)
+        (own / "config.json").write_text(to_json(config), "utf-8")
+    training.begin_run(folder, configs[0], len(configs))
+
+
 def score(given: argparse.Namespace, parts: Sequence[str], record: dict[str, Any]) -> None:
     """Add the scores of all runs, by part and seed."""
     bounds = json.loads((given.run / "selection.json").read_text("utf-8"))["bounds"]
@@ -139,19 +150,13 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="tiny sizes")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    for name, value in (
-        ("preset", "paper-scratch"),
-        ("side", None),
-        ("frames", None),
-        ("seed", 0),
-        ("maps", None),
-    ):
-        setattr(given, name, value)
+    given.preset, given.seed, given.hidden = "paper-scratch", 0, 0.0
+    given.side = given.frames = given.maps = None
     if given.smoke:
         given.clips = min(given.clips, 12)
     torch.set_num_threads(2)
     config, parts = scratch.configuration(given), Parts(given.parts)
-    scratch.begin(given.run, [
+    begin(given.run, [
         dataclasses.replace(variant(config, parts.of(seed)), seed=seed)
         for seed in range(SEEDS * len(given.parts))
     ])  # fmt: skip

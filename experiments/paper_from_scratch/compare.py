@@ -27,6 +27,12 @@ MODELS = {
 }
 
 
+def show(done: int) -> None:
+    """Print the number of clips done, now and then."""
+    if done % (5 * GPU_BATCH) == 0:
+        print(done, end=" ", flush=True)
+
+
 def main() -> None:
     """Write a record of both models; again after each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -46,7 +52,7 @@ def main() -> None:
     for name, folder in (MODELS | {"distilled": given.distilled}).items():
         begun = time.monotonic()
         model = load(folder, device=given.device)
-        scores = kept(evaluate(ModelPredictor(model), clips, batch_size=batch))
+        scores = kept(evaluate(ModelPredictor(model), clips, progress=show, batch_size=batch))
         record[name] = {"seconds": time.monotonic() - begun, **scores}
         write_json(given.out, record)
         tracked = [round(own["tracked"], 4) for own in scores["by_count"].values()]

@@ -27,7 +27,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ import torch
 
 from experiments.paper_training.score_replicas import row, score_limit, score_seed
 from experiments.sprites_seeds.score_seeds import GPU_BATCH
-from motes.config import DataConfig, RunConfig, ScheduleConfig, to_json
+from motes.config import DataConfig, RunConfig, ScheduleConfig
 from motes.core.environment import environment
 from motes.data import Clips, cannonballs
 from motes.evaluation import metrics
@@ -50,7 +49,7 @@ from motes.evaluation.evaluate import (
 from motes.models.model import load_with_config, save_model, write_json
 from motes.training.presets import PRESETS
 from motes.training.self_distillation import FIRST_STAGE
-from motes.training.train import Outcome, begin_run, resume, train
+from motes.training.train import Outcome, resume, train
 
 BEGUN = time.monotonic()
 TEST_SEED, FRESH_SEED = 3_000_000, 7_000_003
@@ -58,6 +57,7 @@ LIMITS = Path(__file__).parent / "records" / "limits.json"
 STOP_BEFORE = 25.0  # seconds before the end at which training stops and saves
 FRESH_NEEDS = 40.0  # seconds that must be left to begin with the fresh clips
 SEED_NEEDS = 8.0  # and to score one more seed
+GAP_PASSES = (1, 3, 4)  # readings of clips with hidden frames, beside those of the preset
 MAP_STEPS = 500  # steps between stored pictures of the latent plane
 PART_BYTES = 12_000_000
 Record = dict[str, Any]
@@ -75,7 +75,12 @@ def configuration(given: argparse.Namespace) -> RunConfig:
         )
         every = config.schedule.iterations // 2 if given.maps is None else MAP_STEPS
         return dataclasses.replace(
-            config, data=data, seed=given.seed, log_every=1_000, checkpoint_every=every
+            config,
+            data=data,
+            seed=given.seed,
+            hidden_clips=given.hidden,
+            log_every=1_000,
+            checkpoint_every=every,
         )
     return dataclasses.replace(
         PRESETS["paper-smoke"],
@@ -106,17 +111,6 @@ def report(line: Record, maps: Path | None = None) -> None:
         and line["step"] % 5_000 == 0
     ):
         say(Path(line["folder"]).name, line["step"], f"{bound:.0f}")
-
-
-def begin(folder: Path, configs: Sequence[RunConfig]) -> None:
-    """Write what runs of these configurations need to be continued, unless it exists."""
-    if (folder / "config.json").is_file():
-        return
-    for config in configs:
-        own = folder / f"seed-{config.seed}"
-        own.mkdir(parents=True, exist_ok=True)
-        (own / "config.json").write_text(to_json(config), "utf-8")
-    begin_run(folder, configs[0], len(configs))
 
 
 def learn(
@@ -183,17 +177,18 @@ def score(
             "held_out_bound": bound,
             **score_seed(folder / own, clips, given.device),
         }
-        one_pass = gap_errors_of_one_pass(folder / own, clips, given.device)
-        part["runs"][own]["gap_px_of_one_pass"] = one_pass
+        part["runs"][own]["gap_px_by_passes"] = {
+            str(n): gap_errors(folder / own, clips, given.device, n) for n in GAP_PASSES
+        }
         write_record(record, given.out)
         say(name, row(own, part["runs"][own]))
 
 
-def gap_errors_of_one_pass(folder: Path, clips: Clips, device: str) -> Record:
-    """Return the errors in the gap by the paper's procedure, by number of objects."""
+def gap_errors(folder: Path, clips: Clips, device: str, passes: int) -> Record:
+    """Return the errors in the gap if the clips are read several times, by number of objects."""
     model, _ = load_with_config(folder, device=device)
     inference: Any = model.inference
-    inference.gap_passes = 1
+    inference.gap_passes = passes
     found = score_clips(
         ask_predictor(ModelPredictor(model)),
         clips,
@@ -231,7 +226,7 @@ def main() -> int:
     parser.add_argument("--side", type=int, help="of a frame in pixels")
     parser.add_argument("--frames", type=int, help="in a clip")
     parser.add_argument("--seed", type=int, default=0, help="of the first replica")
-    parser.add_argument("--hidden", type=float, default=0.0, help="hidden_clips of odd seeds")
+    parser.add_argument("--hidden", type=float, default=0.0, help="hidden_clips")
     parser.add_argument("--maps", type=Path, help="folder of pictures of the latent plane")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--replicas", type=int, default=8)
@@ -250,12 +245,6 @@ def main() -> int:
         "command": " ".join(sys.argv),
         "environment": environment(torch.device(given.device)),
     }
-    if given.hidden > 0:
-        seeds = range(given.seed, given.seed + given.replicas)
-        begin(given.run, [
-            dataclasses.replace(config, seed=seed, hidden_clips=given.hidden * (seed % 2))
-            for seed in seeds
-        ])  # fmt: skip
     outcome = learn(
         config, given.run, given.replicas, given.device, left(given) - STOP_BEFORE, given.maps
     )
