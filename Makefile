@@ -6,7 +6,7 @@
 # make site     build the HTML documentation with the API reference in site/
 # make figures  draw the figures of the paper from stored records in figures/
 # make bench    time the package against other code (stop everything else first)
-# make records  list the stored records with the commands that wrote them
+# make records  make all records that are old (resumable; lists what needs a GPU)
 
 PYTHON ?= python3
 # Installed before everything else: a plain requirement for torch would fetch gigabytes of CUDA.
@@ -57,7 +57,8 @@ bench: .venv/.ready
 		--picture docs/images/scale.png
 
 records: .venv/.ready
-	@$(BIN)/python -m experiments.records
+	@$(BIN)/python -m experiments.records make
+	@$(BIN)/python -m experiments.records install runs/records
 
 .venv/.ready: pyproject.toml
 	@echo "setting up .venv (once; two to three minutes) ..."

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.scale import FAMILIES, growth
-from experiments.records import ROOT, read_records
+from experiments.records import ROOT, ages, read_records
 
 PAGE = ROOT / "docs" / "results" / "reliability.md"
 MISSING = "No record is stored yet; run `{command}`."
@@ -230,6 +230,7 @@ def page(folder: Path | None = None) -> str:
             place = f"commit {commit[0][:10]}{commit[1]}{commit[2]}"
             text = f"{write(record)}\n\n`{command}`, {place}."
         parts.append(f"\n## {title}\n\n{text}\n")
+    parts.append(f"\n{ages([name for name, *_ in SECTIONS.values()], records)}\n")
     return "".join(parts)
 
 

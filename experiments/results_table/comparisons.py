@@ -77,6 +77,8 @@ def paired_table(records: Rows) -> str:
     """
     having = {n: r for n, r in ordered_records(records).items() if "forecast_loss_of_clips" in r}
     ours = "cannonballs-structured"
+    seed = having.get(ours, {}).get("test_seed")
+    having = {n: r for n, r in having.items() if r["test_seed"] == seed}
     if ours not in having or len(having) < 2:
         return "No records with the losses of single clips are stored yet."
     own = having.pop(ours)["forecast_loss_of_clips"]

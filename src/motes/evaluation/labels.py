@@ -106,10 +106,10 @@ PREDICTORS: dict[str, PredictorLabel] = {
     "kalman": PredictorLabel(
         "disks + Kalman, true physics and prior", "disks + Kalman", "#555555", (0, (8, 2))),
     "disks-trackpy": PredictorLabel(
-        "disks + trackpy's linking, settings chosen on training clips", "disks + trackpy",
+        "disks + trackpy's linking, best settings for each task", "disks + trackpy",
         "#cc79a7", (0, (6, 1, 1, 1))),
     "trackpy": PredictorLabel(
-        "trackpy, settings chosen on training clips", "trackpy", "#cc79a7", (0, (1, 2))),
+        "trackpy, best settings for each task", "trackpy", "#cc79a7", (0, (1, 2))),
     "known-gravity": PredictorLabel(
         "disks, nearest neighbour, straight line + true gravity", "line + gravity", "#999999",
         (0, (5, 1))),
@@ -144,12 +144,12 @@ def read_records(folder: Path) -> dict[str, Record]:
 
 
 def ordered_records(records: Mapping[str, Record]) -> dict[str, Record]:
-    """Return the records of known predictors on the clips of the limit, in the order of tables."""
+    """Return the records of known predictors on clips like the limit's, in the order of tables."""
     everything = _with_variants(records)
     found = {name: everything[name] for name in PREDICTORS if name in everything}
     if "limit" not in found:
         return {}
-    same = ("test_seed", "frame_size", "num_frames")
+    same = ("frame_size", "num_frames")
     return {n: r for n, r in found.items() if all(r[key] == found["limit"][key] for key in same)}
 
 

@@ -1,0 +1,97 @@
+"""Records: what they were made from, which are old, and how they are made again."""
+
+import json
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from experiments import records
+from experiments.records import RECIPES, ROOT, Recipe, ages, is_current, make_records, source_hash
+from motes.training.presets import PRESETS
+
+
+def test_every_record_has_a_recipe_and_every_recipe_a_record():
+    stored = {name for name in records.record_paths() if not name.startswith("config")}
+    assert stored == set(RECIPES)
+
+
+def test_recipes_name_files_and_commands_that_exist():
+    for name, recipe in RECIPES.items():
+        for pattern in recipe.sources:
+            assert list(ROOT.glob(pattern)), f"{name}: nothing matches {pattern}"
+        for command in recipe.commands:
+            words = command.split()
+            if words[0] == "python":
+                assert find_spec(words[2]) is not None, f"{name}: no module {words[2]}"
+            else:
+                assert words[:2] in (["motes", "evaluate"], ["motes", "train"])
+            if "--preset" in words:
+                assert words[words.index("--preset") + 1] in PRESETS
+
+
+def write(root: Path, code: str) -> str:
+    (root / "code.py").write_text(code)
+    return source_hash(["*.py"], root)
+
+
+def test_a_record_is_old_when_code_has_changed(tmp_path: Path):
+    code = 'def f(x):\n    """Return x."""\n    return x + 1\n'
+    first = write(tmp_path, code)
+    assert write(tmp_path, code.replace("Return x", "Return more") + "# a comment\n") == first
+    assert write(tmp_path, code.replace("x + 1", "x + 2")) != first
+    write(tmp_path, code)
+    (tmp_path / "other.py").write_text("")
+    assert source_hash(["*.py"], tmp_path) != first
+
+
+def test_a_page_says_which_records_are_old(monkeypatch: pytest.MonkeyPatch):
+    name = "constant-image"
+    fresh = {"sources": source_hash(RECIPES[name].sources)}
+    assert is_current(name, fresh)
+    assert "old" not in ages([name], {name: fresh})
+    assert f"**old** (their sources have changed since): {name}" in ages([name], {name: {}})
+    changed = RECIPES[name]._replace(sources=("experiments/records.py",))
+    monkeypatch.setitem(RECIPES, name, changed)
+    assert not is_current(name, fresh)
+
+
+def test_current_records_name_a_commit_of_this_history():
+    git = ["git", "-C", str(ROOT)]
+    if subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True).returncode != 0:
+        pytest.skip("not a repository")
+    for name, record in records.read_records().items():
+        if "sources" in record:
+            revision = record["environment"]["motes_commit"]
+            known = subprocess.run([*git, "merge-base", "--is-ancestor", revision, "HEAD"])
+            assert known.returncode == 0, f"{name}: {revision}"
+
+
+def test_making_records_is_resumable(tmp_path: Path):
+    """Of three records one fails first; the second call makes that one alone."""
+    script = "import json, sys, pathlib; p = pathlib.Path(sys.argv[1]); "
+    good = tmp_path / "good.py"
+    good.write_text(script + "p.write_text(json.dumps({'value': 1}))")
+    late = tmp_path / "late.py"
+    late.write_text("import sys; sys.exit('not yet')")
+    recipes = {
+        "one": Recipe((f"python {good} {{out}}",), ("experiments/records.py",), 1),
+        "two": Recipe((f"python {late} {{out}}",), ("experiments/records.py",), 1),
+        "three": Recipe((f"python {good} {{out}}",), ("experiments/records.py",), 1),
+    }
+    made = make_records(list(recipes), tmp_path / "new", "abc", 2, recipes)
+    assert made == {"one": True, "two": False, "three": True}
+    record = json.loads((tmp_path / "new" / "one.json").read_text())
+    assert record["environment"]["motes_commit"] == "abc"
+    assert record["environment"]["command"] == f"python {good} one.json"
+    assert record["sources"] == source_hash(("experiments/records.py",))
+    late.write_text(good.read_text())
+    assert make_records(list(recipes), tmp_path / "new", "abc", 1, recipes) == {"two": True}
+    assert make_records(list(recipes), tmp_path / "new", "abc", 1, recipes) == {}
+
+
+def test_a_changed_tree_makes_no_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(records, "commit", lambda: "abc+changes")
+    with pytest.raises(SystemExit, match="commit first"):
+        make_records([], tmp_path)
