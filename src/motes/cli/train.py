@@ -47,10 +47,10 @@ def train(
     Args:
         preset: networks of the paper: paper (as published, GPU), paper-curriculum (GPU),
             paper-distilled (from a sprite model, GPU), paper-scratch (self-distillation, GPU),
-            paper-small (minutes on two cores), paper-smoke (seconds); sprites: sprites,
-            sprites-small, sprites-video (your own video), sprites-occluded (the same with
-            occlusion), sprites-smoke; layers (grey or colour frames of a still camera); default:
-            sprites-video with --data, else paper-small.
+            paper-scratch-small (the same on two cores), paper-small (minutes on two cores),
+            paper-smoke (seconds); sprites: sprites, sprites-small, sprites-video (your own video),
+            sprites-occluded (the same with occlusion), sprites-smoke; layers (grey or colour
+            frames of a still camera); default: sprites-video with --data, else paper-small.
         family: deprecated, the preset implies it; selects between equal preset names of version
             0.1 (small, robust, smoke).
         data: clip file: npz from motes prepare, or any with frames and num_objects; default: the
