@@ -8,6 +8,9 @@ Usage: python tools/trace_calls.py [--list] infer clips.npz --model cannonballs-
        python tools/trace_calls.py [--list] train --preset smoke --out runs/smoke
 """
 
+import contextlib
+import importlib
+import pkgutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -102,6 +105,11 @@ def main(arguments: list[str]) -> None:
     import motes
     from motes import cli
 
+    # Commands import what they need; imports of libraries would end the trace.
+    for module in pkgutil.walk_packages(motes.__path__, "motes."):
+        if not module.name.endswith("__main__"):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module.name)
     listed = arguments[:1] == ["--list"]
     source = Path(motes.__file__).parent
     print(report(trace(lambda: cli.main(arguments[listed:]), source), listed))
