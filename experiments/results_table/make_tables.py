@@ -251,21 +251,38 @@ def server_page(records: dict[str, Record]) -> str:
     crowd, memory = record["crowd"], record["crowd"]["memory_mib"]
     lines = [
         "| ms; clip of 30 frames, three balls | one client: median | 95 % "
-        f"| {crowd['clients']} clients: median | 95 % |",
-        "|---|---|---|---|---|",
+        f"| {crowd['clients']} clients: answered | refused | within 5 s | median | 95 % |",
+        "|---|---|---|---|---|---|---|---|",
     ]
+    kinds = crowd["kinds"] if "kinds" in crowd else _kinds_of_old_record(crowd)
     for name, alone in record["alone_ms"].items():
-        cells = [part.get(p, "") for part in (alone, crowd["ms"].get(name, {})) for p in PERCENTS]
+        many = kinds.get(name, {})
+        cells = [alone.get(part, "") for part in PERCENTS]
+        cells += [many.get(part, "") for part in ("answered", "refused", "in_time")]
+        cells += [many.get("ms", {}).get(part, "") for part in PERCENTS]
         lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
-    statuses = ", ".join(f"{count} {name}" for name, count in crowd["statuses"].items())
+    share = crowd.get("questions_in_time")
     text = (
         f"{crowd['clients']} clients and {crowd['slow_clients']} that dawdle for "
-        f"{crowd['seconds']:.0f} s: {crowd['answers']} answers, {crowd['errors']} of them neither "
-        f"right nor one clear line ({statuses}). Memory: {memory['before']} MiB before, "
-        f"{memory['most']} at most, {memory['end']} at the end. Load average of the machine "
-        f"before: {record['load_average_before']}."
+        f"{crowd['seconds']:.0f} s; {crowd['errors']} responses were neither right nor one clear "
+        "line. "
+        + ("" if share is None else f"Questions answered within 5 s: {100 * share:.1f} %. ")
+        + f"Memory: {memory['before']} MiB before, {memory['most']} at most, {memory['end']} at "
+        f"the end. Load average of the machine before: {record['load_average_before']}."
     )
     return "\n".join([*lines, "", text, "", origin(record)])
+
+
+def _kinds_of_old_record(crowd: Record) -> dict[str, Record]:
+    """Return answers and refusals of each kind from the statuses of a record before version 0.3."""
+    kinds: dict[str, Record] = {}
+    for label, count in crowd["statuses"].items():
+        name, _, status = label.rpartition(" ")
+        kind = kinds.setdefault(
+            name, {"answered": 0, "refused": 0, "ms": crowd["ms"].get(name, {})}
+        )
+        kind["refused" if status == "503" else "answered"] += count
+    return kinds
 
 
 def pages(root: Path = ROOT) -> dict[Path, str]:
