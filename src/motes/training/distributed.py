@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from motes.core.axes import Int, Tensor
+from motes.core.axes import Tensor
 from motes.models.protocols import Module
 
 EXIT_TIMEOUT = timedelta(seconds=60)  # for processes that are about to leave
@@ -102,10 +102,10 @@ def all_reduce_sum(values: Tensor) -> None:
         dist.all_reduce(values)
 
 
-def all_reduce_min(steps: Int[Tensor, "..."]) -> None:
+def all_reduce_min(values: Tensor) -> None:
     """Replace the values by their minima over all processes."""
     if world_size() > 1:
-        dist.all_reduce(steps, dist.ReduceOp.MIN)
+        dist.all_reduce(values, dist.ReduceOp.MIN)
 
 
 def sum_gradients(model: nn.Module) -> None:

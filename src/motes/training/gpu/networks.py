@@ -38,8 +38,9 @@ class Factor(NamedTuple):
 def factor(*parts: Float[Tensor, "R _ outer"]) -> Factor:
     """Return stacked weights as a factor, through which gradients reach them."""
     joined = torch.cat(parts, 1)
-    forward, backward = _forward_type(joined), gradient_type(joined)
-    return Factor(joined.detach().to(forward), joined.to(backward))
+    # float16 keeps as many bits of small values as TF32.
+    forward = torch.float16 if joined.is_cuda else joined.dtype
+    return Factor(joined.detach().to(forward), joined.to(gradient_type(joined)))
 
 
 def parts_of_factors() -> set[str]:
@@ -62,13 +63,8 @@ def encode(
 ) -> tuple[Float[Tensor, "R B N T 2"], Float[Tensor, "R B N T 2"]]:
     """Return the means and scales of q(a | v), as each replica's `InferenceNetwork` would.
 
-    Args:
-        weights: the stacked parameters of the inference networks by their names.
-        from_image: the weights of that name.
-        recurrent: `from_past` and `from_below`.
-        frames: values in [0, 1].
-        num_objects: objects in each clip.
-        scale_floor: of all replicas.
+    `weights` are the stacked parameters by their names; `recurrent` is from `from_past` and
+    `from_below`.
 
     Law: equals the single networks, values and gradients
     (test_stacked_networks_are_the_single_ones).
@@ -76,13 +72,8 @@ def encode(
     (R, B), N = num_objects.shape, weights["initial"].shape[1]
     choice = num_objects - 1 + N * torch.arange(R, device=num_objects.device)[:, None]
     initial = weights["initial"].flatten(0, 1).index_select(0, choice.flatten()).tanh()
-    states = read(
-        initial.unflatten(0, (R, B)).transpose(1, 2),
-        frames.flatten(3),
-        from_image,
-        weights["gate_bias"],
-        recurrent,
-    )
+    initial = initial.unflatten(0, (R, B)).transpose(1, 2)
+    states = read(initial, frames.flatten(3), from_image, weights["gate_bias"], recurrent)
     outputs = torch.baddbmm(
         weights["position_bias"][:, None], states.flatten(1, 3), weights["to_position"]
     )
@@ -99,23 +90,14 @@ def log_likelihood(
 ) -> Float[Tensor, "R B"]:
     """Return log p(v | a), as the `PaperRenderer` of each replica and `reconstruction` would.
 
-    Args:
-        weights: the stacked parameters of the renderers by their names.
-        to_image: the weights of that name.
-        positions: latent positions; those of absent objects may hold anything.
-        present: which objects a clip has.
-        frames: values in [0, 1].
+    `weights` are the stacked parameters by their names; positions of absent objects may hold
+    anything.
 
     Law: equals the single networks, values and gradients
     (test_stacked_networks_are_the_single_ones).
     """
-    x = _Rendering.apply(
-        positions,
-        present,
-        weights["from_position"],
-        weights["state_bias"],
-        weights["empty_canvas"],
-    )
+    own = (weights[name] for name in ("from_position", "state_bias", "empty_canvas"))
+    x = _Rendering.apply(positions, present, *own)
     pixels = frames.flatten(3).flatten(1, 2)
     nats = _Bernoulli.apply(x.flatten(1, 2), *to_image, weights["image_bias"], pixels)
     total: Tensor = nats.unflatten(1, frames.shape[1:3]).sum(-1)
@@ -254,11 +236,6 @@ def backend(like: Tensor) -> ModuleType:
     from motes.training.gpu import kernels
 
     return kernels
-
-
-def _forward_type(like: Tensor) -> torch.dtype:
-    """Return the type of forward products: float16 keeps as many bits of small values as TF32."""
-    return torch.float16 if like.is_cuda else like.dtype
 
 
 def gradient_type(like: Tensor) -> torch.dtype:

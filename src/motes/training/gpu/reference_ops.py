@@ -66,15 +66,9 @@ def recurrence_backward(
 ) -> None:
     """Write the gradients of the gates of a diagonal, from those of the diagonal after it.
 
-    Args:
-        d: the diagonal.
-        grad_states: of the states as outputs.
-        grad_joined: of what the diagonal after this one read; zero if there is none.
-        states: as `forward` left them.
-        gates: likewise.
-        grad_gates: row d is written, zero where there is no cell.
-        through: what passes through the blend to the object below; half d % 2 is written, the
-            other read.
+    `grad_joined` is of what the diagonal after this one read. Row d of `grad_gates` is written, 0
+    where there is no cell. `through` passes through the blend to the object below: half d % 2 is
+    written, the other read.
     """
     N, T, S = states.shape[1], states.shape[2], states.shape[-1]
     grad_gates[:, d] = 0
@@ -106,7 +100,7 @@ def cast(values: Float[Tensor, "..."], kind: torch.dtype) -> Float[Tensor, "..."
 
 
 def _active(d: int, num_objects: int, num_frames: int) -> list[tuple[int, int]]:
-    """Yield the objects and frames (n, t) of a diagonal."""
+    """Return the objects and frames (n, t) of a diagonal."""
     return [(n, d - n) for n in range(num_objects) if 0 <= d - n < num_frames]
 
 
@@ -190,15 +184,9 @@ def adam_step(
 ) -> None:
     """Take a step of Adam for each replica in place; set `bad` to 1 where a gradient is not finite.
 
-    Args:
-        values: the parameters.
-        gradient: of the loss.
-        mean: running mean of gradients, in any type.
-        square: running mean of squared gradients.
-        pace: the learning rate over what `mean` lacks of its full weight, 1 - BETA_1^step.
-        correction: one over what `square` lacks.
-        bad: a flag for each replica.
-        copies: of the parameters in other types, at most two, brought up to date.
+    `mean` and `square` are running means of gradients and their squares; `pace` is the learning
+    rate over what `mean` lacks of its full weight, 1 - BETA_1^step, `correction` one over what
+    `square` lacks. Copies of the parameters in other types, at most two, are brought up to date.
     """
     shape, kind = (-1, *(1,) * (values.ndim - 1)), values.dtype
     gradient = gradient.to(kind)
