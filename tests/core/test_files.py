@@ -158,3 +158,18 @@ def test_of_several_files_all_appear_or_none(tmp_path: Path) -> None:
     with atomic_path(tmp_path / "later.txt") as temporary:
         temporary.write_text("alone again")
     assert (tmp_path / "later.txt").exists()
+
+
+def test_a_file_is_synced_to_disk_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order, real = [], os.fsync
+
+    def synced(handle: int) -> None:
+        order.append((os.fstat(handle).st_ino, (tmp_path / "a.txt").exists()))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    write(tmp_path / "a.txt")
+    inode = (tmp_path / "a.txt").stat().st_ino
+    assert (inode, False) in order

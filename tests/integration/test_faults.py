@@ -1,5 +1,6 @@
 """The short form of tests/stress/faults.py, which kills training hundreds of times over."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -10,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from motes.config import to_json
+from motes.config import RunConfig, to_json
 from motes.core.errors import InputError
 from motes.core.files import leftover_files
 from motes.models.model import read_config
+from motes.training import train as training
 from motes.training.presets import PRESETS
 from motes.training.step import Trainer
 from motes.training.train import (
@@ -30,6 +32,7 @@ SMOKE = PRESETS["paper-smoke"]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # a loaded machine
 @pytest.mark.parametrize(("family", "more"), [("paper", []), ("structured", ["--kills-only"])])
 def test_training_survives_kills_full_disks_closed_folders_and_wild_clocks(
     family: str, more: list[str]
@@ -128,3 +131,40 @@ def test_what_is_not_finite_stops_otherwise_and_the_checkpoint_before_it_is_kept
     with pytest.raises(FloatingPointError, match=message):
         train(SMOKE, tmp_path / "run")
     assert resume(tmp_path / "run").held_out_bound == straight.held_out_bound
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_run_that_begins_late_leaves_the_folder_of_another_alone(
+    ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two trainings found the folder empty; the other has begun, or has ended, since then."""
+    out, fit_run_config = tmp_path / "run", training.fit_run_config
+    temporary = out / ".0123456789abcdef.json"  # of the other process, which is writing
+
+    with contextlib.ExitStack() as other:
+
+        def slow(config: RunConfig) -> RunConfig:
+            out.mkdir()
+            other.enter_context(lock_run_folder(out))
+            temporary.touch()
+            if ended:
+                (out / "config.json").write_text("precious")
+                temporary.unlink()
+                other.close()
+            return fit_run_config(config)
+
+        monkeypatch.setattr(training, "fit_run_config", slow)
+        with pytest.raises(InputError, match="not empty" if ended else "in use"):
+            train(SMOKE, out)
+        if ended:
+            assert (out / "config.json").read_text() == "precious"
+        else:
+            assert temporary.exists()
+            assert not (out / "config.json").exists()
+
+
+def test_replicas_are_locked_by_their_common_folder(tmp_path: Path) -> None:
+    begin_run(tmp_path, SMOKE, replicas=2)
+    with lock_run_folder(tmp_path), pytest.raises(InputError, match="in use"):
+        resume(tmp_path)
+    assert not (tmp_path / "seed-0").exists()

@@ -32,6 +32,24 @@ SMOKE = replace(
 )
 
 
+# A run that kills itself after a certain step, however fast the machine is.
+KILLED = """
+import os, signal, sys
+from dataclasses import replace
+from pathlib import Path
+from motes.training.presets import PRESETS
+from motes.training.train import train
+
+def report(line):
+    if line["step"] == 35:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+smoke, (folder, iterations) = PRESETS["paper-smoke"], sys.argv[1:]
+schedule = smoke.schedule.stretched(int(iterations))
+train(replace(smoke, schedule=schedule), Path(folder), report=report)
+"""
+
+
 @contextmanager
 def training(folder: Path, iterations: int) -> Iterator[subprocess.Popen[str]]:
     """A process that trains, once it has saved its second checkpoint."""
@@ -87,12 +105,11 @@ def test_a_killed_run_resumes_to_the_same_model_bit_for_bit(
     tmp_path: Path, uninterrupted: Path
 ) -> None:
     folder = tmp_path / "killed"
-    with training(folder, ITERATIONS) as process:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert process.returncode == -signal.SIGKILL
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(folder), str(ITERATIONS)])
+    assert killed.returncode == -signal.SIGKILL
     _, metadata = read_tensors(folder / "checkpoint.safetensors")
-    assert 20 <= int(metadata["step"]) < ITERATIONS
+    assert int(metadata["step"]) == 30
+    assert log_of(folder)[-1]["step"] == 35
     with (folder / "log.jsonl").open("a") as log:
         log.write('{"step": 149, "bound": 0.0}\n{"step": 15')  # what a kill may leave behind
     outcome = resume(folder)

@@ -32,7 +32,7 @@ from motes.models import model as checkpoint
 from motes.models.model import load, read_tensors
 from motes.training.step import RESTART_STEPS, RESTARTS, Trainer
 from motes.training.train import lock_run_folder
-from tests.stress.forked import Ended, run_forked
+from tests.stress.forked import KILL_SIGNAL, Ended, run_forked
 
 FAMILIES = {"paper": 40, "structured": 16}  # iterations; checkpoints every 10 and every 4 of them
 PRESETS = {"paper": "paper-smoke", "structured": "sprites-smoke"}
@@ -159,7 +159,7 @@ def kills(family: str, straight: Path, seconds: float, count: int, seed: int) ->
                     ended = run_forked(
                         motes(restart(family, folder), lambda: die_in_write(write, moment))  # noqa: B023
                     )
-                if ended.code == -signal.SIGKILL:
+                if ended.code in (-signal.SIGKILL, -KILL_SIGNAL):
                     moments[moment] += 1
                     resumed.append(whole(folder))
             ended = run_forked(motes(restart(family, folder)))
@@ -355,12 +355,12 @@ def show(text: str) -> None:
 
 @contextlib.contextmanager
 def undisturbed(family: str) -> Iterator[tuple[Path, float]]:
-    """The folder of a run that nothing happened to, and the seconds that it took."""
+    """The folder of a run that nothing happened to, and the seconds of CPU time that it took."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "straight"
         ended = run_forked(motes(command(family, folder)))
         expect(ended.code == 0, "the undisturbed run failed", ended)
-        yield folder, ended.seconds
+        yield folder, ended.cpu_seconds
 
 
 def try_family(family: str, faults: list[Any], num_kills: int, seed: int) -> dict[str, Any]:

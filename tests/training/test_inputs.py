@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import motes
+from motes import cli
 from motes.core.errors import InputError
 from motes.data import Clips, pack, worlds
 from motes.models.sprites.search import SpriteSettings
@@ -124,3 +125,37 @@ def test_the_paper_s_networks_refuse_clips_with_unobserved_frames(tmp_path: Path
     motes.save_clips(tmp_path / "clips.npz", worlds.make("drops", 20, 1, num_frames=9, size=16))
     with pytest.raises(InputError, match=r"unobserved frames.*sprites-video"):
         fit_to_data(of_file(tmp_path / "clips.npz"))
+
+
+@pytest.mark.parametrize("preset", ["sprites", "layers"])
+def test_clips_of_one_frame_or_without_observed_frames_are_refused_in_one_line(
+    preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    motes.save_clips(tmp_path / "short.npz", motes.cannonballs(12, 1, num_frames=1, size=16))
+    clips = motes.cannonballs(12, 1, num_frames=6, size=16)
+    unobserved = replace(clips, observed=torch.zeros(12, 6, dtype=torch.bool))
+    motes.save_clips(tmp_path / "unobserved.npz", unobserved)
+    for name, reason in (
+        ("short", "clips of 1 frame; motion needs at least 2"),
+        ("unobserved", "training clips without an observed frame"),
+    ):
+        command = ["train", "--data", str(tmp_path / f"{name}.npz"), "--out", str(tmp_path / "run")]
+        for options in (["--preset", preset], []):  # without: sprites-video
+            assert cli.main([*command, *options]) == 2
+            message = capsys.readouterr().err
+            assert reason in message
+            assert message.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+    data = replace(PRESETS["paper-smoke"].data, num_frames=1)
+    with pytest.raises(InputError, match="clips of 1 frame"):
+        fit_to_data(replace(PRESETS["paper-smoke"], data=data))
+
+
+def test_held_out_clips_may_be_unobserved(tmp_path: Path) -> None:
+    observed = torch.ones(12, 6, dtype=torch.bool)
+    observed[-1] = False
+    clips = replace(motes.cannonballs(12, 1, num_frames=6, size=16), observed=observed)
+    motes.save_clips(tmp_path / "clips.npz", clips)
+    dataset = make_dataset(fit_to_data(sprites_of(tmp_path / "clips.npz")), CPU)
+    assert dataset.held_out.mass == 1.0
+    assert dataset.training.mass > 5

@@ -12,7 +12,7 @@ from torch import multiprocessing
 from motes.config import RunConfig, ScheduleConfig
 from motes.core.axes import Tensor
 from motes.data import cannonballs
-from motes.models.model import BoundTerms
+from motes.models.model import BoundTerms, bound_terms, build
 from motes.models.protocols import Posterior, Search
 from motes.training import distributed
 from motes.training.inputs import (
@@ -24,7 +24,14 @@ from motes.training.inputs import (
     step_inputs,
 )
 from motes.training.presets import PRESETS
-from motes.training.step import EXPLORE, FIT_BATCHES, OCCLUSION_RATE, Trainer, held_out_bound
+from motes.training.step import (
+    EXPLORE,
+    EXPLORE_UNTIL,
+    FIT_BATCHES,
+    OCCLUSION_RATE,
+    Trainer,
+    held_out_bound,
+)
 from motes.training.train import Run, Team, take_step
 from tiny import tiny_config
 
@@ -370,3 +377,60 @@ def test_what_hides_objects_is_learned_at_a_pace_of_its_own() -> None:
     torch.testing.assert_close(
         moved["visibility_logit"], OCCLUSION_RATE * moved["root_background"], rtol=1e-3, atol=0
     )
+
+
+def test_weights_follow_from_the_seed() -> None:
+    for config in (tiny_config(), PRESETS["sprites-smoke"], PRESETS["layers"]):
+        one, again, other = (build(replace(config, seed=seed)).state_dict() for seed in (1, 1, 2))
+        assert same(one, again)
+        assert not same(one, other)
+
+
+def test_the_held_out_bound_is_the_sum_of_its_three_terms() -> None:
+    """At KL weight 1, by which seeds are compared, whatever the schedule says."""
+    config = tiny_config(
+        schedule=ScheduleConfig(iterations=4, frozen_dynamics=0, kl_weight=((0, 7.0),))
+    )
+    clips, trainer = dataset(config).held_out, trainer_of(config)
+    data = config.data
+    random = np.random.Generator(np.random.Philox(key=(data.seed, 0)))
+    shape = (data.num_held_out, data.max_objects, data.num_frames, 2)
+    noise = torch.from_numpy(random.standard_normal(shape, dtype=np.float32))
+    frames = clips.frames(torch.arange(data.num_held_out))
+    with torch.no_grad():
+        terms = bound_terms(trainer.model, frames, clips.num_objects, noise)
+    expected = float((terms.reconstruction + terms.entropy + terms.log_prior).mean())
+    # Sums of float32 in another order.
+    assert held_out_bound(trainer, clips) == pytest.approx(expected, rel=1e-5)
+
+
+def test_exploration_ends_before_training_does() -> None:
+    assert 0 < EXPLORE < 1
+    assert 0 < EXPLORE_UNTIL < 1
+
+
+@pytest.mark.slow
+def test_the_dynamics_are_finally_fitted_to_the_tracks_of_many_clips(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fits: list[tuple[int, object]] = []
+    trainer = trainer_of(PRESETS["sprites-smoke"])
+
+    def noted(dynamics: object, positions: Tensor, observed: Tensor) -> None:
+        assert positions.shape[:2] == observed.shape
+        fits.append((trainer.step, dynamics))
+        assert len(positions) == int(trainer.data.num_objects.sum())
+
+    monkeypatch.setattr("motes.training.step.fit_dynamics", noted)
+    while trainer.step < trainer.config.schedule.iterations:
+        trainer.advance()
+    assert fits == [(trainer.step, trainer.model.dynamics)]
+
+
+def test_the_preset_of_the_paper_has_its_sizes() -> None:
+    """Section 5 of the paper: 60,000 clips of 30 frames, states of 1024, batches of 20."""
+    paper = PRESETS["paper"]
+    assert (paper.model.inference_state_size, paper.model.renderer_state_size) == (1024, 1024)
+    assert paper.batch_size == 20
+    assert (paper.data.num_frames, paper.data.height, paper.data.width) == (30, 48, 48)
+    assert paper.schedule.iterations == 200_000

@@ -56,8 +56,13 @@ class Dataset(NamedTuple):
 
 
 def fit_to_data(config: RunConfig) -> RunConfig:
-    """Return the configuration with the sizes of the clips in its file, if it has one."""
+    """Return the configuration with the sizes of the clips in its file, if it has one.
+
+    Raises:
+        InputError: a model cannot be trained on these clips.
+    """
     if config.data.path is None:
+        _check_num_frames(config.data.num_frames, "the configuration")
         return config
     clips = load_clips(config.data.path)
     counts = counts_for_training(clips, config.data.path)
@@ -68,9 +73,11 @@ def fit_to_data(config: RunConfig) -> RunConfig:
             "use a preset of the sprite family, such as sprites-video"
         )
     num_clips, num_frames, height, width = clips.video.shape[:4]
+    _check_num_frames(num_frames, config.data.path)
     held_out = min(config.data.num_held_out, max(num_clips // 10, 1))
     if num_clips <= held_out:
         raise InputError(f"{config.data.path} holds {num_clips} clip; training needs at least 2")
+    _check_observed(clips[: num_clips - held_out], config.data.path)
     data = dataclasses.replace(
         config.data,
         path=str(Path(config.data.path).resolve()),
@@ -92,6 +99,7 @@ def fit_sprite_size(config: RunConfig) -> RunConfig:
     """Return the configuration with a sprite of the size of the objects in its clips."""
     assert config.data.path is not None
     clips = load_clips(config.data.path)
+    _check_observed(clips, config.data.path)
     if clips.in_colour:
         grey = colour_to_grey(clips.frames, find_colour_axis(clips.frames))
         empty = median_background(grey[:MAX_CLIPS].flatten(0, 1))
@@ -137,7 +145,23 @@ def pixels_per_object(clips: Clips, counts: Int[Tensor, " B"]) -> float:
     pixels = some.video.unpack_all() if isinstance(some.video, PackedFrames) else some.video
     if some.observed is None:
         return float(pixels.sum()) / (pixels.shape[1] * float(counts.sum()))
-    return float(pixels[some.observed].sum()) / float((some.observed.sum(1) * counts).sum())
+    shown = float((some.observed.sum(1) * counts).sum())
+    return float(pixels[some.observed].sum()) / max(shown, 1.0)
+
+
+def _check_num_frames(num_frames: int, origin: str) -> None:
+    if num_frames < 2:
+        raise InputError(
+            f"{origin} has clips of {num_frames} frame; motion needs at least 2: give longer clips"
+        )
+
+
+def _check_observed(clips: Clips, origin: str) -> None:
+    if clips.observed is not None and not bool(clips.observed.any()):
+        raise InputError(
+            f"{origin} has {len(clips)} training clips without an observed frame (its array "
+            "observed is all False); training needs observed frames: correct that array"
+        )
 
 
 def counts_for_training(clips: Clips, origin: str) -> Int[Tensor, " B"]:

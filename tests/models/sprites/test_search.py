@@ -248,6 +248,26 @@ def test_swapped_tracks_are_swapped_back() -> None:
     assert torch.equal(after.place.mean[1], truth)
 
 
+@torch.no_grad()
+def test_a_swap_that_lowers_the_bound_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prior alone would swap two tracks that the frames show to be right."""
+    places = [[(8 + t, 10), (40 - t, 40)] for t in range(18)]
+    frames = torch.cat([frame_with(pair, SIZE) for pair in places])[None]
+    truth = torch.tensor(places).float().transpose(0, 1)[None]
+    renderer, dynamics = disk_renderer(SIZE), straight()
+    scene = scene_of(frames, torch.tensor([2]), dynamics, renderer)
+    place = PixelGaussian(truth, torch.eye(2).expand(1, 2, 18, 2, 2))
+    found = Detections(place, torch.ones(1, 2, 18, dtype=torch.bool))
+    expected = predict_from_other_frames(scene, found)
+    gains = torch.zeros(1, 2, 2, 18)
+    gains[0, 0, 1, 9] = 5.0
+    monkeypatch.setattr(dynamics, "swap_gains", lambda positions, _: gains[: len(positions)])
+    after, *_ = Tracker(WINDOW)._undo_swaps(
+        scene, SpriteTemplate.coarse(renderer, WINDOW), found, expected, torch.full((1,), torch.nan)
+    )
+    assert torch.equal(after.place.mean, truth)
+
+
 def test_each_clip_has_its_own_best_hypothesis() -> None:
     flash, truth = flash_at_first()
     # From the sides to the middle: here the first frame is the best to begin with.
