@@ -253,6 +253,42 @@ def test_evaluate_scores_fresh_clips_and_given_ones(
         assert name in shown
 
 
+def test_evaluate_fits_its_affine_map_on_training_clips(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Clips] = []
+
+    def listening(predictor: Any, clips: Clips, training: Clips, progress: Any) -> dict[str, Any]:
+        given.extend([clips, training])
+        raise motes.InputError("enough")
+
+    monkeypatch.setattr("motes.evaluation.evaluate.evaluate", listening)
+    assert cli.main(["evaluate", f"{world}/run", "--num-clips=6"]) == 2
+    clips, training = given
+    data = PRESETS["paper-smoke"].data
+    size = (data.height, data.width)
+    first = motes.cannonballs(len(training), data.num_objects, data.num_frames, size, data.seed)
+    assert training.positions is not None
+    assert first.positions is not None
+    assert torch.equal(training.positions.nan_to_num(), first.positions.nan_to_num())
+    assert not torch.equal(training.frames[:6], clips.frames[:6])
+
+
+def test_the_limit_is_given_the_physics_of_the_clips_or_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, code in (("weightless", 0), ("bounce", 2)):
+        motes.save_clips(tmp_path / "clips.npz", worlds.make(name, 4, 1, T, SIZE, seed=3))
+        capsys.readouterr()
+        told = cli.main(["evaluate", "limit", f"--clips={tmp_path}/clips.npz", "--json"])
+        assert told == code
+        shown = capsys.readouterr()
+        if code == 0:  # positions are known to a pixel, so the path in a gap is too
+            assert json.loads(shown.out)["by_count"]["1"]["interpolation_rmse"] < 1
+        else:
+            assert "no law of motion" in shown.err
+
+
 def test_calibrate_scales_the_covariances_of_a_copy(
     world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ import motes
 from motes.core.errors import InputError
 from motes.data import Clips, cannonballs, save_clips
 from motes.data.clips import pack
+from motes.evaluation import metrics
 from motes.evaluation.calibration import calibrate, calibrate_run
 from motes.models.model import Model, build, load, save_model
 from motes.models.protocols import GaussianPosterior
@@ -38,6 +39,31 @@ def test_a_q_that_is_too_narrow_is_widened_by_as_much(monkeypatch: pytest.Monkey
     # noise, of 50 clips: 3000 draws, 2.4 %; five of these.
     torch.testing.assert_close(found, torch.tensor([4.0, 1.0, 1 / 0.64]), rtol=0.12, atol=0)
     assert found is model.calibration_scale
+
+
+def test_the_90_percent_regions_hold_90_percent_where_tails_are_heavy(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Of Gaussian draws every quantile gives the same scale; of a mixture of two widths not."""
+    model, reference = tiny_model(), tiny_model()
+    generator = torch.Generator().manual_seed(3)
+    shape = (400, 3, 60, 2)
+    means = 1000 * torch.randn(shape, generator=generator)
+    wide = torch.where(torch.rand(shape[:3], generator=generator) < 0.2, 5.0, 1.0)[..., None]
+
+    def infer(self: Model, frames: torch.Tensor, *options: object) -> GaussianPosterior:
+        size = len(frames)
+        scales = torch.ones(shape) if self is model else wide.expand(shape)
+        return GaussianPosterior(means[:size], scales[:size])
+
+    monkeypatch.setattr(Model, "infer", infer)
+    clips = Clips(pack(tiny_frames(400, 60).bool()), torch.full((400,), 3))
+    scale = float(calibrate(model, clips, reference)[2])
+    # Squared radii of draws; those of the first 50 clips repeat from batch to batch.
+    squares = (wide[:50] * torch.randn((50, 3, 60, 2), generator=generator)).square().sum(-1)
+    held = metrics.inside(squares / scale, 0.9)
+    # 9,000 draws: a standard error of .003 of the share; of the chosen quantile as much again.
+    assert float(held.mean()) == pytest.approx(0.9, abs=5 * 0.003 * 2**0.5)
 
 
 def test_an_answer_is_scaled_by_the_calibration_of_its_count():

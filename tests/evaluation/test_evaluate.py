@@ -188,6 +188,59 @@ def test_an_affine_error_of_the_map_is_taken_out(clips: motes.Clips) -> None:
         assert "forecast_rmse" not in scores
 
 
+def test_the_affine_map_is_fitted_on_training_clips_alone(clips: motes.Clips) -> None:
+    """A contender with another error on training clips: their map is applied, right or wrong."""
+    training = motes.cannonballs(5, (1, 2), T, SIZE, seed=9)
+    offsets = {id(training): torch.tensor([3.0, -4.0]), id(clips): torch.tensor([1.0, 2.0])}
+
+    class Shifted:
+        interpolates = False
+
+        def predict(
+            self, frames: torch.Tensor, observed: torch.Tensor, num_objects: int
+        ) -> Prediction:
+            for one in (training, clips):
+                assert one.positions is not None
+                own = one.num_objects == num_objects
+                if len(frames) == int(own.sum()) and torch.equal(frames, one[own].frames.float()):
+                    return Prediction(pixels=one.positions[own, :num_objects] + offsets[id(one)])
+            return Prediction()
+
+    record = evaluate(Shifted(), clips, training)
+    wrong = float((offsets[id(clips)] - offsets[id(training)]).norm())
+    for scores in record["by_count"].values():
+        assert scores["noisy_rmse"] == pytest.approx(5**0.5, rel=1e-4)
+        assert scores["affine_noisy_rmse"] == pytest.approx(wrong, rel=1e-3)
+
+
+def test_regions_of_every_level_hold_the_share_that_is_inside(clips: motes.Clips) -> None:
+    """Error bars that are right: each coverage is its level, within five standard errors."""
+    many = motes.cannonballs(300, (1,), T, SIZE, seed=8)
+    assert many.positions is not None
+    spread = torch.tensor([[0.5, 0.2], [0.2, 0.3]])
+    noise = torch.randn(many.positions.shape, generator=torch.Generator().manual_seed(2))
+    pixels = many.positions + noise @ torch.linalg.cholesky(spread).T
+
+    class Told:
+        interpolates, done = False, 0
+
+        def predict(
+            self, frames: torch.Tensor, observed: torch.Tensor, num_objects: int
+        ) -> Prediction:
+            if not bool(observed.all()):
+                return Prediction()
+            here = slice(self.done, self.done + len(frames))
+            self.done += len(frames)
+            covariances = spread.expand(len(frames), 1, T, 2, 2)
+            return Prediction(pixels[here], covariances, pixels[here], covariances)
+
+    scores = evaluate(Told(), many)["by_count"]["1"]
+    for level in (50, 90, 95):
+        share = level / 100
+        error = 5 * (share * (1 - share) / (300 * T)) ** 0.5
+        assert scores[f"infer_coverage{level}"] == pytest.approx(share, abs=error)
+
+
 def test_gaps_hide_what_they_say(model: Model, clips: motes.Clips) -> None:
     seen: list[torch.Tensor] = []
 
