@@ -1,6 +1,7 @@
 """Simulated recordings: disks on a textured background."""
 
 import numpy as np
+from scipy import ndimage
 
 from motes.video import Frame, Video
 
@@ -35,3 +36,33 @@ def crossing(num_frames=40):
         [np.concatenate([8 + 70 * t, 15 + 0 * t], 1), np.concatenate([80 - 70 * t, 45 - 5 * t], 1)],
         1,
     )
+
+
+def video_of(pictures, fps=FPS):
+    """A recording of these frames of one channel, clipped to 8 bits."""
+    levels = [np.asarray(p).round().clip(0, 255).astype(np.uint8)[..., None] for p in pictures]
+
+    def frames():
+        return (Frame(t / (fps or 1), picture) for t, picture in enumerate(levels))
+
+    return Video("pictures", *levels[0].shape[:2], len(levels), fps, frames)
+
+
+def camera_pictures(shifts, centres, zooms=None, radius=6.0, shape=(96, 128)):
+    """Disks in front of a smooth texture, seen by a camera that displaces each frame by a shift.
+
+    `centres` [T, N, 2] are places in the scene, so a disk is drawn at its centre plus the shift.
+    """
+    random = np.random.default_rng(1)
+    texture = ndimage.gaussian_filter(random.normal(size=(400, 500)), 2.0)
+    texture = 80 + 25 * texture / texture.std()
+    rows, columns = np.indices(shape).astype(float)
+    for t, ((x, y), disks) in enumerate(zip(shifts, centres, strict=True)):
+        zoom = 1.0 if zooms is None else zooms[t]
+        place = (200 + zoom * (rows - y - shape[0] / 2), 250 + zoom * (columns - x - shape[1] / 2))
+        picture = ndimage.map_coordinates(texture, place, order=3)
+        for disk_x, disk_y in disks:
+            distance = np.hypot(columns - disk_x - x, rows - disk_y - y)
+            covered = (radius + 0.5 - distance).clip(0, 1)  # soft edge
+            picture += covered * (230 - picture)
+        yield picture + random.normal(0, 1.5, shape)

@@ -23,6 +23,7 @@ Knots = tuple[tuple[int, float], ...]
 
 FORMAT_VERSION = 2  # version 1 was written by motes 0.1 and is still read
 MAX_COUNT = 10**9
+MAX_OBJECTS = 16  # in a clip
 
 
 def require_counts(record: object, lowest: int, *names: str) -> None:
@@ -69,9 +70,12 @@ class DataConfig:
     def __post_init__(self) -> None:
         require_counts(self, 1, "num_clips", "num_held_out")
         require(0 <= self.seed < 2**63, f"seed is {self.seed!r:.60}; give 0 to 2**63 - 1")
+        counts = sorted(set(self.num_objects))
+        named = f"{counts[0]} to {counts[-1]}" if len(counts) > 3 else f"{self.num_objects!r:.60}"
         require(
-            len(self.num_objects) > 0 and 1 <= min(self.num_objects) <= max(self.num_objects) <= 16,
-            f"num_objects is {self.num_objects!r:.60}; give counts between 1 and 16",
+            counts and 1 <= counts[0] <= counts[-1] <= MAX_OBJECTS,
+            f"num_objects is {named}; give counts between 1 and {MAX_OBJECTS}, or clips with fewer "
+            "objects: motes prepare --crop",
         )
         require(
             1 <= self.num_frames <= 10_000, f"num_frames is {self.num_frames!r:.40}; give 1..10000"

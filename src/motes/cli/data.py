@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from motes.cli.options import Json, ModelName, NumObjects, Out, time_span
-from motes.cli.terminal import bar, join_paths, print_result
+from motes.cli.terminal import bar, join_paths, print_result, print_warnings
 from motes.core.errors import InputError
 from motes.core.files import all_or_none
 
@@ -70,6 +70,7 @@ def prepare(
     threshold: float | None = None,
     colour: str | None = None,
     grow: int | None = None,
+    camera: Literal["auto", "still"] = "auto",
     num_objects: NumObjects[int | None] = None,
     sheet: Path | None = None,
     as_json: Json = False,
@@ -94,6 +95,7 @@ def prepare(
         colour: keep only pixels that are grey, or of a hue like '#ff8800'.
         grow: pixels by which moving regions are dilated, so that small objects do not fade;
             default: chosen from the video.
+        camera: auto takes out a small motion of the camera; still leaves it in.
         num_objects: number of objects in a clip; default: estimated for each clip.
         sheet: PNG to write: a contact sheet of the clips; default: name of out with .png.
         as_json: print one JSON line instead of text.
@@ -107,15 +109,17 @@ def prepare(
     box = fit_box(crop and Box(*crop), source.width, source.height)
     height, width = size if len(size) == 2 else frame_size(box, size[0])
     requested = Preparation(
-        height, width, crop and box, fps, source_fps, background, threshold, colour, grow
+        height, width, crop and box, fps, source_fps, background, threshold, colour, grow, camera
     )
     total = None if source.num_frames is None else 2 * source.num_frames
-    sheet = sheet or out.with_suffix(".png")
+    if sheet is None and (out.is_file() or not out.exists()):  # none beside a device or FIFO
+        sheet = out.with_suffix(".png")
     with all_or_none(), bar("reading", total) as progress:
         found = plan(source, requested, span, progress)
         cut = (out, num_frames, stride or max(num_frames // 2, 1), num_objects)
         summary = cut_clips(found, *cut, lambda done: progress((source.num_frames or 0) + done))
-        write_sheet(sheet, summary.sheet)
+        if sheet is not None:
+            write_sheet(sheet, summary.sheet)
     record = {
         "verb": "prepare",
         "clips": len(summary.counts),
@@ -126,9 +130,11 @@ def prepare(
         "threshold": found.preparation.threshold,
         "grow": found.preparation.grow,
         "num_objects": summary.counts,
+        "warnings": summary.warnings,
         "out": str(out),
-        "sheet": str(sheet),
+        "sheet": None if sheet is None else str(sheet),
     }
+    print_warnings(summary.warnings)
     counts = sorted(Counter(summary.counts).items())
     held = ", ".join(f"{count} in {clips} clips" for count, clips in counts)
     dropped = f", {summary.num_empty} empty ones skipped" if summary.num_empty else ""

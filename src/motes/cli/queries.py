@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from motes.cli.options import Json, ModelName, NumObjects, Out, time_span
-from motes.cli.terminal import bar, join_paths, print_result
+from motes.cli.terminal import bar, join_paths, print_result, print_warnings
 from motes.core.errors import InputError
 from motes.core.files import all_or_none, check_output_paths
 
@@ -219,6 +219,7 @@ def _read_video(model: "Model", options: Options) -> "QueryClips":
         whole = whole_clip(
             options.clips, height, width, preparation, span, progress, in_colour=model.in_colour
         )
+    print_warnings(whole.warnings)
     return QueryClips(whole.frames, None, options.num_objects, whole.where, whole.pictures)
 
 

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,12 @@ from motes.core.errors import InputError
 def print_result(record: dict[str, Any], as_json: bool, text: str) -> None:
     """Print the result of a command: one JSON line for programs, or text for people."""
     print(json.dumps(record) if as_json else text)
+
+
+def print_warnings(warnings: Iterable[str]) -> None:
+    """Print one line on standard error for each warning."""
+    for line in warnings:
+        print(f"motes: warning: {line}", file=sys.stderr)
 
 
 def join_paths(*paths: Path | None) -> str:

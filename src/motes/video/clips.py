@@ -15,12 +15,14 @@ from motes.core.axes import Float, Tensor, UInt8
 from motes.core.errors import require
 from motes.core.files import atomic_path
 from motes.data.clips import MAX_BYTES, load_arrays
+from motes.video.checks import ClipCounts, clock_warnings, count_warnings
 from motes.video.geometry import Geometry, VideoMap
 from motes.video.prepare import (
     Plan,
     Preparation,
     PreparedFrame,
     blob_masses,
+    object_counts,
     plan,
     preparation_from_json,
     preparation_to_json,
@@ -36,6 +38,7 @@ GAP, LABEL = 4, 64  # pixels between frames, and for the label of a row
 CHUNK_BYTES = 2**20  # copied at a time
 NO_PIXELS: UInt8[np.ndarray, "0 0"] = np.zeros((0, 0), dtype=np.uint8)
 MEMBERS = ("video_scale", "video_offset", "video_times", "video_numbers", "video_preparation")
+SHIFTS = "video_shifts"  # stored if the camera moves
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +57,7 @@ class CutSummary:
     counts: list[int]  # estimated number of objects in each clip
     num_empty: int  # clips that were left out because they hold no objects
     sheet: list[SheetRow]  # clips from all parts of the video, for a contact sheet
+    warnings: list[str]  # one line each, with the option that helps
 
 
 def cut_clips(
@@ -71,6 +75,7 @@ def cut_clips(
     """
     counts: list[int] = []
     sheet: list[SheetRow] = []
+    observed: list[ClipCounts] = []
     num_empty, every = 0, 1
 
     def frames() -> Iterator[tuple[PreparedFrame, list[float]]]:
@@ -84,6 +89,7 @@ def cut_clips(
             if estimate == 0:
                 num_empty += 1
                 continue
+            observed.append(ClipCounts.of(masses, estimate, object_counts(masses)))
             count = estimate if num_objects is None else num_objects
             write(clip, count)
             if len(counts) % every == 0:
@@ -99,7 +105,9 @@ def cut_clips(
             + (f" ({num_empty} are empty)" if num_empty else "")
             + "; take fewer --frames, a lower --threshold or another --crop",
         )
-    return CutSummary(counts, num_empty, sheet[:: max(len(sheet) // SHEET_CLIPS, 1)][:SHEET_CLIPS])
+    warnings = [*plan.warnings, *count_warnings(observed, num_empty, num_objects is not None)]
+    sheet = sheet[:: max(len(sheet) // SHEET_CLIPS, 1)][:SHEET_CLIPS]
+    return CutSummary(counts, num_empty, sheet, warnings)
 
 
 def clip_windows(
@@ -156,6 +164,9 @@ def clip_writer(
             "video_numbers": np.array([[prepared.number for prepared in clip] for clip in written]),
             "video_preparation": np.frombuffer(preparation_to_json(preparation).encode(), np.uint8),
         }
+        shifts = np.array([[prepared.shift for prepared in clip] for clip in written])
+        if shifts.any():
+            small[SHIFTS] = shifts
         shape = (*small["video_times"].shape, geometry.height, geometry.width)
         with zipfile.ZipFile(final, "w", zipfile.ZIP_DEFLATED) as archive:
             with archive.open("frames.npy", "w", force_zip64=True) as member:
@@ -176,18 +187,21 @@ def load_video_map(path: Path) -> tuple[VideoMap, Preparation] | None:
     """Return the video map and the preparation of a clip file, or None if it stores none."""
     if path.suffix.lower() != ".npz":
         return None
-    arrays = load_arrays(path, MEMBERS)
+    arrays = load_arrays(path, (*MEMBERS, SHIFTS))
+    shifts = arrays.pop(SHIFTS, None)
     if len(arrays) < len(MEMBERS):
         return None
     scale, offset, times, numbers = (arrays[name] for name in MEMBERS[:4])
     shapes = (scale.shape, offset.shape, numbers.shape, times.ndim)
     kinds = [array.dtype.kind for array in (scale, offset, times, numbers)]
     require(
-        shapes == ((2,), (2,), times.shape, 2) and kinds == ["f", "f", "f", "i"],
+        shapes == ((2,), (2,), times.shape, 2)
+        and kinds == ["f", "f", "f", "i"]
+        and (shifts is None or (shifts.shape == (*times.shape, 2) and shifts.dtype.kind == "f")),
         f"{path} holds a damaged map to its video; prepare the video again",
     )
     text = arrays["video_preparation"].tobytes().decode("utf-8", "replace")
-    return VideoMap(scale, offset, times, numbers), preparation_from_json(text, str(path))
+    return VideoMap(scale, offset, times, numbers, shifts), preparation_from_json(text, str(path))
 
 
 def write_sheet(path: Path, rows: Sequence[SheetRow]) -> None:
@@ -219,6 +233,7 @@ class WholeClip:
     frames: Float[Tensor, "1 T height width *channels"]  # in [0, 1]
     where: VideoMap  # to the pixels and seconds of the video
     video: Video  # the source, which is read again to draw on it
+    warnings: tuple[str, ...] = ()  # of the preparation, one line each
 
     def pictures(self) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
         """Yield the original images of these frames in RGB, in a second pass over the video."""
@@ -258,17 +273,21 @@ def whole_clip(
     if preparation is None and (video.height, video.width) == (height, width):
         clip = _collect(_unchanged(video, span, in_colour), video)
         scale, offset = (1.0, 1.0), (0.0, 0.0)
+        warnings = clock_warnings(video)
     else:
         preparation = replace(preparation or Preparation(height, width), height=height, width=width)
         found = plan(video, preparation, span, progress)
         clip = _collect(found.frames(), video)
         scale, offset = found.geometry.scale, found.geometry.offset
+        warnings = list(found.warnings)
         video = with_frame_rate(video, preparation.source_fps)
     frames = np.stack([prepared.frame for prepared in clip]) / np.float32(255)
     times = np.array([[prepared.time for prepared in clip]])
     numbers = np.array([[prepared.number for prepared in clip]])
-    where = VideoMap(np.array(scale), np.array(offset), times, numbers)
-    return WholeClip(torch.from_numpy(frames)[None], where, video)
+    shifts = np.array([[prepared.shift for prepared in clip]])
+    moved = shifts if shifts.any() else None
+    where = VideoMap(np.array(scale), np.array(offset), times, numbers, moved)
+    return WholeClip(torch.from_numpy(frames)[None], where, video, tuple(warnings))
 
 
 def _unchanged(video: Video, span: tuple[float, float], in_colour: bool) -> Iterator[PreparedFrame]:

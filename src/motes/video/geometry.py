@@ -109,6 +109,9 @@ class VideoMap:
     offset: Float[np.ndarray, "2"]  # recording (x, y) of the centre of the first prepared pixel
     times: Float[np.ndarray, "B T"]  # seconds
     numbers: Int[np.ndarray, "B T"]  # of the frame in the recording
+    # Recording pixels by which the camera displaces each frame; None: a camera at rest. Velocities
+    # are those against the scene.
+    shifts: Float[np.ndarray, "B T 2"] | None = None
 
     @property
     def fps(self) -> float:
@@ -116,8 +119,14 @@ class VideoMap:
         return float(1 / np.median(np.diff(self.times, axis=1)))
 
     def points(self, pixels: Tensor) -> Tensor:
-        """Return positions [..., 2] in recording pixels."""
-        return pixels * pixels.new_tensor(self.scale) + pixels.new_tensor(self.offset)
+        """Return positions [..., 2] in recording pixels; [B, N, T, 2] if the camera moves.
+
+        Law: the shifts of a camera are those of the frames (test_shifts_are_added_frame_by_frame).
+        """
+        points = pixels * pixels.new_tensor(self.scale) + pixels.new_tensor(self.offset)
+        if self.shifts is None:
+            return points
+        return points + pixels.new_tensor(self.extended(pixels.shape[-2]).shifts)[:, None]
 
     def covariances(self, pixels: Tensor) -> Tensor:
         """Return position covariances [..., 2, 2] in squared recording pixels."""
@@ -131,10 +140,14 @@ class VideoMap:
     def extended(self, num_frames: int) -> "VideoMap":
         """Return the map of longer clips, with times and numbers continued at the same rate."""
         more = np.arange(1, num_frames - self.times.shape[1] + 1)
+        shifts = self.shifts
+        if shifts is not None:
+            shifts = np.concatenate([shifts, shifts[:, -1:].repeat(len(more), 1)], 1)
         step = max(round(float(np.median(np.diff(self.numbers, axis=1)))), 1)
         return VideoMap(
             self.scale,
             self.offset,
             np.concatenate([self.times, self.times[:, -1:] + more / self.fps], 1),
             np.concatenate([self.numbers, self.numbers[:, -1:] + more * step], 1),
+            shifts,
         )

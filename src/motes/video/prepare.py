@@ -14,8 +14,15 @@ from scipy import ndimage
 
 from motes.core.axes import Bool, Float, Int, UInt, UInt8
 from motes.core.errors import InputError, require
+from motes.video.camera import Camera, CameraSample, inside, shifted
+from motes.video.checks import (
+    camera_warnings,
+    clock_warnings,
+    foreground_warnings,
+    growth_warnings,
+)
 from motes.video.geometry import Box, Geometry, fit_box
-from motes.video.source import MAX_SIDE, Frame, Picture, Video
+from motes.video.source import MAX_SIDE, Frame, Picture, Video, grey
 
 Progress = Callable[[int], None]
 PREPARATION = "preparation.json"  # in a run folder: the preparation of the training clips
@@ -23,6 +30,7 @@ MIN_RADIUS = 1.6  # prepared pixels
 RADIUS_SAMPLE = 15  # frames in which objects are measured
 MIN_MASS = 4  # pixels; smaller blobs are noise
 BackgroundKind = Literal["median", "black", "white"]
+CameraKind = Literal["auto", "still"]
 Pictures = UInt[np.ndarray, "sample height width channels"]
 Mask = Bool[np.ndarray, "rows columns"]
 
@@ -51,6 +59,7 @@ class Preparation:
     # Recording pixels by which the foreground is dilated, so that small objects do not fade in
     # small frames; None: estimated.
     grow: int | None = None
+    camera: CameraKind = "auto"  # motion of the camera is taken out, or it is taken to be at rest
 
     def __post_init__(self) -> None:
         require(
@@ -74,6 +83,9 @@ class Preparation:
         require(
             self.background in get_args(BackgroundKind),
             f"background is {self.background!r}; give median, black or white",
+        )
+        require(
+            self.camera in get_args(CameraKind), f"camera is {self.camera!r}; give auto or still"
         )
         if self.colour not in (None, "grey"):
             parse_colour(str(self.colour))
@@ -159,6 +171,11 @@ def automatic_threshold(
     centres = (edges[1:] + edges[:-1]) / 2
     floor = max(4 * noise_level(counts, edges), full / 100)
     above = centres > floor
+    require(
+        counts[above].any() or floor < full / 4,
+        "a quarter of the picture or more changes all the time: the camera moves, or objects fill "
+        "the picture; expected small objects; choose a --crop or give --threshold",
+    )
     require(
         counts[above].any(),
         "nothing moves in the video: no pixel differs from the background by more than "
@@ -256,12 +273,15 @@ def typical_count(masses: list[list[float]]) -> int:
     Small blobs do not count. Objects that touch form one blob and an occluded one forms none, so
     ties go to the larger number. [Choice 20]
     """
-    every: Float[np.ndarray, " M"] = np.array([mass for frame in masses for mass in frame])
-    if not len(every):
-        return 0
-    least = MIN_MASS_FRACTION * float(np.median(every))
-    counts = Counter(sum(mass >= least for mass in frame) for frame in masses)
-    return max(counts, key=lambda count: (counts[count], count))
+    counts = Counter(object_counts(masses))
+    return max(counts, key=lambda count: (counts[count], count)) if any(masses) else 0
+
+
+def object_counts(masses: list[list[float]]) -> list[int]:
+    """Return the number of blobs in every frame that are not small."""
+    every = [mass for frame in masses for mass in frame]
+    least = MIN_MASS_FRACTION * float(np.median(every)) if every else 0.0
+    return [sum(mass >= least for mass in frame) for frame in masses]
 
 
 class PreparedFrame(NamedTuple):
@@ -270,6 +290,7 @@ class PreparedFrame(NamedTuple):
     number: int  # of the frame in the video
     time: float  # seconds
     frame: UInt8[np.ndarray, "height width *channels"]
+    shift: tuple[float, float] = (0.0, 0.0)  # of the camera in video pixels, see `VideoMap`
 
 
 @dataclass(frozen=True)
@@ -281,14 +302,27 @@ class Plan:
     geometry: Geometry
     foreground: Foreground
     span: tuple[float, float]  # seconds
+    camera: Camera | None = None  # of a camera that moves a little
+    warnings: tuple[str, ...] = ()  # one line each, with the option that helps
 
     def frames(self) -> Iterator[PreparedFrame]:
         """Yield the prepared frames in a second pass over the video."""
-        box = self.geometry.box
+        shift = (0.0, 0.0)
         for number, frame in _timed(self.video, self.span, self.preparation.fps):
-            part = frame.picture[box.top : box.bottom, box.left : box.right]
-            mask = dilate(self.foreground.mask(part), self.preparation.grow or 0)
-            yield PreparedFrame(number, frame.time, self.geometry.shrink(mask))
+            if self.camera is not None:
+                shift = self.camera.shift(frame.picture, shift)
+            mask = self.foreground.mask(_steady_part(frame.picture, self.geometry.box, shift))
+            if self.camera is not None:
+                mask &= inside(frame.picture, shift, self.geometry.box)
+            mask = dilate(mask, self.preparation.grow or 0)
+            yield PreparedFrame(number, frame.time, self.geometry.shrink(mask), shift)
+
+
+def _steady_part(picture: Picture, box: Box, shift: tuple[float, float]) -> Picture:
+    """Return the crop of a picture, with the shift of the camera taken out."""
+    if shift == (0.0, 0.0):
+        return picture[box.top : box.bottom, box.left : box.right]
+    return shifted(picture, shift, box).round().astype(picture.dtype)
 
 
 def plan(
@@ -314,24 +348,41 @@ def plan(
     )
     box = fit_box(preparation.crop and Box(*preparation.crop), video.width, video.height)
 
-    def parts() -> Iterator[np.ndarray]:
+    seen = CameraSample()
+
+    def parts(camera: Camera | None = None) -> Iterator[Picture]:
+        shift = (0.0, 0.0)
         for count, (_, frame) in enumerate(_timed(video, span, None)):
+            if camera is not None:
+                shift = camera.shift(frame.picture, shift)
+            elif preparation.camera == "auto":
+                seen.add(frame.picture)
             progress(count + 1)
-            yield frame.picture[box.top : box.bottom, box.left : box.right]
+            yield _steady_part(frame.picture, box, shift)
 
     sample = sample_frames(parts())
+    motion = seen.find_motion()
+    if motion.camera is not None:
+        sample = sample_frames(parts(motion.camera))
     background = find_background(sample, preparation.background)
     threshold = preparation.threshold
     if threshold is None:
         threshold = automatic_threshold(sample, background)
     geometry = Geometry(box, preparation.height, preparation.width)
     foreground = Foreground(background, threshold, preparation.colour)
-    grow = preparation.grow
-    if grow is None:
-        some = sample[:: max(len(sample) // RADIUS_SAMPLE, 1)]
-        grow = required_growth([foreground.mask(part) for part in some], geometry)
+    some = sample[:: max(len(sample) // RADIUS_SAMPLE, 1)]
+    masks = [foreground.mask(part) for part in some]
+    grow = required_growth(masks, geometry) if preparation.grow is None else preparation.grow
     found = replace(preparation, threshold=threshold, grow=grow)
-    return Plan(video, found, geometry, foreground, span)
+    warnings = [
+        *camera_warnings(motion),
+        *clock_warnings(video),
+        *foreground_warnings(
+            float(np.median([mask.mean() for mask in masks])), flicker(some), threshold
+        ),
+        *growth_warnings(*_blob_counts(masks, grow, geometry), grow),
+    ]
+    return Plan(video, found, geometry, foreground, span, motion.camera, tuple(warnings))
 
 
 def required_growth(masks: list[Mask], geometry: Geometry) -> int:
@@ -343,6 +394,34 @@ def required_growth(masks: list[Mask], geometry: Geometry) -> int:
     areas = [area for area in areas if area > MIN_MASS]
     radius = math.sqrt(float(np.median(areas)) / math.pi) if areas else MAX_SIDE
     return max(math.ceil(MIN_RADIUS * max(geometry.scale) - radius), 0)
+
+
+def _blob_counts(masks: list[Mask], grow: int, geometry: Geometry) -> tuple[float, float, float]:
+    """Return mean numbers of blobs in masks, in dilated masks, and in prepared frames."""
+    grown = [dilate(mask, grow) for mask in masks]
+    stages = (
+        [mask.astype(np.uint8) * np.uint8(255) for mask in masks],
+        [mask.astype(np.uint8) * np.uint8(255) for mask in grown],
+        [geometry.shrink(mask) for mask in grown],
+    )
+    blobs, dilated, prepared = (
+        float(np.mean(object_counts([blob_masses(frame) for frame in frames]))) for frames in stages
+    )
+    return blobs, dilated, prepared
+
+
+def flicker(pictures: Pictures) -> float:
+    """Return the spread of brightness over frames, as a fraction of the full scale.
+
+    The brightness of a frame is the median over pixels of its difference from the median frame,
+    which objects that cover less than half of the picture hardly affect.
+
+    Law: equals a change of exposure that is known (test_flicker_is_the_change_of_exposure).
+    """
+    levels = np.stack([grey(picture[::2, ::2]) for picture in pictures])
+    brightness = np.median(levels - np.median(levels, axis=0), axis=(1, 2))
+    low, high = np.percentile(brightness, (5, 95))
+    return float(high - low)
 
 
 def with_frame_rate(video: Video, fps: float | None) -> Video:
