@@ -13,7 +13,7 @@ def test_position_prior_gives_the_same_density(generator):
     positions = torch.randn(4, 1, 6, 2, generator=generator, dtype=torch.float64)
     positions.requires_grad_()
     model = dynamics.components()
-    expected = dense.log_likelihood_dense(model, positions, None)
+    expected, _ = dense.log_likelihood_dense(model, positions, None)
     ours = dense.position_prior(model, 6).log_density(positions)
     # Float64 and covariances of condition below 1e4: 1e-16 * 1e4, some hundred terms.
     torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
@@ -35,9 +35,9 @@ def test_tracks_that_share_a_mask_have_the_density_of_each_alone(generator):
     positions.requires_grad_()
     masks = torch.rand(2, 6, generator=generator) < 0.6
     observed = masks[[1, 0, 0, 1, 0]][:, None]
-    together = dense.log_likelihood_dense(model, positions, observed)
+    together, _ = dense.log_likelihood_dense(model, positions, observed)
     alone = torch.stack([
-        dense.log_likelihood_dense(model, track, mask[0])
+        dense.log_likelihood_dense(model, track, mask[0])[0]
         for track, mask in zip(positions, observed, strict=True)
     ])  # fmt: skip
     torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)

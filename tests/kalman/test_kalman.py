@@ -10,6 +10,7 @@ from motes import kalman
 from motes.core.errors import InputError
 from motes.kalman.dense import log_likelihood_chunked, smooth_dense
 from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.exact import filter_exact, smooth_exact
 from motes.kalman.model import LGSSM, select
 from motes.kalman.sequential import smooth_sequential
 from oracles import log_density, one_model
@@ -89,7 +90,7 @@ def test_long_videos_take_the_long_routes_and_agree_with_the_filter(
         track = kalman.smooth(model, positions, observed)
         torch.testing.assert_close(track.means[..., -1, :], past.means[..., -1, :])
         mask = torch.ones(T, dtype=torch.bool) if observed is None else observed
-        expected = smooth_dense(model, torch.where(mask[..., None], positions, 0.0), mask)
+        expected, _ = smooth_dense(model, torch.where(mask[..., None], positions, 0.0), mask)
         torch.testing.assert_close(track.means, expected.means, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(track.covariances, expected.covariances, rtol=1e-9, atol=1e-9)
 
@@ -142,14 +143,17 @@ def test_gradients_are_those_of_the_values(generator: torch.Generator) -> None:
         "one initial mean each": lambda a, *m: kalman.log_likelihood(
             with_shifted_initial_mean(m), a, observed
         ),
-        "chunked": lambda a, *m: log_likelihood_chunked(symmetric(m), a, everything, 2),
-        "chunked, equal masks": lambda a, *m: log_likelihood_chunked(symmetric(m), a, None, 2),
+        "chunked": lambda a, *m: log_likelihood_chunked(symmetric(m), a, everything, 2)[0],
+        "chunked, equal masks": lambda a, *m: log_likelihood_chunked(symmetric(m), a, None, 2)[0],
         "filter": lambda a, *m: kalman.filter(symmetric(m), a, observed)[:2],
         "smooth": lambda a, *m: tuple(kalman.smooth(symmetric(m), a, observed, a.square())),
         "smooth each": lambda a, *m: tuple(kalman.smooth(symmetric(m), a, each, a.square())),
         "sequential": lambda a, *m: tuple(
-            smooth_sequential(symmetric(m), a * observed[:, None], observed, a.square())
+            smooth_sequential(symmetric(m), a * observed[:, None], observed, a.square())[0]
         ),
+        "exact": lambda a, *m: filter_exact(symmetric(m), a, observed)[:2],
+        "exact likelihood": lambda a, *m: filter_exact(symmetric(m), a, observed).log_likelihood,
+        "exact smoother": lambda a, *m: tuple(smooth_exact(symmetric(m), a, each, a.square())),
         "draws": lambda a, *m: kalman.draw_states(symmetric(m), a, observed, noise=noise),
     }
     inputs = tuple(tensor.requires_grad_() for tensor in (positions, *model))

@@ -21,9 +21,10 @@ def test_smoothed_covariances_stay_positive_with_a_wide_initial_state_and_little
         initial_covariance=4 * eye,
     )
     positions = torch.randn(100, 2, dtype=torch.float64, generator=generator).cumsum(0)
-    plain = smooth_sequential(model, positions, None).covariances
+    plain = smooth_sequential(model, positions, None)[0].covariances
     assert (torch.linalg.eigvalsh(plain) > 0).all()
     # Two positions alone determine the velocity with this variance; a hundred do no worse.
     assert plain[0, 2, 2] < (2 * position_noise + state_noise) / delta**2
-    widened = smooth_sequential(model, positions, None, torch.full_like(positions, position_noise))
+    wide = torch.full_like(positions, position_noise)
+    widened, _ = smooth_sequential(model, positions, None, wide)
     assert (torch.linalg.eigvalsh(widened.covariances - plain) > 0).all()

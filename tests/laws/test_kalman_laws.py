@@ -14,16 +14,36 @@ from hypothesis import strategies as st
 
 from motes import kalman
 from motes.kalman.dense import log_likelihood_chunked, log_likelihood_dense, smooth_dense
-from motes.kalman.sequential import smooth_sequential
+from motes.kalman.exact import filter_exact, smooth_exact
+from motes.kalman.sequential import run_filter, smooth_sequential
 from oracles import diagonal_blocks, gains, log_density, one_model, posterior
 from strategies import Problem, problems
 
 TOLERANCE = 1e-9
-few = settings(max_examples=50, deadline=None, derandomize=True)
+few = settings(max_examples=25, deadline=None, derandomize=True)
+LIKELIHOODS = {
+    "interface": kalman.log_likelihood,
+    "dense": lambda *problem: log_likelihood_dense(*problem)[0],
+    "chunked": lambda *problem: log_likelihood_chunked(*problem, 3)[0],
+    "sequential": lambda *problem: run_filter(*problem)[0].log_likelihood,
+    "exact": lambda *problem: filter_exact(*problem).log_likelihood,
+}
+SMOOTHERS = {
+    "interface": kalman.smooth,
+    "dense": lambda *problem: smooth_dense(*problem)[0],
+    "sequential": lambda *problem: smooth_sequential(*problem)[0],
+    "exact": smooth_exact,
+}
 
 
-def assert_same(actual: torch.Tensor, expected: torch.Tensor | np.ndarray) -> None:
-    torch.testing.assert_close(actual, torch.as_tensor(expected), rtol=TOLERANCE, atol=TOLERANCE)
+def assert_same(actual: torch.Tensor, expected: torch.Tensor | np.ndarray, route: str = "") -> None:
+    torch.testing.assert_close(
+        actual,
+        torch.as_tensor(expected),
+        rtol=TOLERANCE,
+        atol=TOLERANCE,
+        msg=lambda text: f"{route}: {text}",
+    )
 
 
 def one_by_one(problem: Problem):
@@ -38,25 +58,25 @@ def one_by_one(problem: Problem):
 
 @few
 @given(problems())
-def test_dense_log_likelihood_matches_joint_gaussian(problem: Problem) -> None:
-    value = log_likelihood_dense(*problem[:3])
-    assert value.shape == problem.lead
-    for index, model, positions, observed in one_by_one(problem):
-        assert_same(value[index], torch.tensor(log_density(model, positions, observed)).double())
+def test_every_log_likelihood_matches_the_joint_gaussian(problem: Problem) -> None:
+    for name, route in LIKELIHOODS.items():
+        value = route(*problem[:3]).expand(problem.lead)
+        for index, model, positions, observed in one_by_one(problem):
+            expected = torch.tensor(log_density(model, positions, observed)).double()
+            assert_same(value[index], expected, name)
 
 
 @few
 @given(problems(), st.integers(1, 8))
 def test_all_routes_to_the_log_likelihood_agree(problem: Problem, num_frames: int) -> None:
     model, positions, observed, _ = problem
-    dense = log_likelihood_dense(model, positions, observed)
-    assert_same(log_likelihood_chunked(model, positions, observed, num_frames), dense)
+    dense, _ = log_likelihood_dense(model, positions, observed)
+    assert_same(log_likelihood_chunked(model, positions, observed, num_frames)[0], dense)
     assert_same(kalman.filter(model, positions, observed).log_likelihood, dense)
-    assert_same(kalman.log_likelihood(model, positions, observed), dense)
     everything = torch.ones(positions.shape[-2], dtype=torch.bool)
     assert_same(
-        log_likelihood_chunked(model, positions, None, num_frames),
-        log_likelihood_dense(model, positions, everything),
+        log_likelihood_chunked(model, positions, None, num_frames)[0],
+        log_likelihood_dense(model, positions, everything)[0],
     )
 
 
@@ -79,23 +99,24 @@ def test_filter_matches_dense_conditioning(problem: Problem) -> None:
 @few
 @given(problems())
 def test_smoother_matches_dense_posterior(problem: Problem) -> None:
-    result = kalman.smooth(*problem[:3])
-    for index, model, positions, observed in one_by_one(problem):
-        mean, cov = posterior(model, positions, observed)
-        assert_same(result.means[index], mean)
-        assert_same(result.covariances[index], diagonal_blocks(cov))
+    for name, route in SMOOTHERS.items():
+        result = route(*problem[:3])
+        for index, model, positions, observed in one_by_one(problem):
+            mean, cov = posterior(model, positions, observed)
+            assert_same(result.means[index], mean, name)
+            assert_same(result.covariances[index], diagonal_blocks(cov), name)
 
 
 @few
 @given(problems())
 def test_dense_and_sequential_smoothers_agree(problem: Problem) -> None:
     model, positions, observed, _ = problem
-    variances = positions.square()
-    for given_variances in (None, variances):
-        dense = smooth_dense(model, positions, observed, given_variances)
-        sequential = smooth_sequential(model, positions, observed, given_variances)
-        assert_same(sequential.means, dense.means)
-        assert_same(sequential.covariances, dense.covariances)
+    for given_variances in (None, positions.square()):
+        dense, _ = smooth_dense(model, positions, observed, given_variances)
+        for name in ("sequential", "exact"):
+            other = SMOOTHERS[name](model, positions, observed, given_variances)
+            assert_same(other.means, dense.means, name)
+            assert_same(other.covariances, dense.covariances, name)
 
 
 @few
@@ -104,9 +125,9 @@ def test_chunks_of_frames_do_not_change_the_smoother(problem: Problem, chunk_fra
     model, positions, observed, _ = problem
     for given_variances in (None, positions.square()):
         arguments = (model, positions, observed, given_variances)
-        whole = smooth_sequential(*arguments)
+        whole, _ = smooth_sequential(*arguments)
         with patch("motes.kalman.sequential.CHUNK_FRAMES", chunk_frames):
-            pieces = smooth_sequential(*arguments)
+            pieces, _ = smooth_sequential(*arguments)
         assert_same(pieces.means, whole.means)
         assert_same(pieces.covariances, whole.covariances)
 
@@ -118,9 +139,10 @@ def test_chunks_of_blocks_do_not_change_the_log_likelihood(
 ) -> None:
     model, positions, observed, _ = problem
     for mask in (None, observed):
-        whole = log_likelihood_chunked(model, positions, mask, num_frames)
+        whole, _ = log_likelihood_chunked(model, positions, mask, num_frames)
         with patch("motes.kalman.dense.CHUNK_BLOCKS", chunk_blocks):
-            assert_same(log_likelihood_chunked(model, positions, mask, num_frames), whole)
+            pieces, _ = log_likelihood_chunked(model, positions, mask, num_frames)
+        assert_same(pieces, whole)
 
 
 @few
@@ -155,6 +177,14 @@ def test_masking_a_frame_is_deleting_its_rows(problem: Problem) -> None:
         strict=True,
     ):
         assert torch.equal(with_garbage, clean)
+    other = torch.where(observed[..., None], positions, 7.0)
+    for name, route in LIKELIHOODS.items():
+        assert torch.equal(route(model, other, observed), route(model, positions, observed)), name
+    for name, smoother in SMOOTHERS.items():
+        for found, expected in zip(
+            smoother(model, other, observed), smoother(model, positions, observed), strict=True
+        ):
+            assert torch.equal(found, expected), name
 
 
 @few
@@ -204,14 +234,16 @@ def test_zero_noise_gives_the_smoothed_mean(problem: Problem) -> None:
 def test_nothing_observed_leaves_the_prior(problem: Problem) -> None:
     model, positions, observed, _ = problem
     nothing = torch.zeros_like(observed)
-    assert (kalman.log_likelihood(model, positions, nothing) == 0).all()
-    smooth, past = (f(model, positions, nothing) for f in (kalman.smooth, kalman.filter))
+    for name, route in LIKELIHOODS.items():
+        assert (route(model, positions, nothing) == 0).all(), name
+    results = {name: smoother(model, positions, nothing) for name, smoother in SMOOTHERS.items()}
+    results["filter"] = kalman.Smoothed(*kalman.filter(model, positions, nothing)[:2])
     estimate = kalman.StateEstimate(model.initial_mean, model.initial_covariance)
     for t in range(positions.shape[-2]):
-        for means, covariances in (smooth, past[:2]):
-            assert_same(means[..., t, :], estimate.mean.expand_as(means[..., t, :]))
+        for name, (means, covariances) in results.items():
+            assert_same(means[..., t, :], estimate.mean.expand_as(means[..., t, :]), name)
             expected = estimate.covariance.expand_as(covariances[..., t, :, :])
-            assert_same(covariances[..., t, :, :], expected)
+            assert_same(covariances[..., t, :, :], expected, name)
         estimate = kalman.predict(model, *estimate)
 
 
@@ -221,6 +253,7 @@ def test_masking_the_future_is_stopping_early(problem: Problem) -> None:
     model, positions, observed, _ = problem
     frames = torch.arange(positions.shape[-2])
     for t in range(1, len(frames) + 1):
-        masked = kalman.log_likelihood(model, positions, observed & (frames < t))
-        shorter = kalman.log_likelihood(model, positions[..., :t, :], observed[..., :t])
-        assert_same(masked, shorter)
+        for name, route in LIKELIHOODS.items():
+            masked = route(model, positions, observed & (frames < t))
+            shorter = route(model, positions[..., :t, :], observed[..., :t])
+            assert_same(masked, shorter, name)

@@ -15,13 +15,18 @@ Three implementations give the same results, and this module chooses among them 
 blocks of frames for the likelihood of long ones.
 """
 
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 
 from motes.core.axes import Bool, Float, Tensor
 from motes.core.errors import InputError
 from motes.kalman.dense import log_likelihood_chunked, log_likelihood_dense, smooth_dense
+from motes.kalman.exact import filter_exact, smooth_exact
 from motes.kalman.model import LGSSM, Filtered, Smoothed, StateEstimate, Updated, draw_path
-from motes.kalman.sequential import predict, run_filter, smooth_sequential, update
+from motes.kalman.sequential import predict, rounding, run_filter, smooth_sequential, update
 
 __all__ = [
     "Belief",
@@ -43,6 +48,11 @@ Belief = StateEstimate  # the name in version 0.1
 DENSE_FRAMES = 64
 # Frames in a block of the chunked form: enough to batch, few enough to factorise.
 BLOCK_FRAMES = 32
+# The largest estimate of a rounding error, relative to variances, with which a result is returned.
+# Errors are up to a hundred times the estimate (`tests/stress/kalman_precision.py`).
+MAX_ROUNDING = 1e-8
+
+Result = TypeVar("Result", Tensor, Filtered, Smoothed)
 
 
 def filter(
@@ -54,13 +64,18 @@ def filter(
 
     Law: equals conditioning the joint Gaussian (test_filter_matches_dense_conditioning).
     """
-    a = _zero_unobserved(_validated(model, positions, observed), observed)
-    result, _ = run_filter(model, a, observed)
-    shape = (*result.means.shape, result.means.shape[-1])
-    return result._replace(
-        covariances=result.covariances.expand(shape),
-        predicted_covariances=result.predicted_covariances.expand(shape),
-    )
+    a = _validated(model, positions, observed)
+
+    def sequential() -> tuple[Filtered, Tensor]:
+        result, innovation = run_filter(model, a, observed)
+        shape = (*result.means.shape, result.means.shape[-1])
+        covariances, predicted = result.covariances, result.predicted_covariances
+        expanded = dict(
+            covariances=covariances.expand(shape), predicted_covariances=predicted.expand(shape)
+        )
+        return result._replace(**expanded), rounding(model, result, innovation)
+
+    return _accurate([sequential], lambda: filter_exact(model, a, observed), model, a)
 
 
 def smooth(
@@ -82,14 +97,14 @@ def smooth(
     Law: equals conditioning the joint Gaussian (test_smoother_matches_dense_posterior);
         masking a position is deleting it (test_masking_a_frame_is_deleting_its_rows).
     """
-    a, variances = _validated(model, positions, observed), position_variances
-    if variances is not None:
-        variances = _validated(model, variances, observed)
+    a = _validated(model, positions, observed)
+    V = None
+    if position_variances is not None:
+        V = _validated(model, position_variances, observed)
+    routes = [lambda: smooth_sequential(model, a, observed, V)]
     if a.shape[-2] <= DENSE_FRAMES:
-        return smooth_dense(model, a, observed, variances)
-    if variances is not None:
-        variances = _zero_unobserved(variances, observed)
-    return smooth_sequential(model, _zero_unobserved(a, observed), observed, variances)
+        routes.insert(0, lambda: smooth_dense(model, a, observed, V))
+    return _accurate(routes, lambda: smooth_exact(model, a, observed, V), model, a)
 
 
 def log_likelihood(
@@ -101,10 +116,48 @@ def log_likelihood(
 
     Law: equals the filter's on every route (test_all_routes_to_the_log_likelihood_agree).
     """
-    a = _zero_unobserved(_validated(model, positions, observed), observed)
-    if a.shape[-2] <= DENSE_FRAMES:
-        return log_likelihood_dense(model, a, observed)
-    return log_likelihood_chunked(model, a, observed, BLOCK_FRAMES)
+    a = _validated(model, positions, observed)
+
+    def fast() -> tuple[Tensor, Tensor]:
+        if a.shape[-2] <= DENSE_FRAMES:
+            return log_likelihood_dense(model, a, observed)
+        return log_likelihood_chunked(model, a, observed, BLOCK_FRAMES)
+
+    def sequential() -> tuple[Tensor, Tensor]:
+        result, innovation = run_filter(model, a, observed)
+        return result.log_likelihood, rounding(model, result, innovation)
+
+    def exact() -> Tensor:
+        return filter_exact(model, a, observed).log_likelihood
+
+    return _accurate([fast, sequential], exact, model, a)
+
+
+def _accurate(
+    routes: list[Callable[[], tuple[Result, Tensor]]],
+    exact: Callable[[], Result],
+    model: LGSSM,
+    positions: Float[Tensor, "... T P"],
+) -> Result:
+    """Return the result of the first route with enough digits, else of the exact one.
+
+    On a GPU the first route is the only one, since a decision would synchronise: its result is NaN
+    if it has too few digits. So is that of a model with values that are not finite.
+    """
+    for number, route in enumerate(routes):
+        result, error = route()
+        if error.dtype != torch.float64:
+            return result
+        if error.is_cuda:
+            enough = error <= MAX_ROUNDING
+            if isinstance(result, Tensor):
+                return torch.where(enough, result, math.nan)
+            return type(result)(*(torch.where(enough, part, math.nan) for part in result))
+        if bool(error <= MAX_ROUNDING):
+            return result
+        if number == 0 and not all(bool(part.isfinite().all()) for part in (*model, positions)):
+            return result
+    return exact()
 
 
 def draw_states(
@@ -140,27 +193,22 @@ def _validated(
     positions: Float[Tensor, "... T P"],
     observed: Bool[Tensor, "... T"] | None,
 ) -> Float[Tensor, "... T P"]:
-    """Check shapes, and return the positions in the dtype of the model."""
+    """Check shapes, and return the positions in the dtype of the model, zero where unobserved.
+
+    NaN must be replaced before any arithmetic: 0 * NaN is NaN, in gradients too.
+    """
     P = model.emission.shape[-2]
     if positions.ndim < 2 or positions.shape[-1] != P or positions.shape[-2] < 1:
         raise InputError(
             f"got positions of shape {tuple(positions.shape)}; expected (..., T, {P}) with T >= 1; "
             "put time second to last and coordinates last"
         )
-    T = positions.shape[-2]
-    if observed is not None and (observed.dtype != torch.bool or observed.shape[-1:] != (T,)):
+    T, a = positions.shape[-2], positions.to(model.transition.dtype)
+    if observed is None:
+        return a
+    if observed.dtype != torch.bool or observed.shape[-1:] != (T,):
         raise InputError(
             f"got observed of type {observed.dtype} and shape {tuple(observed.shape)}; "
             f"expected torch.bool and (..., {T}); give one flag for each frame of positions"
         )
-    return positions.to(model.transition.dtype)
-
-
-def _zero_unobserved(
-    positions: Float[Tensor, "... T P"], observed: Bool[Tensor, "... T"] | None
-) -> Float[Tensor, "... T P"]:
-    """Return the positions with zeros where they are unobserved.
-
-    NaN must be replaced before any arithmetic: 0 * NaN is NaN, in gradients too.
-    """
-    return positions if observed is None else torch.where(observed.unsqueeze(-1), positions, 0.0)
+    return torch.where(observed.unsqueeze(-1), a, 0.0)

@@ -6,6 +6,9 @@ depend only on model and mask, and are formed for those axes alone.
 Given the state h at its first frame, a block of L frames is one linear Gaussian map of h, which a
 few D x D matrices summarise. Only these pass from block to block; all else is batched over blocks.
 
+Every route also returns an estimate of its rounding error, relative to variances and to the log
+density: the rounding of float64 times how much variances are reduced by conditioning.
+
 Unobserved positions must already be finite; `motes.kalman` replaces them.
 """
 
@@ -19,6 +22,7 @@ from torch.nn.functional import pad
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman.model import (
+    EPSILON,
     LGSSM,
     Smoothed,
     StateEstimate,
@@ -26,12 +30,14 @@ from motes.kalman.model import (
     aligned,
     cholesky,
     coordinate_mask,
+    diagonal,
     diagonal_blocks,
     difference_matrix,
     emission_matrix,
     identity,
     input_response,
     inverse_cholesky,
+    largest,
     log_density,
     log_density_gradients,
     log_det_triangular,
@@ -39,6 +45,7 @@ from motes.kalman.model import (
     mask_covariance,
     nan_unless_semidefinite,
     noise_gain,
+    reduction,
     response,
     solve,
     stack_columns,
@@ -121,7 +128,7 @@ def joint_prior_gradients(
 
 def log_likelihood_dense(
     model: LGSSM, positions: Float[Tensor, "... T P"], observed: Bool[Tensor, "... T"] | None
-) -> Float[Tensor, "..."]:
+) -> tuple[Float[Tensor, "..."], Float[Tensor, ""]]:
     """Return the log density of the observed positions from their joint Gaussian; cost O(T^3).
 
     Law: equals the filter's (test_all_routes_to_the_log_likelihood_agree).
@@ -130,8 +137,8 @@ def log_likelihood_dense(
     mask = None
     if observed is not None:
         mask = coordinate_mask(observed, model.emission.shape[-2], model.emission.dtype)
-    density: Tensor = _DenseLogLikelihood.apply(a, mask, T, *model)
-    return density
+    density, rounding = _DenseLogLikelihood.apply(a, mask, T, *model)
+    return density, rounding
 
 
 class _DenseLogLikelihood(torch.autograd.Function):
@@ -140,24 +147,26 @@ class _DenseLogLikelihood(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, positions: Tensor, mask: Tensor | None, num_frames: int, *fields: Tensor
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         with torch.inference_mode():  # nothing here is traced, and this is a tenth faster
             prior = joint_prior(LGSSM(*fields), num_frames)
             residual = positions - prior.mean
             num_observed: Tensor | int = positions.shape[-1]
             if mask is not None:
                 residual, num_observed = residual * mask, mask.sum(-1)
-            log_det, precision = _factor(prior.covariance, mask)
+            log_det, precision, rounding = _factor(prior.covariance, mask)
             weighted = map_vector(precision, residual)
             density = log_density(log_det, residual, weighted, num_observed)
         ctx.intermediates = prior, precision, weighted, mask
         ctx.save_for_backward(*fields)
         ctx.positions_shape = positions.shape
-        return density.clone()
+        rounding = rounding.clone()
+        ctx.mark_non_differentiable(rounding)
+        return density.clone(), rounding
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, cotangent: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         with torch.inference_mode():
             prior, precision, weighted, mask = ctx.intermediates
             by_means, by_covariance = log_density_gradients(
@@ -172,8 +181,8 @@ class _DenseLogLikelihood(torch.autograd.Function):
 
 def _factor(
     covariance: Float[Tensor, "... TP TP"], mask: Float[Tensor, "... TP"] | None
-) -> tuple[Float[Tensor, "..."], Float[Tensor, "... TP TP"]]:
-    """Return log |C|^(-1/2) and C^-1 of the observed coordinates.
+) -> tuple[Float[Tensor, "..."], Float[Tensor, "... TP TP"], Float[Tensor, ""]]:
+    """Return log |C|^(-1/2) and C^-1 of the observed coordinates, and the rounding.
 
     Masks that are the same for all models are deduplicated, and each distinct one is factored once.
     Not on a GPU, where finding them would synchronise.
@@ -187,7 +196,17 @@ def _factor(
         covariance = mask_covariance(covariance, mask)
     W = inverse_cholesky(covariance)
     log_det, precision = log_det_triangular(W), W.mT @ W
-    return (log_det, precision) if index is None else (log_det[index], precision[index])
+    rounding = EPSILON * _reduction(covariance, precision)
+    if index is not None:
+        log_det, precision = log_det[index], precision[index]
+    return log_det, precision, rounding
+
+
+def _reduction(
+    covariance: Float[Tensor, "... n n"], precision: Float[Tensor, "... n n"]
+) -> Float[Tensor, ""]:
+    """Return the largest ratio of a coordinate's variance to that given all other coordinates."""
+    return largest(diagonal(covariance) * diagonal(precision))
 
 
 class PositionPrior(NamedTuple):
@@ -241,7 +260,7 @@ def smooth_dense(
     positions: Float[Tensor, "... T P"],
     observed: Bool[Tensor, "... T"] | None,
     position_variances: Float[Tensor, "... T P"] | None = None,
-) -> Smoothed:
+) -> tuple[Smoothed, Float[Tensor, ""]]:
     """Return the smoothed states by one regression of states on observed positions; cost O(T^3).
 
     Law: equals the sequential smoother (test_dense_and_sequential_smoothers_agree).
@@ -270,16 +289,18 @@ def smooth_dense(
     covariance = initial_gain @ E.mT + noise
     if mask is not None:
         cross, covariance = cross * mask.unsqueeze(-2), mask_covariance(covariance, mask)
-    gain = cross @ torch.cholesky_inverse(cholesky(covariance))
+    precision = torch.cholesky_inverse(cholesky(covariance))
+    gain = cross @ precision
     residual = _observed_values((positions - mean @ model.emission.mT).flatten(-2), rows, mask)
     means = mean + map_vector(gain, residual).unflatten(-1, (T, D))
     covariances = prior - gain.unflatten(-2, (T, D)) @ cross.unflatten(-2, (T, D)).mT
+    rounding = EPSILON * _reduction(covariance, precision) * reduction(prior, covariances)
     if position_variances is not None:
         gains = gain.unflatten(-2, (T, D))
         squares = (gains.unsqueeze(-2) * gains.unsqueeze(-3)).flatten(-4, -2)
         variances = _observed_values(position_variances.flatten(-2), rows, mask)
         covariances = covariances + map_vector(squares, variances).unflatten(-1, (T, D, D))
-    return Smoothed(means, covariances.expand(*means.shape, D))
+    return Smoothed(means, covariances.expand(*means.shape, D)), rounding
 
 
 def _prior_states(
@@ -360,7 +381,7 @@ def log_likelihood_chunked(
     positions: Float[Tensor, "... T P"],
     observed: Bool[Tensor, "... T"] | None,
     num_frames: int,
-) -> Float[Tensor, "..."]:
+) -> tuple[Float[Tensor, "..."], Float[Tensor, ""]]:
     """Return the log density of the observed positions; cost O(T), memory O(1).
 
     With r the whitened residual of a block at the predicted state m of covariance P, and
@@ -380,12 +401,13 @@ def log_likelihood_chunked(
     initial = nan_unless_semidefinite(model.initial_covariance)
     predicted = StateEstimate(model.initial_mean, initial)
     total = torch.zeros((), dtype=positions.dtype, device=positions.device)
+    worst = torch.zeros_like(total)
     for t in range(0, T, CHUNK_BLOCKS * num_frames):
         time = slice(t, t + CHUNK_BLOCKS * num_frames)
         mask = None if observed is None else observed[..., time]
-        value, predicted = _filter_blocks(block, positions[..., time, :], mask, predicted)
-        total = total + value
-    return total
+        value, predicted, rounding = _filter_blocks(block, positions[..., time, :], mask, predicted)
+        total, worst = total + value, worst.maximum(rounding)
+    return total, worst
 
 
 def _filter_blocks(
@@ -393,15 +415,17 @@ def _filter_blocks(
     positions: Float[Tensor, "... T P"],
     observed: Bool[Tensor, "... T"] | None,
     predicted: StateEstimate,
-) -> tuple[Float[Tensor, "..."], StateEstimate]:
-    """Return the log density of consecutive blocks, and the predicted state after them."""
+) -> tuple[Float[Tensor, "..."], StateEstimate, Float[Tensor, ""]]:
+    """Return the log density of consecutive blocks, the state after them, and the rounding."""
     E, d, C, F, c, G, X = block
     axes = positions.shape[-1]
     masks, index = _block_masks(positions, observed, C.shape[-1] // axes)
     mask = coordinate_mask(masks, axes, C.dtype)
-    W = inverse_cholesky(mask_covariance(C, mask))
+    C = mask_covariance(C, mask)
+    W = inverse_cholesky(C)
     E, X = W @ (E * mask.unsqueeze(-1)), W @ (X.mT * mask.unsqueeze(-1))
-    F, G = F - X.mT @ E, G - X.mT @ X
+    prior, F, G = G, F - X.mT @ E, G - X.mT @ X
+    of_noise, of_block = reduction(prior, G), largest(diagonal(C) * W.detach().square().sum(-2))
 
     # From here on only `_propagate` is sequential over blocks.
     mask = mask.index_select(-2, index)
@@ -416,7 +440,9 @@ def _filter_blocks(
     score = map_vector(E.mT, r)
     gain = map_vector(M, score).mul(score).sum(-1) - torch.logdet(identity(J.shape[-1], J) + P @ J)
     densities = log_density(log_det_triangular(W), r, r, mask.sum(-1)) + 0.5 * gain
-    return densities.sum(-1), after
+    # A rounded covariance of the first state changes the density as much as J is larger than it.
+    of_first = largest((diagonal(P) + diagonal(prior)) * diagonal(J))
+    return densities.sum(-1), after, EPSILON * of_block * of_noise.maximum(of_first)
 
 
 def _block_masks(

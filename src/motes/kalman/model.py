@@ -14,6 +14,7 @@ from torch.linalg import solve_triangular
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
 
+EPSILON = torch.finfo(torch.float64).eps
 POSITION_DIM = 2
 STATE_DIM = 2 * POSITION_DIM
 
@@ -294,6 +295,27 @@ def solve_covariance(
         known = sum(L[..., j, i, None] * x[j] for j in range(i + 1, size))
         x[i] = (y[i] - known) * inverse[..., i, None]
     return torch.stack([x[i] for i in range(size)], -2)
+
+
+def diagonal(matrix: Float[Tensor, "... n n"]) -> Float[Tensor, "... n"]:
+    """Return the diagonals, detached."""
+    return matrix.detach().diagonal(dim1=-2, dim2=-1)
+
+
+def reduction(
+    before: Float[Tensor, "... n n"], after: Float[Tensor, "... n n"]
+) -> Float[Tensor, ""]:
+    """Return the largest ratio of variances before and after conditioning; NaN if one is negative.
+
+    Variances that were zero before do not count.
+    """
+    wide, narrow = diagonal(before), diagonal(after)
+    return largest(torch.where(wide == 0, 1.0, wide / torch.where(narrow > 0, narrow, math.nan)))
+
+
+def largest(values: Float[Tensor, "..."]) -> Float[Tensor, ""]:
+    """Return the largest value, NaN if there is one; 1 if there are none."""
+    return values.amax() if values.numel() else values.new_ones(())
 
 
 def unique_masks(

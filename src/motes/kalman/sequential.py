@@ -15,13 +15,16 @@ import torch
 
 from motes.core.axes import Bool, Float, Tensor
 from motes.kalman.model import (
+    EPSILON,
     LGSSM,
     Filtered,
     Smoothed,
     StateEstimate,
     Updated,
     cholesky,
+    diagonal,
     identity,
+    largest,
     log_det_triangular,
     map_vector,
     solve_covariance,
@@ -113,6 +116,19 @@ def run_filter(
     return Filtered(*states, stacked.log_density.sum(-1)), stacked
 
 
+def rounding(model: LGSSM, filtered: Filtered, innovation: Innovation) -> Float[Tensor, ""]:
+    """Return an estimate of the rounding error of filtered variances, relative to them.
+
+    Joseph's form rounds terms of size v v', where v = |I - K B| sd of the prediction. A hundred
+    times this, since errors of many frames add up.
+    """
+    K, sd = innovation.gain.detach(), diagonal(filtered.predicted_covariances).sqrt()
+    complement = identity(K.shape[-2], K) - K @ model.emission.detach().unsqueeze(-3)
+    squares = map_vector(complement.abs(), sd).square()
+    error = torch.where(squares == 0, 1.0, squares / diagonal(filtered.covariances))
+    return 100 * EPSILON * largest(error)
+
+
 def _all_observed(positions: Float[Tensor, "... T P"]) -> Bool[Tensor, " T"]:
     return torch.ones(positions.shape[-2], dtype=torch.bool, device=positions.device)
 
@@ -184,11 +200,12 @@ def smooth_sequential(
     positions: Float[Tensor, "... T P"],
     observed: Bool[Tensor, "... T"] | None,
     position_variances: Float[Tensor, "... T P"] | None = None,
-) -> Smoothed:
+) -> tuple[Smoothed, Float[Tensor, ""]]:
     """Return the smoothed states by a forward and a backward pass; cost O(T).
 
     Long videos are processed in chunks: the forward pass keeps its state at the start of each
     chunk, and the backward pass filters each again. Beyond the result, memory does not grow with T.
+    Also returned is an estimate of the rounding error, relative to variances.
 
     Law: equals the dense smoother (test_dense_and_sequential_smoothers_agree), for any chunk
         length (test_chunks_of_frames_do_not_change_the_smoother).
@@ -205,9 +222,10 @@ def smooth_sequential(
         predicted = StateEstimate(mean[..., -1, :].clone(), covariance[..., -1, :, :].clone())
         spread = None if spread is None else spread[..., -1, :, :].clone()
         starts.append(_ForwardCarry(predicted, spread))
-    end, means, covariances = None, None, None
+    end, means, covariances, worst = None, None, None, positions.new_zeros(())
     for time, start in zip(reversed(chunks), reversed(starts), strict=True):
-        part, end = _backward_pass(model, data.during(time), start, end)
+        part, end, error = _backward_pass(model, data.during(time), start, end)
+        worst = worst.maximum(error)
         # Written in place: concatenating the chunks at the end would hold all of them twice.
         if means is None or covariances is None:
             means = part.means.new_empty(*part.means.shape[:-2], last + 1, D)
@@ -215,7 +233,7 @@ def smooth_sequential(
         means[..., time, :], covariances[..., time, :, :] = part
     assert means is not None
     assert covariances is not None
-    return Smoothed(means, covariances.expand(*means.shape, D))
+    return Smoothed(means, covariances.expand(*means.shape, D)), worst
 
 
 def _forward_pass(
@@ -247,8 +265,8 @@ def _filter_transitions(
 
 def _backward_pass(
     model: LGSSM, data: _Observations, start: _ForwardCarry, end: _BackwardCarry | None
-) -> tuple[Smoothed, _BackwardCarry]:
-    """Smooth a chunk, and return the state of the pass at its first frame.
+) -> tuple[Smoothed, _BackwardCarry, Float[Tensor, ""]]:
+    """Smooth a chunk; also return the state of the pass at its first frame, and the rounding.
 
         m_t + G (m_{t+1 given all} - m_{t+1 predicted}),  G = P_t A' (A P_t A' + Sigma_H)^-1
     The covariance is in Joseph form, a sum of squares that rounding cannot make negative where
@@ -278,7 +296,11 @@ def _backward_pass(
         smoothed = smoothed + (N @ spread @ N.mT + later)
         sensitivity = _Sensitivity(N[..., 0, :, :], later[..., 0, :, :])
     result = Smoothed(torch.stack(means[::-1], -2), smoothed)
-    return result, _BackwardCarry(first, sensitivity)
+    # The gain inverts the predicted covariances, whose condition limits its digits.
+    later = filtered.predicted_covariances[..., 1:, :, :].detach()
+    inverses = largest(diagonal(later) * diagonal(torch.cholesky_inverse(cholesky(later))))
+    error = rounding(model, filtered, innovation).maximum(10 * EPSILON * inverses)
+    return result, _BackwardCarry(first, sensitivity), error
 
 
 def _sensitivities(
