@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -466,6 +467,16 @@ def test_a_sample_moves_by_the_dynamics(model: Model) -> None:
     assert ((step - expected).abs() <= 6 * spread).all()
     assert answer.positions[:, 0, 0].std(0).min() > 0.1
     assert set(answer.component.flatten().tolist()) == {0, 1}
+
+
+def test_negative_variances_are_not_hidden(model: Model) -> None:
+    answer = motes.infer(model, tiny_frames(1, T), 1)
+    covariances = answer.pixel_covariances.clone()
+    covariances[0, 0, 2, 0, 0] = -1e-3
+    wrong = replace(answer, pixel_covariances=covariances)
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in wrong.rows()]
+    assert [t for t, row in enumerate(rows) if math.isnan(row["sd_x"])] == [2]
+    assert all(row["sd_y"] > 0 for row in rows)
 
 
 def test_the_table_has_the_promised_columns_and_rows(model: Model) -> None:

@@ -10,9 +10,11 @@ compute in the dtype of the model, which should be float64.
     value = kalman.log_likelihood(model, positions, observed)
     paths = kalman.draw_states(model, positions, observed, noise=noise)
 
-Three implementations give the same results, and this module chooses among them by length:
-`sequential`, the textbook recursions; `dense`, one joint Gaussian for short videos, and a chain of
-blocks of frames for the likelihood of long ones.
+Four implementations give the same results: `dense`, one joint Gaussian for short videos, and a
+chain of blocks of frames for the likelihood of long ones; `sequential`, the textbook recursions;
+`exact`, these in decimals of many digits. This module chooses by length and by each one's own
+estimate of its rounding error, so that variances and log densities are within 1e-6, relative, for
+initial variances from 1e-8 to 1e8, noises from 1e-10 to 1e4 or singular, and up to 3,000 frames.
 """
 
 import math
@@ -141,18 +143,19 @@ def _accurate(
 ) -> Result:
     """Return the result of the first route with enough digits, else of the exact one.
 
-    On a GPU the first route is the only one, since a decision would synchronise: its result is NaN
-    if it has too few digits. So is that of a model with values that are not finite.
+    Where a decision would synchronise with a GPU during training, there is only the first route:
+    its result is NaN if it has too few digits. So is that of a model that is not finite.
     """
     for number, route in enumerate(routes):
         result, error = route()
         if error.dtype != torch.float64:
             return result
-        if error.is_cuda:
-            enough = error <= MAX_ROUNDING
-            if isinstance(result, Tensor):
-                return torch.where(enough, result, math.nan)
-            return type(result)(*(torch.where(enough, part, math.nan) for part in result))
+        parts = (result,) if isinstance(result, Tensor) else tuple(result)
+        if error.is_cuda and (
+            any(part.requires_grad for part in parts) or torch.cuda.is_current_stream_capturing()
+        ):
+            known = [torch.where(error <= MAX_ROUNDING, part, math.nan) for part in parts]
+            return known[0] if isinstance(result, Tensor) else type(result)(*known)
         if bool(error <= MAX_ROUNDING):
             return result
         if number == 0 and not all(bool(part.isfinite().all()) for part in (*model, positions)):

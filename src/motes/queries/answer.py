@@ -70,13 +70,14 @@ class Answer:
         """Yield one row per clip, frame and object, in the order of `COLUMNS`, in pixels."""
         pixels, velocities = self.pixels.tolist(), self.pixel_velocities.tolist()
         covariances, observed = self.pixel_covariances.tolist(), self.observed.tolist()
+        # NaN for a negative variance, which would be an error and must not be hidden.
+        sds = self.pixel_covariances.double().diagonal(dim1=-2, dim2=-1).sqrt().tolist()
         for clip, count in enumerate(self.num_objects.tolist()):
             for frame in range(self.observed.shape[1]):
                 for n in range(count):
-                    (var_x, cov_xy), (_, var_y) = covariances[clip][n][frame]
                     yield (
                         clip, frame, n, *pixels[clip][n][frame],
-                        max(var_x, 0) ** 0.5, max(var_y, 0) ** 0.5, cov_xy,
+                        *sds[clip][n][frame], covariances[clip][n][frame][0][1],
                         *velocities[clip][n][frame], observed[clip][frame],
                     )  # fmt: skip
 
