@@ -9,6 +9,7 @@ import torch
 
 from experiments.paper_figures import diagrams, paper
 from experiments.paper_figures.stored import Stored
+from motes.evaluation.labels import PREDICTORS
 from motes.models.pixel_map import LatentMap
 from motes.output import plots as own
 from motes.output.plots import FORECAST, INFERRED, INTERPOLATED, axes_grid, shared_legend
@@ -61,20 +62,33 @@ def seeds(record: dict[str, Any]) -> "Figure":
     return figure
 
 
+def _naming_networks(draw: Callable[[Stored], "Figure"]) -> Callable[[Stored], "Figure"]:
+    """Return the figure with a line below that says which networks it shows."""
+
+    def named(stored: Stored) -> "Figure":
+        figure = draw(stored)
+        label = PREDICTORS[stored.model].label if stored.model in PREDICTORS else "ours"
+        text = f"networks: {stored.model} ({label.removeprefix('ours, ')})"
+        figure.supxlabel(text, fontsize=7)
+        return figure
+
+    return named
+
+
 FIGURES: dict[str, Callable[[Stored], "Figure"]] = {
     "1": paper.clips_overlaid,
     "2": diagrams.graphical_models,
-    "3": paper.inferred_trajectories,
+    "3": _naming_networks(paper.inferred_trajectories),
     "4": paper.initialisation,
     "5": paper.stages_of_training,
-    "6": paper.generated_and_true,
+    "6": _naming_networks(paper.generated_and_true),
     "7": diagrams.recurrent_network,
-    "8": paper.forecast_trajectories,
-    "9": paper.interpolations,
-    "10": _ours_many,
+    "8": _naming_networks(paper.forecast_trajectories),
+    "9": _naming_networks(paper.interpolations),
+    "10": _naming_networks(_ours_many),
     "11": _recurrent_many,
-    "12": partial(paper.interpolations, first=4, number=3),
-    "13": partial(paper.interpolations, first=7, number=3),
+    "12": _naming_networks(partial(paper.interpolations, first=4, number=3, last_frames=True)),
+    "13": _naming_networks(partial(paper.interpolations, first=7, number=3, last_frames=True)),
     "horizon": lambda stored: own.horizon(stored.records),
     "reliability": lambda stored: own.reliability(stored.record(stored.model)),
     "latent-map": lambda stored: latent_map(stored.examples),

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 
 from experiments.paper_figures.stored import Stored
-from motes.data import cannonballs
 from motes.kalman.dynamics import LinearDynamics
 from motes.kalman.model import draw_path, select
 from motes.output.plots import (
@@ -90,8 +89,12 @@ def initialisation(stored: Stored) -> "Figure":
 
 
 def stages_of_training(stored: Stored) -> "Figure":
-    """Figure 5: inferred positions at three stages of training, and a clip whose balls swap."""
-    arrays, record = stored.arrays("training"), stored.record("training")
+    """Figure 5: inferred positions at three stages of training, and a clip whose balls swap.
+
+    (a) is of preset `paper-small`, (b) of the model that was trained from scratch; its generated
+    trajectories continue the first five frames by the learned dynamics.
+    """
+    arrays = stored.arrays("training")
     steps, positions = arrays["steps"], arrays["positions"]
     figure, axes = axes_grid(1, 5, cell=2.1, room=(0.1, 0.4))
     for axis, stage in zip(axes[0], (0, len(steps) // 3, len(steps) - 1), strict=False):
@@ -101,40 +104,29 @@ def stages_of_training(stored: Stored) -> "Figure":
         axis.set_title(f"(a) after {int(steps[stage])} steps", fontsize=8)
         axis.set_aspect("equal")
         axis.tick_params(labelsize=6)
-    height, width = record["frame_size"]
-    clips = cannonballs(
-        len(arrays["pixels"]), 2, record["num_frames"], (height, width), record["test_seed"]
-    )
-    assert clips.positions is not None
-    clip = _first_swap(arrays["pixels"], clips.positions.numpy())
-    for axis, (title, paths) in zip(
-        axes[0, 3:],
-        (("(b) truth", clips.positions[clip].numpy()), ("(b) inferred", arrays["pixels"][clip])),
-        strict=True,
+    swap = stored.arrays("swap")
+    truth, inferred, generated = (swap[name] for name in ("truth", "inferred", "generated"))
+    for axis, title in zip(
+        axes[0, 3:], ("(b) truth", "(b) generated (red), inferred (blue)"), strict=True
     ):
-        frame_axes(axis, (height, width))
-        for path, colour, line in zip(paths, _PAIR, ("-", "--"), strict=False):
-            _path(axis, path, colour, line)
+        frame_axes(axis, tuple(swap["frame_size"].tolist()))
         axis.set_title(title, fontsize=8)
+    for paths, axis, colour in (
+        (truth, axes[0, 3], TRUTH.colour),
+        (generated, axes[0, 4], FORECAST.colour),
+        (inferred, axes[0, 4], INFERRED.colour),
+    ):
+        for path, line in zip(paths, ("-", "--"), strict=True):
+            _path(axis, path, colour, line)
+    (left, top), (right, bottom) = truth.min((0, 1)) - 3, truth.max((0, 1)) + 3
+    for axis in axes[0, 3:]:
+        axis.set(xlim=(left, right), ylim=(bottom, top))
+        axis.tick_params(labelsize=6)
+    figure.supxlabel("networks: (a) preset paper-small; (b) preset paper-scratch", fontsize=7)
     return figure
 
 
 _PAIR = (INFERRED.colour, FORECAST.colour)
-
-
-def _first_swap(inferred: np.ndarray, true: np.ndarray) -> int:
-    """The clip in which swapping the two balls half-way would bring most."""
-    gains = []
-    for pixels, truth in zip(inferred, true, strict=True):
-        straight = ((pixels - truth) ** 2).sum(-1).sum(0)
-        crossed = ((pixels[::-1] - truth) ** 2).sum(-1).sum(0)
-        whole = min(straight.sum(), crossed.sum())
-        parts = np.minimum(
-            straight.cumsum() + crossed.sum() - crossed.cumsum(),
-            crossed.cumsum() + straight.sum() - straight.cumsum(),
-        )
-        gains.append(whole - parts.min())
-    return int(np.argmax(gains))
 
 
 def generated_and_true(stored: Stored) -> "Figure":
@@ -166,19 +158,27 @@ def forecast_trajectories(stored: Stored) -> "Figure":
     return figure
 
 
-def interpolations(stored: Stored, first: int = 0, number: int = 4) -> "Figure":
-    """Figure 9: generation and interpolation, paths above and overlaid clips below."""
-    figure, axes = axes_grid(3, 2 * number, cell=1.55, room=(0.2, 0.5))
+def interpolations(
+    stored: Stored, first: int = 0, number: int = 4, *, last_frames: bool = False
+) -> "Figure":
+    """Figure 9: generation and interpolation, paths above and overlaid clips below.
+
+    With `last_frames`, as in figures 12 and 13, the frames at time-step 30 stand between.
+    """
+    rows = [(q, last) for last in ([True] if last_frames else []) + [False] for q in _DRAWN]
+    figure, axes = axes_grid(1 + len(rows), 2 * number, cell=1.55, room=(0.2, 0.5))
     chosen = (stored.with_count(2) + stored.with_count(3))[first : first + number]
     for place, clip in enumerate(chosen):
         left, right = axes[0, 2 * place : 2 * place + 2]
         _compare(left, stored, clip, ())
         _compare(right, stored, clip, ("infer", "forecast", "interpolation"))
-        for row, question in ((1, "forecast"), (2, "interpolation")):
+        for row, (question, last) in enumerate(rows, 1):
             shown = (stored.drawn(question, clip), stored.true_frames(clip))
             for axis, frames in zip(axes[row, 2 * place : 2 * place + 2], shown, strict=True):
-                show_frame(axis, overlaid(frames))
-    for row, name in enumerate(("paths", "generated | true", "interpolated | true")):
+                show_frame(axis, frames[LAST] if last else overlaid(frames))
+    axes[0, 0].set_ylabel("paths", fontsize=8)
+    for row, (question, last) in enumerate(rows, 1):
+        name = f"{_DRAWN[question]} | true" + (",\ntime-step 30" if last else "")
         axes[row, 0].set_ylabel(name, fontsize=8)
     shared_legend(figure, axes[0])
     return figure
@@ -197,16 +197,22 @@ def many_generated(stored: Stored, frames: np.ndarray) -> "Figure":
     return figure
 
 
+_DRAWN = {"forecast": "generated", "interpolation": "interpolated"}
+
+
 def _compare(axis: Any, stored: Stored, clip: int, questions: tuple[str, ...]) -> None:
-    """True paths, thin and black, under the paths that answers tell."""
+    """True positions, thin and black, over those that answers tell.
+
+    As in the paper: black is what was drawn, blue the mean of q.
+    """
     truth = stored.truth(clip)
     frame_axes(axis, truth.frames.shape[1:])
     views: list[View] = [stored.answer(question, clip) for question in questions]
     for view in views:
         style = view.style
-        for path in view.path_pixels:
+        for path in view.pixels:
             axis.plot(*path.T, style.line, color=style.colour, lw=1.8, label=style.label)
-    for path in truth.path_pixels:
+    for path in truth.pixels:
         axis.plot(*path.T, color=TRUTH.colour, lw=0.8, label=TRUTH.label)
         axis.plot(*path[0], "o", mfc="none", mec=TRUTH.colour, ms=5)
 

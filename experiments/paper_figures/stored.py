@@ -20,9 +20,11 @@ from motes.output.plots import FORECAST, INFERRED, INTERPOLATED, View
 SCRIPTS = {
     "training": "experiments.paper_training.watch_training",
     "ed-lstm": "experiments.ed_lstm.train_ed_lstm",
+    "swap": "experiments.paper_figures.stored_examples",
 }
 STYLES = {"infer": INFERRED, "forecast": FORECAST, "interpolation": INTERPOLATED}
 NUM_CONTEXT = 5
+EXAMPLE_SEED = 1_000_000  # of the clips that are shown, also by the ED-LSTM
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,7 @@ class Stored:
                 f"{self.model} was scored on a file of clips; figures need clips of a seed"
             )
         counts = tuple(int(count) for count in record["by_count"])
-        return cannonballs(
-            number, counts, record["num_frames"], (height, width), record["test_seed"]
-        )
+        return cannonballs(number, counts, record["num_frames"], (height, width), EXAMPLE_SEED)
 
     def with_count(self, count: int) -> list[int]:
         """Return the indices of the example clips with a number of objects."""

@@ -2,6 +2,8 @@
 
 Usage: python -m experiments.paper_figures.stored_examples NAME
            experiments/results_table/NAME.npz
+       python -m experiments.paper_figures.stored_examples --swap
+           experiments/paper_from_scratch/model experiments/paper_figures/swap.npz
 """
 
 import argparse
@@ -20,6 +22,7 @@ from motes.models.model import Model, load_with_config
 from motes.queries import forecast, infer, interpolate
 
 NUM_CLIPS, TEST_SEED = 600, 1_000_000  # those of `motes evaluate`
+NUM_SWAP = 1000  # clips of two balls among which one that swaps is looked for
 NUM_EXAMPLES = 15  # the first test clips, without selection
 KEPT = ("positions", "pixels", "path_pixels", "pixel_covariances", "path_pixel_covariances")
 
@@ -50,6 +53,42 @@ def collect(model: Model, clips: Clips) -> dict[str, np.ndarray]:
     }
 
 
+def swapped_clip(model: Model, clips: Clips) -> dict[str, np.ndarray]:
+    """Return a clip of two balls whose inferred positions swap, and what the dynamics generate.
+
+    The clip in which exchanging the two balls from some frame on brings most. Generated positions
+    continue the first five frames.
+    """
+    assert clips.positions is not None
+    batches = [clips.frames[part].float() for part in torch.arange(len(clips)).split(100)]
+    pixels = torch.cat([infer(model, batch, 2).pixels for batch in batches])
+    clip = first_swap(pixels.numpy(), clips.positions.numpy())
+    frames, num_frames = clips.frames[clip : clip + 1].float(), clips.video.shape[1]
+    ahead = forecast(model, frames[:, :NUM_CONTEXT], 2, num_frames - NUM_CONTEXT)
+    return {
+        "truth": clips.positions[clip].numpy(),
+        "inferred": pixels[clip].numpy(),
+        "generated": ahead.pixels[0].numpy(),
+        "frame_size": np.array(clips.video.shape[2:4]),
+        "clip": np.array(clip),
+    }
+
+
+def first_swap(inferred: np.ndarray, true: np.ndarray) -> int:
+    """Return the clip in which swapping the two balls half-way would bring most."""
+    gains = []
+    for pixels, truth in zip(inferred, true, strict=True):
+        straight = ((pixels - truth) ** 2).sum(-1).sum(0)
+        crossed = ((pixels[::-1] - truth) ** 2).sum(-1).sum(0)
+        whole = min(straight.sum(), crossed.sum())
+        parts = np.minimum(
+            straight.cumsum() + crossed.sum() - crossed.cumsum(),
+            crossed.cumsum() + straight.sum() - straight.cumsum(),
+        )
+        gains.append(whole - parts.min())
+    return int(np.argmax(gains))
+
+
 def save_arrays(path: Path, arrays: dict[str, Any]) -> None:
     """Write a compressed npz file atomically; the folder is made if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,10 +113,15 @@ def main() -> None:
     )
     parser.add_argument("model", help="name of a shipped model, or a run folder")
     parser.add_argument("out", type=Path, help="npz file to write")
+    parser.add_argument("--swap", action="store_true", help="a clip whose two balls swap")
     arguments = parser.parse_args()
     model, config = load_with_config(arguments.model)
     data = config.data
     counts, size = sorted(set(data.num_objects)), (data.height, data.width)
+    if arguments.swap:
+        clips = cannonballs(NUM_SWAP, 2, data.num_frames, size, TEST_SEED)
+        save_arrays(arguments.out, swapped_clip(model, clips))
+        return
     clips = cannonballs(NUM_CLIPS, counts, data.num_frames, size, TEST_SEED)
     save_arrays(arguments.out, collect(model, clips))
 

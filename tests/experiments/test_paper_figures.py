@@ -8,15 +8,14 @@ import pytest
 import torch
 
 import motes
-from experiments.paper_figures import paper
 from experiments.paper_figures.__main__ import main
 from experiments.paper_figures.figures import FIGURES
 from experiments.paper_figures.stored import Stored
-from experiments.paper_figures.stored_examples import collect, save_arrays
+from experiments.paper_figures.stored_examples import collect, first_swap, save_arrays
 from motes.core.errors import InputError
 from motes.data import World
 from motes.evaluation.evaluate import query_masks
-from motes.output.plots import pdf, png
+from motes.output.plots import INFERRED, TRUTH, pdf, png
 from tiny import tiny_config, tiny_model
 
 
@@ -36,6 +35,23 @@ def test_every_figure_is_drawn_without_a_model(
     figure = FIGURES[name](stored)
     assert sum(len(axis.get_children()) for axis in figure.axes) > 10
     assert len(png(figure)) > 3_000
+
+
+@pytest.mark.parametrize("name", ["3", "6", "8", "9", "10", "12", "13"])
+def test_figures_say_which_networks_they_show(name: str, stored: Stored):
+    assert "distilled" in FIGURES[name](stored).get_supxlabel()
+
+
+def test_blue_is_the_mean_of_q_and_black_what_was_drawn(stored: Stored):
+    axis, clip = FIGURES["8"](stored).axes[0], stored.with_count(2)[0]
+    lines = {
+        line.get_color(): line.get_xydata() for line in axis.lines if len(line.get_xdata()) > 1
+    }
+    blue = stored.examples["infer_pixels"][clip, 1]
+    assert stored.clips.positions is not None
+    black = stored.clips.positions[clip, 1].numpy()
+    np.testing.assert_allclose(lines[INFERRED.colour], blue)
+    np.testing.assert_allclose(lines[TRUTH.colour], black)
 
 
 def test_a_figure_is_the_same_file_whenever_it_is_drawn(stored: Stored):
@@ -110,7 +126,7 @@ def test_the_clip_with_a_swap_is_found():
     true = torch.randn(3, 2, 10, 2, generator=torch.Generator().manual_seed(0)).numpy() * 5
     told = true.copy()
     told[1, :, 5:] = told[1, ::-1, 5:]
-    assert paper._first_swap(told, true) == 1
+    assert first_swap(told, true) == 1
 
 
 def test_a_record_of_a_file_has_no_examples(tmp_path: Path):
