@@ -1,0 +1,208 @@
+"""Apply deliberate faults to the package one at a time and report which ones the tests notice.
+
+A fault replaces one text of a source file by another; the nearest tests must fail. Every worker has
+a copy of the tree. The tests are run without faults first: where they fail, faults say nothing.
+The record is written after each fault; with the same --out, faults whose source and tests have not
+changed since are not tried again.
+
+Usage: python -m tests.stress.mutations --jobs 16 --out experiments/reliability/mutations.json
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.stress.mutation_list import FAULTS, Fault
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("src", "tests", "benchmarks", "experiments", "tools", "examples", "pyproject.toml")
+LARGE = shutil.ignore_patterns("__pycache__", "*.pyc", "*.json", "*.mp4", "*.gif", "*.pdf")
+NO_TESTS, PASSED = 5, 0  # exit codes of pytest
+CAUGHT, SURVIVED, BROKEN, STALE = "caught", "survived", "tests fail without it", "does not apply"
+Outcome = dict[str, Any]
+
+
+def source_of(fault: Fault) -> Path:
+    """Return the path of the file that a fault changes, relative to the root."""
+    return Path("src/motes") / fault.file
+
+
+def applies(fault: Fault) -> bool:
+    """Return whether the text to replace occurs exactly once in its file."""
+    path = ROOT / source_of(fault)
+    return path.is_file() and path.read_text(encoding="utf-8").count(fault.old) == 1
+
+
+def key_of(fault: Fault) -> str:
+    """Return a hash of a fault, its source file and its tests."""
+    content = hashlib.sha256(repr(fault).encode())
+    for path in (source_of(fault), *map(Path, fault.tests)):
+        content.update((ROOT / path).read_bytes())
+    return content.hexdigest()[:16]
+
+
+def copy_tree(target: Path) -> None:
+    """Copy what the tests need."""
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            keep_json = name in ("src", "tests")
+            ignored = shutil.ignore_patterns("__pycache__", "*.pyc") if keep_json else LARGE
+            shutil.copytree(ROOT / name, target / name, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, target / name)
+
+
+def run_tests(tree: Path, tests: Sequence[str], timeout: float) -> int | None:
+    """Return the exit code of pytest in a tree, None if it took too long.
+
+    Slow tests are run only if the others pass.
+    """
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    others = [path for path in given if Path(path).resolve() not in (ROOT, ROOT / "src")]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(tree / "src"), *others]),
+        "PYTHONDONTWRITEBYTECODE": "1",  # a restored file may have the time of the fault
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    code = NO_TESTS
+    for marks in ("not slow", "slow"):
+        try:
+            done = subprocess.run(
+                [*command, "-m", marks, *tests],
+                cwd=tree,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=timeout,
+            )
+        except subprocess.TimeoutExpired:
+            return None
+        if done.returncode not in (PASSED, NO_TESTS):
+            return done.returncode
+        code = min(code, done.returncode)
+    return code
+
+
+def try_fault(tree: Path, fault: Fault, timeout: float) -> str:
+    """Return whether the tests notice a fault; the tree is as before afterwards."""
+    path = tree / source_of(fault)
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
+    try:
+        return SURVIVED if run_tests(tree, fault.tests, timeout) in (PASSED, NO_TESTS) else CAUGHT
+    finally:
+        path.write_text(text, encoding="utf-8")
+
+
+def in_parallel(
+    jobs: int, work: Sequence[Any], task: Callable[[Path, Any], None], place: Path
+) -> None:
+    """Call a task with a tree of its own for each piece of work."""
+    trees: queue.Queue[Path] = queue.Queue()
+    for number in range(jobs):
+        tree = place / str(number)
+        if not tree.exists():
+            copy_tree(tree)
+        trees.put(tree)
+
+    def one(piece: Any) -> None:
+        tree = trees.get()
+        try:
+            task(tree, piece)
+        finally:
+            trees.put(tree)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(one, work))
+
+
+def summary(outcomes: dict[str, Outcome]) -> dict[str, Any]:
+    """Return the numbers of faults by outcome, and the share that was caught."""
+    counts = Counter(outcome["outcome"] for outcome in outcomes.values())
+    tried = counts[CAUGHT] + counts[SURVIVED]
+    return {"faults": len(outcomes), **counts, "share_caught": counts[CAUGHT] / max(tried, 1)}
+
+
+def main() -> None:
+    """Try all faults and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, help="JSON file to write, and to continue")
+    parser.add_argument("--jobs", type=int, default=2, help="faults tried at the same time")
+    parser.add_argument("--only", default="", help="faults whose file contains this text")
+    parser.add_argument("--timeout", type=float, default=400.0, help="seconds of one test run")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no fault after these")
+    parser.add_argument("--trusted", action="store_true", help="skip the tests without faults")
+    given = parser.parse_args()
+    earlier: dict[str, Outcome] = {}
+    if given.out is not None and given.out.is_file():
+        earlier = json.loads(given.out.read_text(encoding="utf-8"))["outcomes"]
+    outcomes: dict[str, Outcome] = {}
+    waiting: list[Fault] = []
+    for fault in FAULTS:
+        if given.only not in fault.file:
+            continue
+        entry = fault._asdict() | {"tests": list(fault.tests)}
+        if not applies(fault):
+            outcomes[f"stale {fault}"] = entry | {"outcome": STALE}
+        elif key_of(fault) in earlier:
+            outcomes[key_of(fault)] = earlier[key_of(fault)]
+        else:
+            waiting.append(fault)
+    started, sound = time.monotonic(), dict[tuple[str, ...], bool]()
+
+    def check(tree: Path, tests: tuple[str, ...]) -> None:
+        sound[tests] = run_tests(tree, tests, given.timeout) == PASSED
+
+    def attempt(tree: Path, fault: Fault) -> None:
+        began = time.monotonic()
+        if began - started > given.seconds:
+            return
+        outcome = try_fault(tree, fault, given.timeout) if sound[fault.tests] else BROKEN
+        seconds = round(time.monotonic() - began, 1)
+        entry = fault._asdict() | {"tests": list(fault.tests)}
+        outcomes[key_of(fault)] = entry | {"outcome": outcome, "seconds": seconds}
+        print(f"{outcome:>22} {seconds:6.1f} s  {fault.file}: {fault.new.strip()[:70]}", flush=True)
+        write()
+
+    def write() -> None:
+        if given.out is not None:
+            kept = {key: value for key, value in outcomes.items() if value["outcome"] != BROKEN}
+            what = "deliberate faults, one at a time, and the nearest tests"
+            record = {"what": what, "summary": summary(dict(outcomes)), "outcomes": kept}
+            temporary = given.out.with_suffix(".part")
+            temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            temporary.replace(given.out)
+
+    with tempfile.TemporaryDirectory() as name:
+        distinct = sorted({fault.tests for fault in waiting})
+        if given.trusted:
+            sound.update(dict.fromkeys(distinct, True))
+        else:
+            in_parallel(given.jobs, distinct, check, Path(name))
+        for tests, passed in sound.items():
+            if not passed:
+                print(f"without a fault these fail: {' '.join(tests)}", flush=True)
+        in_parallel(given.jobs, waiting, attempt, Path(name))
+    write()
+    for outcome in outcomes.values():
+        if outcome["outcome"] in (SURVIVED, STALE):
+            print(f"{outcome['outcome']}: {outcome['file']}: {outcome['old']} -> {outcome['new']}")
+    print(json.dumps(summary(outcomes)))
+
+
+if __name__ == "__main__":
+    main()
