@@ -17,6 +17,7 @@ from motes.core.errors import InputError
 from motes.kalman.exact import filter_exact, smooth_exact
 from motes.kalman.model import LGSSM, draw_path
 from strategies import random_covariance
+from tests.stress.kalman_precision import sweep
 
 PROMISED = 1e-6
 
@@ -170,6 +171,11 @@ def test_long_videos_have_the_digits_they_promise(name: str) -> None:
 @pytest.mark.parametrize("name", ["widest", "no process noise, wide", "stable 1e-8"])
 def test_three_thousand_frames_have_the_digits_they_promise(name: str) -> None:
     check(CASES[name], 3000, "gap")
+
+
+@pytest.mark.slow
+def test_random_models_of_the_domain_have_the_digits_they_promise() -> None:
+    assert max(sweep(20).values()) < PROMISED
 
 
 @pytest.mark.parametrize("model", [newton(1.0, 0.0, 1e-2, delta=0.1), stable(2, 1.0, 0.0, 1e-2)])

@@ -2,6 +2,8 @@
 
 One axis of the paper's model, position and velocity, written in scalars with mpmath: 3,000 frames,
 noise from ordinary to almost none, up to 1,000 consecutive hidden frames.
+With --sweep also the largest errors of random models of the whole domain against the exact route,
+which `tests/laws/test_kalman_precision.py` compares with sixty digits.
 
 Usage: python -m tests.stress.kalman_precision --out experiments/reliability/kalman_long.json
 """
@@ -11,12 +13,15 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from mpmath import log, mp, mpf, pi
+from torch import Tensor
 
 from motes import kalman
 from motes.core.environment import environment
-from motes.kalman.model import LGSSM
+from motes.kalman.exact import filter_exact, smooth_exact
+from motes.kalman.model import LGSSM, draw_path
 from motes.models.model import write_json
 
 DIGITS = 60
@@ -144,16 +149,71 @@ def errors(case: Case) -> dict[str, float]:
     }
 
 
+def random_problem(rng: np.random.Generator) -> tuple[LGSSM, Tensor, Tensor]:
+    """A law of the domain, Newton's or any stable one, its own positions, and observed frames."""
+    P = int(rng.integers(1, 3))
+    D, T = 2 * P, int(rng.choice([5, 20, 60, 100, 200]))
+    if rng.random() < 0.6:
+        A, B = np.eye(D) + 10 ** rng.uniform(-2, 0) * np.eye(D, k=P), np.eye(P, D)
+    else:
+        A, B = rng.normal(size=(D, D)), rng.normal(size=(P, D))
+        A *= rng.uniform(0.5, 1) / abs(np.linalg.eigvals(A)).max()
+    independent = rng.random() < 0.5
+
+    def covariance(size: int, low: float, high: float) -> np.ndarray:
+        root = np.eye(size) if independent else rng.normal(size=(size, size)) / size
+        if rng.random() < 0.1:
+            root[-1] = 0  # singular
+        return np.asarray(10 ** rng.uniform(low, high) * (root @ root.T))
+
+    Q, R, Sigma = covariance(D, -10, 4), covariance(P, -10, 4), covariance(D, -8, 8)
+    fields = (A, np.zeros(D), B, Q, R, np.zeros(D), Sigma)
+    model = LGSSM(*(torch.from_numpy(np.asarray(field, dtype=float)) for field in fields))
+    positions = draw_path(model, torch.from_numpy(rng.normal(size=(T, D + P)))).positions
+    hidden = np.zeros(T, dtype=bool)
+    hidden[slice(*np.sort(rng.integers(0, T, 2)))] = True
+    return model, positions, torch.from_numpy(~hidden)
+
+
+def sweep(number: int, seed: int = 0) -> dict[str, float]:
+    """Return the largest relative errors of variances and log densities of random models."""
+    rng, worst = np.random.default_rng(seed), {"smooth": 0.0, "filter": 0.0, "log_likelihood": 0.0}
+    for _ in range(number):
+        problem = random_problem(rng)
+        smoothed, filtered = smooth_exact(*problem), filter_exact(*problem)
+        evidence = filtered.log_likelihood
+        if not bool(evidence.isfinite()):
+            continue  # positions without a density
+        miss = (kalman.log_likelihood(*problem) - evidence).abs() / evidence.abs().clamp(min=1)
+        found = {
+            "smooth": difference(kalman.smooth(*problem).covariances, smoothed.covariances),
+            "filter": difference(kalman.filter(*problem).covariances, filtered.covariances),
+            "log_likelihood": float(miss),
+        }
+        worst = {name: max(worst[name], found[name]) for name in worst}
+    return worst
+
+
+def difference(found: Tensor, truth: Tensor) -> float:
+    """Return the largest error of variances; those that are zero count relative to the largest."""
+    true, ours = (part.diagonal(dim1=-2, dim2=-1) for part in (truth, found))
+    return float(((ours - true).abs() / (true + 1e-14 * true.max())).max())
+
+
 def main() -> None:
     """Tries all cases and writes the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--sweep", type=int, default=0, help="number of random models to try")
     given = parser.parse_args()
     record: dict[str, Any] = {
         "what": f"motes.kalman in float64 against the same equations in {DIGITS} digits",
         "environment": environment(torch.device("cpu")),
         "cases": {name: {**case._asdict(), "errors": errors(case)} for name, case in CASES.items()},
     }
+    if given.sweep:
+        record["sweep"] = {"models": given.sweep, "largest relative errors": sweep(given.sweep)}
+        print(json.dumps(record["sweep"], indent=1))
     if given.out is not None:
         write_json(given.out, record)
     print(json.dumps(record["cases"], indent=1))

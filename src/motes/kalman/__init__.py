@@ -51,7 +51,7 @@ DENSE_FRAMES = 64
 # Frames in a block of the chunked form: enough to batch, few enough to factorise.
 BLOCK_FRAMES = 32
 # The largest estimate of a rounding error, relative to variances, with which a result is returned.
-# Errors are up to a hundred times the estimate (`tests/stress/kalman_precision.py`).
+# Errors are at most about ten times the estimate (tests/stress/kalman_precision.py --sweep).
 MAX_ROUNDING = 1e-8
 
 Result = TypeVar("Result", Tensor, Filtered, Smoothed)
