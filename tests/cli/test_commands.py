@@ -45,7 +45,7 @@ QUERIES = {
     "forecast": ["--num-observed=5", "--horizon=7"],
     "interpolate": ["--hide", "3:6", "8"],
 }
-COVERED = {"data", "train", "calibrate", "evaluate", "sample", "bench", *QUERIES}
+COVERED = {"data", "train", "calibrate", "evaluate", "law", "sample", "bench", *QUERIES}
 
 
 def test_every_verb_is_tested() -> None:
@@ -675,3 +675,16 @@ def test_public_names_are_imported_on_first_use() -> None:
     assert done.stdout.startswith("False motes.queries motes.data True ['Answer'")
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         motes.nothing  # noqa: B018
+
+
+def test_law_prints_one_line_for_each_quantity(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "law.png"
+    assert cli.main(["law", "cannonballs-structured", "--json", f"--out={picture}"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["terms"][0]["name"] == "acceleration"
+    # The world's gravity in pixels, of which the shipped model is known to be within 5 %.
+    assert record["terms"][0]["value"] == pytest.approx(0.0523, rel=0.05)
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert cli.main(["law", "cannonballs-structured", "--fps=0"]) == 2

@@ -338,3 +338,17 @@ def test_em_makes_tracks_no_less_likely(generator: torch.Generator) -> None:
     assert likely[1] > likely[0] + 1
     # What is added to covariances, a ten-thousandth of the spread of all, may cost as much.
     assert min(late - early for early, late in itertools.pairwise(likely[1:])) > -1e-3
+
+
+def test_drawn_tracks_have_the_moments_of_the_smoother(generator: torch.Generator) -> None:
+    dynamics = LinearDynamics(position_noise=0.1, initial_spread=2.0, generator=generator)
+    positions = torch.randn(1, 2, 5, 2, generator=generator, dtype=torch.float64)
+    observed = torch.tensor([True, True, False, True, False]).expand(1, 2, 5)
+    variances = torch.full_like(positions, 0.05)
+    draws = dynamics.draw_tracks(positions, observed, variances, 20_000)
+    smoothed = dynamics.smooth(positions, observed, variances)
+    weights = smoothed.log_weights.exp()[..., None, None]
+    mean = (weights * smoothed.means).sum(2)
+    scale = smoothed.covariances.diagonal(dim1=-2, dim2=-1).amax().sqrt() + smoothed.means.std()
+    # Five standard deviations of the mean of 20,000 draws.
+    assert float((draws.mean(0) - mean).abs().max()) < 5 * float(scale) / 20_000**0.5

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
-from motes.cli import data, doctor, evaluate, queries, serve, train
+from motes.cli import data, doctor, evaluate, law, queries, serve, train
 from motes.core.errors import InputError
 
 GROUPS: dict[str, dict[str, Callable[..., None]]] = {
@@ -19,6 +19,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "train": train.train,
         "calibrate": evaluate.calibrate,
         "evaluate": evaluate.evaluate,
+        "law": law.law,
     },
     "Query a model": {
         "infer": queries.infer,

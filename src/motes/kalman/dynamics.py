@@ -253,6 +253,37 @@ class LinearDynamics(nn.Module):
         path = draw_path(select(self.components(), component), noise.to(self.logits.device))
         return SampledTracks(component, path.states, path.positions)
 
+    @torch.no_grad()
+    def draw_tracks(
+        self,
+        positions: Float[Tensor, "B N T 2"],
+        observed: Bool[Tensor, "B N T"],
+        variances: Float[Tensor, "B N T 2"],
+        num_draws: int,
+        seed: int = 0,
+    ) -> Float[Tensor, "S B N T D"]:
+        """Return equally likely draws of the states given observations with these variances.
+
+        Law: moments are those of `smooth` (test_drawn_tracks_have_the_moments_of_the_smoother).
+        """
+        generator = torch.Generator().manual_seed(seed)
+        shape, device = (num_draws, *observed.shape), self.logits.device
+        uniform = torch.rand(shape[:-1], dtype=torch.float64, generator=generator).to(device)
+        borders = self.component_log_posterior(positions, observed).exp().cumsum(-1)[..., :-1]
+        component = (uniform[..., None] >= borders).sum(-1)
+        sizes = (STATE_DIM + POSITION_DIM, POSITION_DIM)
+        noise, blur = (
+            torch.randn(*shape, size, dtype=torch.float64, generator=generator).to(device)
+            for size in sizes
+        )
+        a, model = positions + variances.sqrt() * blur, self.components()
+        states = noise.new_empty(*shape, STATE_DIM)
+        for k in range(self.num_components):  # so that all draws of a component share its matrices
+            its = select(model, torch.tensor(k, device=device))
+            drawn = kalman.draw_states(its, a, observed, noise=noise)
+            states = torch.where((component == k)[..., None, None], drawn, states)
+        return states
+
     def draw_components(self, noise: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
         """Return a component z ~ pi for each element of `noise`, uniform on [0, 1)."""
         borders = self.log_weights().exp().cumsum(-1)[:-1]

@@ -30,6 +30,7 @@ from motes.kalman.events import (
     deviations,
     run_sequences,
     simulate,
+    smooth_pass,
     weigh,
 )
 from motes.kalman.model import (
@@ -46,8 +47,8 @@ from motes.kalman.model import (
 from motes.kalman.track_evidence import overlap, pair_gains
 
 NUM_DRAWS = 256  # per hypothesis, for moments
-EVIDENCE_DRAWS = 32  # per hypothesis, for P_s
-MIN_LOG_SHARE = -7.0  # of a hypothesis in moments, relative to all of its track
+EVIDENCE_DRAWS = 16  # per hypothesis, for P_s
+MIN_LOG_SHARE = -6.0  # of a hypothesis in moments, relative to all of its track
 CHUNK_NUMBERS = 2**24  # numbers of draws that are held together, which bounds memory
 
 
@@ -127,7 +128,7 @@ class EventDynamics(LinearDynamics):
         """Return log sum_s Z_s P_s of each track, a lower bound of its log density."""
         tracks, seen = _flat(positions, observed)
         law, known = self.law(), seen[..., None].expand(tracks.shape)
-        rows = propose(law, tracks, known)
+        rows = propose(law, tracks, known, negligible=MIN_LOG_SHARE)
         evidence = weigh(law, rows, tracks, known, num_draws=EVIDENCE_DRAWS)
         return evidence.log_density(len(tracks)).view(positions.shape[:-2])
 
@@ -192,21 +193,22 @@ class EventDynamics(LinearDynamics):
     ) -> Gaussian:
         """Return each position's prediction from the observations of all other frames.
 
-        A mixture over hypotheses, which are weighed without the frame too, by its moments.
+        A mixture over hypotheses, which are weighed without the frame too, by its moments. Their
+        weights are the filter's, which suffice to say where to look.
         """
         tracks, seen = _flat(positions, observed)
         law, known = self.law(), seen[..., None].expand(tracks.shape)
-        rows = propose(law, tracks, known)
-        found = weigh(law, rows, tracks, known, num_draws=EVIDENCE_DRAWS)
+        rows = propose(law, tracks, known, negligible=MIN_LOG_SHARE)
+        states, covariance = smooth_pass(run_sequences(law, rows, tracks, known))
         R, at = law.model.position_noise, slice(POSITION_DIM)
-        m, V = found.mean[..., at], found.covariance[..., at, at]
+        m, V = states[..., at], covariance[..., at, at]
         a, there = tracks[rows.track], seen[rows.track]
         # Remove the frame's own observation: V + V (R - V)^-1 V is the covariance without it.
         gain = torch.linalg.solve(R - V, V).mT
         mean = torch.where(there[..., None], m + map_vector(gain, m - a), m)
         C = torch.where(there[..., None, None], V + gain @ V, V) + R
         own = torch.distributions.MultivariateNormal(mean, C).log_prob(a)
-        weights = found.log_weight[:, None] - torch.where(there, own, 0.0)
+        weights = rows.log_weight[:, None] - torch.where(there, own, 0.0)
         T = tracks.shape[1]
         index = rows.track[:, None].expand(-1, T)
         top = weights.new_full((len(tracks), T), -torch.inf)

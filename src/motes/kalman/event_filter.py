@@ -23,7 +23,7 @@ from motes.kalman.events import (
     reflections,
     with_contacts,
 )
-from motes.kalman.model import identity, map_vector
+from motes.kalman.model import map_vector
 
 SLOTS = 8  # hypotheses of a track
 NEGLIGIBLE = -14.0  # log weight of sequences that are dropped, relative to the best
@@ -183,8 +183,7 @@ def update_filter(
         belief.mean, belief.covariance, positions[..., None, :], known[..., None, :], R
     )
     mean = belief.mean + map_vector(K, residual)
-    complement = identity(2 * P, K) - pad(K, (0, P))
-    covariance = complement @ belief.covariance @ complement.mT + K @ R @ K.mT
+    covariance = belief.covariance - K @ belief.covariance[..., :P, :]
     return belief._replace(
         mean=mean, covariance=covariance, log_weights=belief.log_weights + log_density
     )
@@ -196,14 +195,23 @@ def propose(
     positions: Float[Tensor, "M T P"],
     known: Bool[Tensor, "M T P"],
     slots: int = SLOTS,
+    negligible: float = NEGLIGIBLE,
 ) -> Hypotheses:
-    """Return the likely sequences of events of each track, by the Gaussian-sum filter."""
+    """Return the likely sequences of events of each track, by the Gaussian-sum filter.
+
+    Args:
+        law: The law.
+        positions: Of all tracks.
+        known: Which coordinates were observed.
+        slots: Hypotheses of a track.
+        negligible: Log weight of those that are dropped, relative to the best.
+    """
     belief = initial_filter(law, (len(positions),), slots)
     for t in range(positions.shape[1]):
         belief = predict_filter(law, belief, slots) if t else belief
         belief = update_filter(law, belief, positions[:, t], known[:, t])
     weights = belief.log_weights
-    track, slot = (weights > weights.amax(1, keepdim=True) + NEGLIGIBLE).nonzero().unbind(1)
+    track, slot = (weights > weights.amax(1, keepdim=True) + negligible).nonzero().unbind(1)
     parts = (belief.component, belief.hits, belief.directions, weights)
     return Hypotheses(track, *(part[track, slot] for part in parts))
 

@@ -27,6 +27,7 @@ from torch.nn.functional import pad
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman.model import LGSSM, cholesky, identity, map_vector, square_root
+from motes.kalman.track_evidence import inverse_2x2
 
 CERTAIN = 5.0  # standard deviations from every guard beyond which P_s is 1
 MIN_PROBABILITY = 1e-12  # of P_s, whose logarithm must stay finite
@@ -203,10 +204,10 @@ def both(R: Float[Tensor, "*batch P P"]) -> Float[Tensor, "*batch D D"]:
 
 
 def innovation(
-    mean: Float[Tensor, "*batch D"],
-    covariance: Float[Tensor, "*batch D D"],
-    positions: Float[Tensor, "*batch P"],
-    known: Bool[Tensor, "*batch P"],
+    mean: Float[Tensor, "*#batch D"],
+    covariance: Float[Tensor, "*#batch D D"],
+    positions: Float[Tensor, "*#batch P"],
+    known: Bool[Tensor, "*#batch P"],
     noise: Float[Tensor, "P P"],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return residual, gain, precision of the residual, log density; 0 for unknown coordinates."""
@@ -215,10 +216,14 @@ def innovation(
     residual = torch.where(known, positions, 0.0) - mask * mean[..., :P]
     square = mask[..., :, None] * mask[..., None, :]
     S = square * (covariance[..., :P, :P] + noise) + (1 - mask).diag_embed()
-    L = cholesky(S)
-    precision = square * torch.cholesky_inverse(L)
+    if P == 2:  # in closed form: batches of small matrices are slow in LAPACK
+        determinant = S[..., 0, 0] * S[..., 1, 1] - S[..., 0, 1] * S[..., 1, 0]
+        precision, log_det = square * inverse_2x2(S), 0.5 * determinant.log()
+    else:
+        L = cholesky(S)
+        precision = square * torch.cholesky_inverse(L)
+        log_det = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     K = covariance[..., :, :P] @ precision
-    log_det = L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     distance = (map_vector(precision, residual) * residual).sum(-1)
     log_density = -0.5 * distance - log_det - 0.5 * LOG_2PI * mask.sum(-1)
     return residual, K, precision, log_density
@@ -265,10 +270,8 @@ def run_sequences(
         residual, K, precision, log_density = innovation(m, C, a[:, t], seen[:, t], R_a)
         out.append((m, C, K, precision, residual, log_density))
         if t + 1 < a.shape[1]:
-            complement = identity(2 * P, K) - pad(K, (0, P))
-            C = complement @ C @ complement.mT + K @ R_a @ K.mT
             m = map_vector(F[:, t], m + map_vector(K, residual)) + b[:, t]
-            C = F[:, t] @ C @ F[:, t].mT + noise[:, t if noise.shape[1] > 1 else 0]
+            C = F[:, t] @ (C - K @ C[:, :P]) @ F[:, t].mT + noise[:, t if noise.shape[1] > 1 else 0]
     means, covariances, gains, precisions, residuals, densities = (
         torch.stack(part, 1) for part in zip(*out, strict=True)
     )

@@ -34,7 +34,9 @@ from motes.core.errors import InputError
 from motes.core.files import atomic_path
 from motes.data.clips import ColourAxis
 from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.event_dynamics import EventDynamics
 from motes.models import paper
+from motes.models.law import Law, describe_law
 from motes.models.layers import search as layers
 from motes.models.protocols import Dynamics, Family, Inference, Posterior, Renderer, Search
 from motes.models.sprites import search as sprites
@@ -67,15 +69,18 @@ def find_law(name: str) -> BuildLaw:
 
 
 def _linear(config: DynamicsConfig, generator: torch.Generator) -> LinearDynamics:
-    return LinearDynamics(
-        num_components=config.num_components,
-        sampling_period=config.sampling_period,
-        state_noise=config.state_noise,
-        position_noise=config.position_noise,
-        initial_spread=config.initial_spread,
-        linear=config.law == "linear",
-        generator=generator,
-    )
+    settings: dict[str, Any] = {
+        "num_components": config.num_components,
+        "sampling_period": config.sampling_period,
+        "state_noise": config.state_noise,
+        "position_noise": config.position_noise,
+        "initial_spread": config.initial_spread,
+        "linear": config.law == "linear",
+        "generator": generator,
+    }
+    if config.num_walls > 0:
+        return EventDynamics(num_walls=config.num_walls, **settings)
+    return LinearDynamics(**settings)
 
 
 for each in (paper.FAMILY, sprites.FAMILY, layers.FAMILY):
@@ -214,6 +219,11 @@ class Model(nn.Module):
                 )
             )
         return torch.cat(nats, 1)
+
+    @property
+    def law(self) -> Law:
+        """What was learned about motion, in pixels and frames; print it for one line each."""
+        return describe_law(self.dynamics, self.pixel_matrix, self.pixel_offset)
 
     def to_pixels(self, positions: Float[Tensor, "*batch 2"]) -> Float[Tensor, "*batch 2"]:
         """Return latent positions as pixel coordinates (x to the right, y down)."""

@@ -119,6 +119,21 @@ class Dynamics(Module, Protocol):
 
 
 @runtime_checkable
+class DrawsTracks(Protocol):
+    """What a law of motion also offers if answers are to have `draws`."""
+
+    def draw_tracks(
+        self,
+        positions: Float[Tensor, "B N T 2"],
+        observed: Bool[Tensor, "B N T"],
+        variances: Float[Tensor, "B N T 2"],
+        num_draws: int,
+        seed: int = 0,
+    ) -> Float[Tensor, "S B N T D"]:
+        """Return equally likely draws of the states of all frames."""
+
+
+@runtime_checkable
 class Posterior(Protocol):
     """q(a | v): the positions of all objects in all frames."""
 

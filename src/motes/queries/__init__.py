@@ -21,7 +21,7 @@ from motes.core.memory import require_memory
 from motes.data.clips import colour_to_grey
 from motes.kalman.model import Gaussian, SmoothedTracks, map_vector, square_root
 from motes.models.model import CHUNK_FRAMES, Model
-from motes.models.protocols import Posterior, Search
+from motes.models.protocols import DrawsTracks, Posterior, Search
 from motes.queries.answer import Answer, nan_where_absent
 from motes.queries.counting import count_log_evidence
 
@@ -32,6 +32,8 @@ SEARCH = Search(hypotheses=3, stream_after=256)  # effort of a query
 # Peak memory as measured, in bytes: to smooth a position beside inferring it, to sample one, and to
 # render a pixel.
 SMOOTHING_BYTES, SAMPLING_BYTES, RENDERING_BYTES = 12_000, 450, 22
+DRAWING_BYTES = 20_000  # of a position, for NUM_PATHS draws
+NUM_PATHS = 64  # of `answer.draws`
 RenderFrames = Callable[[], Float[Tensor, "B T height width *channels"]]
 
 
@@ -365,7 +367,12 @@ def sample(
         appearance=model.renderer.sample_appearance(batch, generator),
     )
     return _answer(
-        model, tracks, lambda: render_at(model, positions, counts, tracks.appearance), none, counts
+        model,
+        tracks,
+        lambda: render_at(model, positions, counts, tracks.appearance),
+        lambda: states[None, ..., :2],
+        none,
+        counts,
     )
 
 
@@ -404,7 +411,17 @@ def _query(
         # Smoothed again: the states of all components of a long clip would take much memory.
         return marginal_frames(model, q, observed, counts, smooth_tracks(model, seen), generator)
 
-    return _answer(model, tracks, render_marginal, observed, counts, probabilities)
+    def draw_paths() -> Float[Tensor, "S B N T 2"]:
+        _require_memory(model, observed, N * DRAWING_BYTES * num_frames, "drawing paths of")
+        variances = seen.covariances.diagonal(dim1=-2, dim2=-1).double()
+        dynamics = model.dynamics
+        if not isinstance(dynamics, DrawsTracks):
+            law = type(dynamics).__name__
+            raise InputError(f"the law of motion is {law}, which has no draws; use the moments")
+        given = (seen.positions.double(), seen.detected, variances)
+        return dynamics.draw_tracks(*given, NUM_PATHS, seed)[..., :2]
+
+    return _answer(model, tracks, render_marginal, draw_paths, observed, counts, probabilities)
 
 
 def _require_memory(
@@ -421,6 +438,7 @@ def _answer(
     model: Model,
     tracks: Tracks,
     render_marginal: RenderFrames,
+    draw_paths: Callable[[], Float[Tensor, "S B N T 2"]],
     observed: Bool[Tensor, "B T"],
     num_objects: Int[Tensor, " B"],
     count_probabilities: Float[Tensor, "B Nmax"] | None = None,
@@ -463,4 +481,5 @@ def _answer(
         count_probabilities=count_probabilities,
         draw_frames=checked(render_marginal),
         draw_mean_frames=checked(lambda: render_at(model, positions, num_objects, appearance)),
+        draw_paths=lambda: shown(model.to_pixels(draw_paths()).movedim(0, 2)).movedim(2, 0),
     )

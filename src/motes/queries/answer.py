@@ -44,6 +44,7 @@ class Answer:
     count_probabilities: Float[Tensor, "B Nmax"] | None  # column n is n + 1 objects
     draw_frames: Callable[[], Float[Tensor, "B T height width *channels"]]
     draw_mean_frames: Callable[[], Float[Tensor, "B T height width *channels"]]
+    draw_paths: Callable[[], Float[Tensor, "S B N T 2"]]
 
     def __repr__(self) -> str:
         """Return the shape of the query in a line."""
@@ -65,6 +66,15 @@ class Answer:
     def mean_frames(self) -> Float[Tensor, "B T height width *channels"]:
         """Frames rendered at the mean positions, as in the paper; rendered on first use."""
         return self.draw_mean_frames()
+
+    @cached_property
+    def draws(self) -> Float[Tensor, "S B N T 2"]:
+        """Equally likely paths of every object in pixels, drawn on first use.
+
+        Where the future forks, at a wall for example, they show the branches that a mean and a
+        covariance cannot.
+        """
+        return self.draw_paths()
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield one row per clip, frame and object, in the order of `COLUMNS`, in pixels."""

@@ -8,14 +8,17 @@ more likely; (4) error bars come from the curvature of that sum, by the outer pr
 """
 
 import copy
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
+from motes.config import RunConfig
 from motes.core.axes import Bool, Float, Tensor
 from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.event_dynamics import EventDynamics
 from motes.kalman.event_filter import best_hypotheses, propose
 from motes.kalman.events import (
     EventLaw,
@@ -27,7 +30,11 @@ from motes.kalman.events import (
     smooth_pass,
     weigh,
 )
+from motes.training import distributed
+from motes.training.inputs import TrainingData
+from motes.training.step import Trainer, held_out_bound, tracks_of
 
+FIT_CLIPS = 288
 FIT_TRACKS = 400
 TEST_SHARE = 0.25  # of tracks, which decide whether a wall is kept
 KICK_RATE = 0.02  # prior probability of a kick per frame
@@ -35,6 +42,7 @@ KICK_TRACKS = 120
 ITERATIONS = 20
 MAX_WALLS = 8
 MIN_HITS = 4
+MIN_FRAMES = 4
 MIN_SHARE = 0.1  # hits of a wall relative to the commonest
 MAX_RESTITUTION = 1.1
 MIN_GAIN = 3.0  # standard errors by which unseen tracks must become more likely
@@ -122,14 +130,10 @@ def maximise(
     for number in range(len(draws) + 1):
         with torch.no_grad():
             now = law()
-            rows = propose(now, positions, known)
-            evidence = weigh(now, rows, positions, known)
-            value = float(evidence.log_density(len(positions)).mean())
+            rows, value = _likely(now, tracks)
             if not value > best:  # false for NaN too
                 break
             best, kept = value, [part.detach().clone() for part in parameters]
-            keep = evidence.log_weight > (evidence.log_density(len(positions))[rows.track] - 7.0)
-            rows = Hypotheses(*(part[keep] for part in rows))
         if number == len(draws):
             break
         directions = _directions(now, rows, tracks) if draws[number] else None
@@ -144,6 +148,16 @@ def maximise(
         for part, value_kept in zip(parameters, kept, strict=True):
             part.copy_(value_kept)
     return best
+
+
+@torch.no_grad()
+def _likely(law: EventLaw, tracks: Tracks) -> tuple[Hypotheses, float]:
+    """Return the hypotheses that matter, and the mean log density of tracks."""
+    rows = propose(law, tracks.positions, tracks.known)
+    evidence = weigh(law, rows, tracks.positions, tracks.known, num_draws=32)
+    density = evidence.log_density(len(tracks.positions))
+    keep = evidence.log_weight > density[rows.track] - 7.0
+    return Hypotheses(*(part[keep] for part in rows)), float(density.mean())
 
 
 def _loss(
@@ -279,7 +293,9 @@ class EventFit(NamedTuple):
     flight: LinearDynamics
     walls: WallParameters
     gain: float  # nats per unseen track over the law without events
-    errors: dict[str, Tensor]  # standard deviations of force, angle, offset and restitution
+    errors: dict[
+        str, Tensor
+    ]  # empty before `refit_events`: standard deviations of force, angle, offset and restitution
 
 
 def fit_events(dynamics: LinearDynamics, tracks: Tracks) -> EventFit | None:
@@ -292,12 +308,10 @@ def fit_events(dynamics: LinearDynamics, tracks: Tracks) -> EventFit | None:
     Law: tracks without events, at rest or beside a wall that nobody hits keep their law
         (test_tracks_without_events_keep_their_law).
     """
-    tracks = Tracks(tracks.positions.double(), tracks.observed)
-    enough = tracks.observed.sum(1) >= 4
-    tracks = tracks.select(enough)
+    tracks = _usable(tracks)
     test = torch.arange(len(tracks.positions)) % round(1 / TEST_SHARE) == 0
     seen, unseen = tracks.select((~test).nonzero()[:FIT_TRACKS, 0]), tracks.select(test)
-    if len(seen.positions) < MIN_HITS or tracks.positions.shape[1] < 4:
+    if len(seen.positions) < MIN_HITS:
         return None
     with torch.no_grad():
         before = dynamics.track_log_density(unseen.positions, unseen.observed)
@@ -321,7 +335,26 @@ def fit_events(dynamics: LinearDynamics, tracks: Tracks) -> EventFit | None:
     if not bool(gain.mean() > MIN_GAIN * gain.std() / len(gain) ** 0.5):
         return None
     make_velocities_true(flight)
-    return EventFit(flight, walls, float(gain.mean()), standard_errors(flight, walls, seen))
+    return EventFit(flight, walls, float(gain.mean()), {})
+
+
+def refit_events(fit: EventFit, tracks: Tracks) -> EventFit:
+    """Fit a law again to tracks that were inferred with it, and return it with error bars.
+
+    Tracks inferred without walls are too smooth where objects bounce.
+    """
+    seen = _usable(tracks).select(slice(FIT_TRACKS))
+    flight, walls = fit.flight, fit.walls
+    parameters = [*free_parameters(flight), *walls]
+    maximise(lambda: law_of(flight, walls.walls()), parameters, seen, draws=(0, 16))
+    make_velocities_true(flight)
+    return fit._replace(errors=standard_errors(flight, walls, seen))
+
+
+def _usable(tracks: Tracks) -> Tracks:
+    """Return the tracks that were observed often enough, in float64."""
+    enough = tracks.observed.sum(1) >= MIN_FRAMES
+    return Tracks(tracks.positions.double(), tracks.observed).select(enough)
 
 
 def fit_walls(
@@ -377,12 +410,12 @@ def standard_errors(
     """
     positions, known = tracks.positions, tracks.known
     law = law_of(flight, walls.walls())
-    rows = propose(law, positions, known)
+    rows = _likely(law, tracks)[0]
     directions = _directions(law, rows, tracks)
 
     def densities() -> Float[Tensor, " M"]:
         now = law_of(flight, walls.walls())
-        found = weigh(now, rows, positions, known, num_draws=64, directions=directions)
+        found = weigh(now, rows, positions, known, num_draws=32, directions=directions)
         return found.log_density(len(positions))
 
     parameters = [flight.force[2:], walls.angle, walls.offset, walls.restitution]
@@ -401,3 +434,65 @@ def standard_errors(
     sizes = [len(part) for part in parameters]
     names = ("force", "angle", "offset", "restitution")
     return dict(zip(names, covariance.diagonal().clamp(min=0).sqrt().split(sizes), strict=True))
+
+
+def event_dynamics(fit: EventFit) -> EventDynamics:
+    """Return the law that was found as a `Dynamics`."""
+    flight, walls = fit.flight, fit.walls.walls()
+    made = EventDynamics(
+        num_walls=len(walls.offsets),
+        num_components=flight.num_components,
+        linear=flight.force_field is not None,
+        generator=torch.Generator(),
+    )
+    state = made.state_dict() | flight.state_dict()
+    errors = fit.errors
+    state |= {
+        "wall_normals": walls.normals,
+        "wall_offsets": walls.offsets,
+        "wall_restitution": walls.restitution,
+    }
+    if errors:
+        bars = [errors[name] for name in ("angle", "offset", "restitution")]
+        state |= {"wall_errors": torch.stack(bars, 1), "force_error": errors["force"]}
+    made.load_state_dict(state)
+    return made
+
+
+def inferred_tracks(trainer: Trainer) -> Tracks:
+    """Return draws of the tracks of training clips under the present model."""
+    parts = [
+        tracks_of(batch.q, batch.q.draw(batch.noise), batch.present)
+        for batch in trainer.inferred(-(-FIT_CLIPS // trainer.config.batch_size))
+    ]
+    positions, observed = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
+    return Tracks(positions, observed)
+
+
+def find_events(trainer: Trainer, held_out: TrainingData, config: RunConfig) -> RunConfig:
+    """Give a trained model the events that its tracks show, if that raises the held-out bound.
+
+    Only families that infer by search, in a single process: networks have no tracks of single
+    objects to rely on.
+
+    Returns:
+        The configuration, with the number of walls that the model has now.
+    """
+    model = trainer.model
+    if not trainer.searches or distributed.world_size() > 1 or config.dynamics.num_walls:
+        return config
+    if type(model.dynamics) is not LinearDynamics:
+        return config
+    before = model.dynamics
+    fit = fit_events(copy.deepcopy(before).cpu(), inferred_tracks(trainer))
+    if fit is None:
+        return config
+    bound = held_out_bound(trainer, held_out)
+    model.dynamics = event_dynamics(fit).to(trainer.device)
+    fit = refit_events(fit, inferred_tracks(trainer))
+    model.dynamics = event_dynamics(fit).to(trainer.device)
+    if not held_out_bound(trainer, held_out) > bound:
+        model.dynamics = before
+        return config
+    dynamics = dataclasses.replace(config.dynamics, num_walls=len(fit.walls.angle))
+    return dataclasses.replace(config, dynamics=dynamics)

@@ -258,17 +258,17 @@ class Trainer:
 
     def _fit_to_many_clips(self) -> None:
         """Fit to many clips what single batches determine poorly: sprite classes, then dynamics."""
-        self.model.renderer.refit(lambda: self._inferred(REFIT_BATCHES), distributed.all_reduce_sum)
+        self.model.renderer.refit(lambda: self.inferred(REFIT_BATCHES), distributed.all_reduce_sum)
         tracks = [
             tracks_of(batch.q, batch.q.draw(batch.noise), batch.present)
-            for batch in self._inferred(FIT_BATCHES)
+            for batch in self.inferred(FIT_BATCHES)
         ]
         positions, observed = (torch.cat(parts) for parts in zip(*tracks, strict=True))
         self._fit_initial_state(positions, observed)
         fit_dynamics(self.model.dynamics, positions, observed)
         distributed.broadcast(self.model.dynamics)
 
-    def _inferred(self, num_batches: int) -> Iterator[InferredBatch]:
+    def inferred(self, num_batches: int) -> Iterator[InferredBatch]:
         """Yield clips spread over the data with their posteriors."""
         generator = torch.Generator().manual_seed(self.config.seed + distributed.rank())
         number = min(num_batches * self.config.batch_size, len(self.data.num_objects))

@@ -1,0 +1,147 @@
+"""Train models of worlds with and without walls, and score them beside the true law.
+
+Every (world, seed) is a process of its own: training with the preset's usual steps, the search for
+walls that follows it, the law that was found with its error bars, and the scores on unseen clips.
+The true law is given the true positions, rounded to pixels, with identities.
+
+Usage: python -m experiments.events.score_events --worlds bounce --seeds 0 1 2 --jobs 8
+           --runs runs/events --out experiments/events/events.json
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import motes
+from experiments.worlds.score_worlds import learn
+from experiments.worlds.world_scores import CONTEXT, TASKS, ask_model, score_world, unseen_clips
+from motes.core.environment import environment
+from motes.data import World, worlds
+from motes.evaluation.baselines.disk_trackers import true_physics
+from motes.kalman.event_dynamics import draw_paths
+from motes.kalman.events import EventLaw, Walls
+from motes.models.model import write_json
+
+REGION = 4.605170185988092  # of chi squared with two degrees of freedom, 90 %
+
+
+def true_law(world: World) -> EventLaw:
+    """Return the law of a world in pixels and frames, its floor as a wall."""
+    physics = true_physics(world)
+    floor = [] if world.floor is None else [float(world.to_pixels(np.array((0, world.floor)))[1])]
+    one = torch.tensor([[0.0, -1.0]], dtype=torch.float64).expand(len(floor), 2)
+    offsets = -torch.tensor(floor, dtype=torch.float64)
+    walls = Walls(one, offsets, torch.full_like(offsets, world.bounce))
+    return EventLaw(physics.model, physics.log_weights, walls)
+
+
+def score_true_law(name: str) -> dict[str, Any]:
+    """Return forecast error and coverage of the true law, for each number of objects."""
+    task, by_count = TASKS[name], {}
+    world = worlds.physics_of(task.asks, 30)
+    assert isinstance(world, World)
+    law = true_law(world)
+    for count in task.counts:
+        clips = unseen_clips(task, count)
+        assert clips.positions is not None
+        assert clips.clean is not None
+        noisy, clean = (part.flatten(0, 1).double() for part in (clips.positions, clips.clean))
+        observed = (torch.arange(30) < CONTEXT).expand(len(noisy), 30)
+        squares, inside = [], []
+        for some in torch.arange(len(noisy)).split(100):
+            points = noisy[some].round()
+            paths = draw_paths(law, points, observed[some], torch.zeros_like(points))
+            share, mean, covariance = paths.moments(len(law.log_weights))
+            best = (torch.arange(len(some)), share.argmax(1))
+            path, spread = mean[best][..., CONTEXT:, :2], covariance[best][..., CONTEXT:, :2, :2]
+            squares.append((path - clean[some, CONTEXT:]).square().sum(-1))
+            noise = law.model.position_noise - torch.eye(2, dtype=torch.float64) / 12
+            away = noisy[some, CONTEXT:] - path
+            inside.append(
+                torch.einsum("mti,mtij,mtj->mt", away, (spread + noise).inverse(), away) < REGION
+            )
+        by_count[str(count)] = {
+            "forecast_rmse": float(torch.cat(squares).mean().sqrt()),
+            "forecast_coverage90": float(torch.cat(inside).double().mean()),
+        }
+    return by_count
+
+
+def run_one(world: str, seed: int, runs: Path) -> dict[str, Any]:
+    """Train a model of a world and score it."""
+    folder = runs / f"{world}-{seed}"
+    if not (folder / "training.json").exists():
+        learn(TASKS[world], seed, folder, None)
+    model = motes.load(folder)
+    started = time.monotonic()
+    record = {
+        "training": json.loads((folder / "training.json").read_text("utf-8")),
+        "law": model.law.record(),
+        "words": str(model.law).splitlines(),
+        "by_count": score_world(world, ask_model(model)),
+        "scoring_seconds": round(time.monotonic() - started, 1),
+        "environment": environment(torch.device("cpu")),
+    }
+    return record
+
+
+def main() -> None:
+    """Run all worlds and seeds in processes of their own, and store their records."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--worlds", nargs="+", default=["bounce"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--test-clips", type=int, default=200)
+    parser.add_argument("--runs", type=Path, default=Path("runs/events"))
+    parser.add_argument("--out", type=Path, default=Path("experiments/events/events.json"))
+    parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)  # (world, seed or "true law")
+    given = parser.parse_args()
+    for name, task in TASKS.items():
+        TASKS[name] = task._replace(num_clips=min(task.num_clips, given.test_clips))
+    given.runs.mkdir(parents=True, exist_ok=True)
+    if given.only:
+        world, seed = given.only
+        found = (
+            {"by_count": score_true_law(world)}
+            if seed == "true law"
+            else run_one(world, int(seed), given.runs)
+        )
+        write_json(given.runs / f"{world}-{seed}.json", found)
+        return
+    for world in given.worlds:  # shared by all seeds, so that they do not write it at once
+        path = given.runs / f"{TASKS[world].learns}.npz"
+        if not path.exists():
+            motes.data.save_clips(
+                path, worlds.make(TASKS[world].learns, 2000, (1, 2, 3), 30, seed=1)
+            )
+    jobs = [(world, str(seed)) for world in given.worlds for seed in ["true law", *given.seeds]]
+
+    def start(job: tuple[str, str]) -> None:
+        command = [sys.executable, "-m", "experiments.events.score_events", "--only", *job]
+        command += ["--runs", str(given.runs), "--test-clips", str(given.test_clips)]
+        threads = str(max((os.cpu_count() or 1) // max(given.jobs, 1), 1))
+        subprocess.run(command, check=False, env={**os.environ, "OMP_NUM_THREADS": threads})
+
+    with ThreadPoolExecutor(given.jobs) as pool:
+        list(pool.map(start, jobs))
+    record: dict[str, Any] = {}
+    for world, seed in jobs:
+        path = given.runs / f"{world}-{seed}.json"
+        if path.exists():
+            record.setdefault(world, {})[seed] = json.loads(path.read_text("utf-8"))
+    write_json(given.out, record)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Walls found in tracks without labels."""
+
+import math
+
+import pytest
+import torch
+
+from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.events import EventLaw, Walls, simulate
+from motes.training.event_fit import (
+    KickTable,
+    Tracks,
+    cluster_walls,
+    event_dynamics,
+    fit_events,
+    refit_events,
+)
+from motes.training.step import fit_dynamics
+
+NOISE = 0.1
+
+
+def fitted_linear(tracks: Tracks) -> LinearDynamics:
+    dynamics = LinearDynamics(
+        position_noise=0.1, initial_spread=3.0, generator=torch.Generator().manual_seed(0)
+    )
+    dynamics.fit_initial_state(tracks.positions, tracks.observed)
+    fit_dynamics(dynamics, tracks.positions, tracks.observed)
+    return dynamics
+
+
+def bouncing(number: int, floor: float, restitution: float, speed: float = 0.3) -> Tracks:
+    """Return noisy tracks of balls that fall with 0.02 a frame squared onto a floor."""
+    generator = torch.Generator().manual_seed(1)
+    start = torch.rand(number, 4, generator=generator, dtype=torch.float64) - 0.5
+    start[:, 1] += 2.0
+    start[:, 2:] *= 2 * speed
+    model = LinearDynamics(sampling_period=1.0, generator=generator).components()
+    model = model._replace(
+        force=torch.tensor([0.0, -0.01, 0.0, -0.02], dtype=torch.float64),
+        state_noise=torch.zeros(4, 4, dtype=torch.float64),
+        **{name: getattr(model, name).detach() for name in ("transition", "emission")},
+    )
+    up = torch.tensor([[0.0, 1.0]], dtype=torch.float64)
+    height, kept = (torch.tensor([value], dtype=torch.float64) for value in (floor, restitution))
+    law = EventLaw(model, torch.zeros(2, dtype=torch.float64), Walls(up, height, kept))
+    with torch.no_grad():
+        later = simulate(law, start, torch.zeros(number, 19, 4, dtype=torch.float64))
+    paths = torch.cat([start[:, None], later], 1)[..., :2]
+    noise = NOISE * torch.randn(paths.shape, generator=generator, dtype=torch.float64)
+    return Tracks(paths + noise, torch.ones(number, 20, dtype=torch.bool))
+
+
+@pytest.mark.slow
+def test_a_floor_is_found_with_its_restitution_and_gravity() -> None:
+    tracks = bouncing(40, floor=0.5, restitution=0.7)
+    fit = fit_events(fitted_linear(tracks), tracks)
+    assert fit is not None
+    fit = refit_events(fit, tracks)
+    assert len(fit.walls.angle) == 1
+    delta = float(fit.flight.log_delta.detach().exp())
+    found = {
+        "angle": (float(fit.walls.angle) - math.pi / 2, float(fit.errors["angle"])),
+        "offset": (float(fit.walls.offset) - 0.5, float(fit.errors["offset"])),
+        "restitution": (float(fit.walls.restitution) - 0.7, float(fit.errors["restitution"])),
+        "gravity": (
+            delta * float(fit.flight.force[3]) + 0.02,
+            delta * float(fit.errors["force"][1]),
+        ),
+    }
+    for name, (error, spread) in found.items():
+        assert abs(error) < 4 * spread, name  # one false alarm in 16,000 each
+        assert spread < 0.05, name
+    made = event_dynamics(fit)
+    forecast = torch.arange(20).expand(8, 1, 20) < 6
+    some = tracks.positions[:8, None]
+    states = made.smooth(some, forecast, torch.zeros_like(some))
+    heights = states.select(states.log_weights.argmax(-1)).mean[..., 1]
+    assert bool((heights > 0.5 - 3 * NOISE).all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["nobody hits the wall", "at rest", "gains speed", "one track"])
+def test_tracks_without_events_keep_their_law(case: str) -> None:
+    tracks = {
+        "nobody hits the wall": lambda: bouncing(16, floor=-99.0, restitution=0.7),
+        "at rest": lambda: bouncing(16, floor=-99.0, restitution=0.7)._replace(
+            positions=torch.zeros(16, 20, 2, dtype=torch.float64)
+        ),
+        "gains speed": lambda: bouncing(24, floor=0.5, restitution=1.6),
+        "one track": lambda: bouncing(1, floor=0.5, restitution=0.7),
+    }[case]()
+    dynamics = fitted_linear(tracks)
+    before = {name: value.clone() for name, value in dynamics.state_dict().items()}
+    assert fit_events(dynamics, tracks) is None
+    assert all(torch.equal(before[name], value) for name, value in dynamics.state_dict().items())
+
+
+def test_kicks_of_two_walls_are_told_apart() -> None:
+    generator = torch.Generator().manual_seed(0)
+    place = torch.rand(30, 2, generator=generator, dtype=torch.float64) * 4
+    place[:20, 1], place[20:, 0] = 1.0, 3.0
+    before = torch.tensor([0.3, -0.4], dtype=torch.float64).expand(30, 2)
+    after = before.clone()
+    after[:20, 1], after[20:, 0] = 0.2, -0.15
+    walls = cluster_walls(KickTable(place, place, before, after), 0.3)
+    assert [wall[3] for wall in walls] == [20, 10]
+    for wall, angle, offset in zip(walls, (math.pi / 2, math.pi), (1.0, -3.0), strict=True):
+        assert math.cos(wall[0] - angle) > 0.999
+        assert wall[1:3] == pytest.approx((offset, 0.5), abs=0.01)
