@@ -119,9 +119,10 @@ RECIPES: dict[str, Recipe] = {
     "cannonballs-structured": _evaluate(
         "cannonballs-structured", *_SPRITES, f"{_SHIPPED}/cannonballs-structured/*", minutes=15
     ),
-    "cannonballs-48": _evaluate(
-        "cannonballs-48", *_MODELS, f"{_SHIPPED}/cannonballs-48/*", minutes=15
-    ),
+    **{
+        name: _evaluate(name, *_MODELS, f"{_SHIPPED}/{name}/*", minutes=15)
+        for name in ("cannonballs-48", "cannonballs-48-distilled")
+    },
     "small": Recipe(
         (
             "motes train --preset paper-small --out {runs}/small",

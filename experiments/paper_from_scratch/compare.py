@@ -21,10 +21,7 @@ from motes.evaluation.evaluate import BATCH, ModelPredictor, evaluate
 from motes.models.model import load, write_json
 
 SEED = 11_000_027  # of clips that nothing was chosen by
-MODELS = {
-    "scratch": str(Path(__file__).parent / "model"),
-    "distilled": "cannonballs-48",
-}
+MODELS = {"scratch": "cannonballs-48", "distilled": "cannonballs-48-distilled"}
 
 
 def show(done: int) -> None:
@@ -38,7 +35,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clips", type=int, default=6_000)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--distilled", default=MODELS["distilled"])
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     clips = cannonballs(given.clips, (1, 2, 3), seed=SEED)
@@ -49,7 +45,7 @@ def main() -> None:
         "clips": given.clips,
     }
     batch = BATCH if given.device == "cpu" else GPU_BATCH
-    for name, folder in (MODELS | {"distilled": given.distilled}).items():
+    for name, folder in MODELS.items():
         begun = time.monotonic()
         model = load(folder, device=given.device)
         scores = kept(evaluate(ModelPredictor(model), clips, progress=show, batch_size=batch))

@@ -102,7 +102,7 @@ def assert_same_weights(found: dict[str, torch.Tensor], expected: dict[str, torc
         torch.testing.assert_close(found[name], value, rtol=0, atol=limit, msg=name)
 
 
-@pytest.mark.parametrize("name", ["cannonballs-48", "cannonballs-structured"])
+@pytest.mark.parametrize("name", ["cannonballs-48-distilled", "cannonballs-structured"])
 def test_shipped_models_answer_as_in_version_0_1(name: str) -> None:
     clips = motes.cannonballs(num_clips=4, num_objects=(1, 2, 3), num_frames=20, size=48, seed=99)
     assert_same_answers(answers_of(motes.load(name), clips), recorded(f"answers_{name}"))

@@ -15,6 +15,7 @@ FILES = (
     "py.typed",
     "server/page/index.html",
     "models/shipped/cannonballs-48/model.safetensors",
+    "models/shipped/cannonballs-48-distilled/model.safetensors",
     "models/shipped/cannonballs-structured/config.json",
 )
 ANSWER = """

@@ -97,7 +97,9 @@ PREDICTORS: dict[str, PredictorLabel] = {
     "cannonballs-structured": PredictorLabel(
         "ours, sprite model", "ours, sprites", "#0072b2", "--"),
     "cannonballs-48": PredictorLabel(
-        "ours, the paper's networks, distilled", "ours, paper's networks", "#0e9fc4", "-."),
+        "ours, the paper's networks", "ours, paper's networks", "#0e9fc4", "-."),
+    "cannonballs-48-distilled": PredictorLabel(
+        "ours, the paper's networks, distilled", "ours, distilled", "#0e9fc4", (0, (3, 2))),
     "ed-lstm": PredictorLabel(
         "ED-LSTM as the paper trains it, best variant", "ED-LSTM", "#d55e00", (0, (1, 1))),
     "ed-lstm-own": PredictorLabel(
