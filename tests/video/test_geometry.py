@@ -5,10 +5,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.path import Path as MatplotlibPath
 
 from motes.core.errors import InputError
 from motes.video import VideoMap
-from motes.video.geometry import Box, Geometry, fit_box, frame_size
+from motes.video.geometry import (
+    Box,
+    Geometry,
+    fit_box,
+    frame_size,
+    parse_polygon,
+    polygon_region,
+)
 from videos import disk
 
 
@@ -51,3 +59,33 @@ def test_a_forecast_goes_on_with_the_clock_of_the_clip():
     longer = VideoMap(np.ones(2), np.zeros(2), times, numbers).extended(5)
     assert longer.times[0] == pytest.approx([1.0, 1.2, 1.4, 1.6, 1.8])
     assert longer.numbers[0].tolist() == [10, 12, 14, 16, 18]
+
+
+def test_polygons_hold_the_points_of_matplotlib():
+    random = np.random.default_rng(0)
+    box = Box(3, 2, 40, 31)
+    y, x = np.mgrid[box.top : box.bottom, box.left : box.right]
+    places = np.stack((x, y), -1).reshape(-1, 2)
+
+    def within(polygon):
+        return MatplotlibPath([*polygon, polygon[0]]).contains_points(places).reshape(x.shape)
+
+    for _ in range(20):  # corners off the grid, so that no pixel centre lies on an edge
+        star = np.sort(random.uniform(0, 2 * np.pi, 7))
+        far = random.uniform(4, 15, 7)
+        one = tuple(zip(20 + far * np.cos(star), 15.3 + far * np.sin(star), strict=True))
+        two = tuple(tuple(corner) for corner in random.uniform(0, 40, (3, 2)))
+        assert np.array_equal(polygon_region(box, (one, two), ()), within(one) | within(two))
+        assert np.array_equal(polygon_region(box, (one,), (two,)), within(one) & ~within(two))
+        assert np.array_equal(polygon_region(box, (), (two,)), ~within(two))
+    assert polygon_region(box, (), ()) is None
+    with pytest.raises(InputError, match="no pixel"):
+        polygon_region(box, (((50.0, 50.0), (60.0, 50.0), (60.0, 60.0)),), ())
+
+
+@pytest.mark.parametrize("text", ["", "1,2 3,4", "1,2 3,4 5", "1,2 3,4 a,b", "1,2 3,4 nan,1"])
+def test_texts_that_are_no_polygon_are_refused_in_one_line(text):
+    assert parse_polygon("10,20 200,20  100,1.5") == ((10, 20), (200, 20), (100, 1.5))
+    with pytest.raises(InputError, match="three or more corners") as caught:
+        parse_polygon(text)
+    assert "\n" not in str(caught.value)

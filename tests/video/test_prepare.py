@@ -1,5 +1,6 @@
 """Foreground extraction and preparation of videos."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motes.cli import main
 from motes.core.errors import InputError
 from motes.video import Preparation, plan
 from motes.video import prepare as fg
@@ -190,3 +192,23 @@ def test_dilation_equals_the_naive_loop(by):
         rows = slice(max(row - by, 0), row + by + 1)
         expected[rows, max(column - by, 0) : column + by + 1] = True
     np.testing.assert_array_equal(dilate(mask, by), expected)
+
+
+def test_regions_keep_and_leave_out_objects(tmp_path, capsys):
+    upper = ((-1.0, -1.0), (90.0, -1.0), (90.0, 30.0), (-1.0, 30.0))
+    video = video_of_disks(crossing())  # one disk at y = 15, one from 45 to 40
+    whole = [prepared.frame for prepared in plan(video, Preparation(60, 90)).frames()]
+    for name, shown in (("keep", slice(0, 30)), ("leave_out", slice(30, 60))):
+        found = plan(video, Preparation(60, 90, **{name: (upper,)}))
+        for prepared, frame in zip(found.frames(), whole, strict=True):
+            kept = np.zeros_like(frame)
+            kept[shown] = frame[shown]
+            assert np.array_equal(prepared.frame, kept)
+        text = preparation_to_json(found.preparation)
+        assert preparation_from_json(text, "x") == found.preparation
+    np.save(tmp_path / "video.npy", np.stack([frame.picture[..., 0] for frame in video.frames()]))
+    arguments = ["prepare", str(tmp_path / "video.npy"), "-o", str(tmp_path / "a.npz"), "--json"]
+    for options, counts in (([], {2}), (["--keep", "0,0 90,0 90,30 0,30"], {1})):
+        assert main([*arguments, "--source-fps", "10", *options]) == 0
+        assert set(json.loads(capsys.readouterr().out)["num_objects"]) == counts
+    assert main([*arguments, "--mask", "0,0 90"]) == 2

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
@@ -71,6 +71,8 @@ def prepare(
     colour: str | None = None,
     grow: int | None = None,
     camera: Literal["auto", "still"] = "auto",
+    keep: tuple[str, ...] = (),
+    mask: tuple[str, ...] = (),
     num_objects: NumObjects[int | None] = None,
     sheet: Path | None = None,
     as_json: Json = False,
@@ -96,20 +98,23 @@ def prepare(
         grow: pixels by which moving regions are dilated, so that small objects do not fade;
             default: chosen from the video.
         camera: auto takes out a small motion of the camera; still leaves it in.
+        keep: polygons outside which nothing counts, as '10,20 200,20 100,150' in video pixels.
+        mask: polygons in which nothing counts.
         num_objects: number of objects in a clip; default: estimated for each clip.
         sheet: PNG to write: a contact sheet of the clips; default: name of out with .png.
         as_json: print one JSON line instead of text.
     """
     from motes.video import Preparation, open_video, plan
     from motes.video.clips import cut_clips, write_sheet
-    from motes.video.geometry import Box, fit_box, frame_size
+    from motes.video.geometry import Box, fit_box, frame_size, parse_polygon
 
     _check_prepare(num_frames, stride, num_objects, size)
     span, source = time_span(start, end), open_video(video)
     box = fit_box(crop and Box(*crop), source.width, source.height)
     height, width = size if len(size) == 2 else frame_size(box, size[0])
     requested = Preparation(
-        height, width, crop and box, fps, source_fps, background, threshold, colour, grow, camera
+        *(height, width, crop and box, fps, source_fps, background, threshold, colour, grow),
+        *(camera, tuple(map(parse_polygon, keep)), tuple(map(parse_polygon, mask))),
     )
     total = None if source.num_frames is None else 2 * source.num_frames
     if sheet is None and (out.is_file() or not out.exists()):  # none beside a device or FIFO
@@ -135,15 +140,20 @@ def prepare(
         "sheet": None if sheet is None else str(sheet),
     }
     print_warnings(summary.warnings)
-    counts = sorted(Counter(summary.counts).items())
+    print_result(record, as_json, _prepared_text(record))
+
+
+def _prepared_text(record: dict[str, Any]) -> str:
+    """Return what was written, the numbers of objects, and the next steps."""
+    counts = sorted(Counter(record["num_objects"]).items())
     held = ", ".join(f"{count} in {clips} clips" for count, clips in counts)
-    dropped = f", {summary.num_empty} empty ones skipped" if summary.num_empty else ""
-    print_result(
-        record,
-        as_json,
-        f"wrote {len(summary.counts)} clips of {num_frames} frames of {height}x{width} pixels"
-        f"{dropped}: {out}\nobjects: {held} (threshold {record['threshold']:.3f}, dilated by "
-        f"{record['grow']} px)\ncheck the clips: {sheet}\nnext: motes train --data {out} --out run",
+    dropped = f", {record['empty']} empty ones skipped" if record["empty"] else ""
+    look = f"check the clips: {record['sheet']}\n" if record["sheet"] else ""
+    return (
+        f"wrote {record['clips']} clips of {record['frames']} frames of {record['height']}x"
+        f"{record['width']} pixels{dropped}: {record['out']}\nobjects: {held} (threshold "
+        f"{record['threshold']:.3f}, dilated by {record['grow']} px)\n{look}"
+        f"next: motes train --data {record['out']} --out run"
     )
 
 

@@ -1,5 +1,6 @@
 """Coordinates: between the pixels and seconds of a recording and the frames of a model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -87,6 +88,53 @@ def fit_box(box: Box | None, width: int, height: int) -> Box:
         "right, bottom inside it",
     )
     return box
+
+
+Polygon = tuple[tuple[float, float], ...]  # corners (x, y) in recording pixels
+
+
+def parse_polygon(text: str) -> Polygon:
+    """Return the polygon of a text like "10,20 200,20 100,150"."""
+    try:
+        corners = tuple(tuple(float(part) for part in corner.split(",")) for corner in text.split())
+        polygon = tuple((x, y) for x, y in corners)
+    except ValueError:
+        polygon = ()
+    require(
+        len(polygon) >= 3 and np.isfinite(polygon).all(),
+        f"got the polygon {text!r:.80}; expected three or more corners x,y, as in "
+        "'10,20 200,20 100,150', in pixels of the video",
+    )
+    return polygon
+
+
+def polygon_region(
+    box: Box, keep: Sequence[Polygon], leave_out: Sequence[Polygon]
+) -> Bool[np.ndarray, "rows columns"] | None:
+    """Return which pixel centres of a box lie in a polygon to keep and in none to leave out.
+
+    None without polygons. Inside is decided by the even-odd rule.
+
+    Law: equals matplotlib's test of points (test_polygons_hold_the_points_of_matplotlib).
+    """
+    if not keep and not leave_out:
+        return None
+    x, y = np.arange(box.left, box.right), np.arange(box.top, box.bottom)[:, None]
+
+    def within(polygons: Sequence[Polygon]) -> Bool[np.ndarray, "rows columns"]:
+        found = np.zeros((y.size, x.size), dtype=bool)
+        for polygon in polygons:
+            odd = np.zeros_like(found)
+            for (x0, y0), (x1, y1) in zip(polygon, polygon[1:] + polygon[:1], strict=True):
+                if y0 != y1:
+                    crosses = (y0 > y) != (y1 > y)
+                    odd ^= crosses & (x < x0 + (y - y0) * (x1 - x0) / (y1 - y0))
+            found |= odd
+        return found
+
+    region = ~within(leave_out) & (within(keep) if keep else True)
+    require(region.any(), "the regions leave no pixel of the crop; expected some; change them")
+    return region
 
 
 def frame_size(box: Box, longest: int) -> tuple[int, int]:

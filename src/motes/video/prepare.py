@@ -21,7 +21,7 @@ from motes.video.checks import (
     foreground_warnings,
     growth_warnings,
 )
-from motes.video.geometry import Box, Geometry, fit_box
+from motes.video.geometry import Box, Geometry, Polygon, fit_box, polygon_region
 from motes.video.source import MAX_SIDE, Frame, Picture, Video, grey
 
 Progress = Callable[[int], None]
@@ -60,6 +60,8 @@ class Preparation:
     # small frames; None: estimated.
     grow: int | None = None
     camera: CameraKind = "auto"  # motion of the camera is taken out, or it is taken to be at rest
+    keep: tuple[Polygon, ...] = ()  # regions of the video outside which nothing is foreground
+    leave_out: tuple[Polygon, ...] = ()  # regions in which nothing is foreground
 
     def __post_init__(self) -> None:
         require(
@@ -98,6 +100,7 @@ class Foreground:
     background: Picture  # the scene without moving objects
     threshold: float  # smallest difference from it in any channel, as a fraction of the full scale
     colour: str | None = None  # "grey" or "#rrggbb", a further condition on the pixel
+    region: Mask | None = None  # where foreground can be; None: everywhere
 
     def mask(self, picture: Picture) -> Mask:
         """Return which pixels of a frame are foreground."""
@@ -106,7 +109,7 @@ class Foreground:
         mask: Mask = background_difference(picture, self.background) > least
         if self.colour is not None:
             mask[mask] = has_colour(picture[mask], self.colour)
-        return mask
+        return mask if self.region is None else mask & self.region
 
 
 def sample_frames(
@@ -366,10 +369,13 @@ def plan(
         sample = sample_frames(parts(motion.camera))
     background = find_background(sample, preparation.background)
     threshold = preparation.threshold
-    if threshold is None:
+    region = polygon_region(box, preparation.keep, preparation.leave_out)
+    if threshold is None and region is None:
         threshold = automatic_threshold(sample, background)
+    elif threshold is None:  # the pixels of the region as one column
+        threshold = automatic_threshold(sample[:, region][:, :, None], background[region][:, None])
     geometry = Geometry(box, preparation.height, preparation.width)
-    foreground = Foreground(background, threshold, preparation.colour)
+    foreground = Foreground(background, threshold, preparation.colour, region)
     some = sample[:: max(len(sample) // RADIUS_SAMPLE, 1)]
     masks = [foreground.mask(part) for part in some]
     grow = required_growth(masks, geometry) if preparation.grow is None else preparation.grow
@@ -479,6 +485,9 @@ def preparation_from_json(text: str, origin: str) -> Preparation:
     try:
         raw: dict[str, Any] = json.loads(text)
         crop = raw.pop("crop")
+        for name in ("keep", "leave_out"):  # lists in JSON
+            regions = raw.get(name, ())
+            raw[name] = tuple(tuple((float(x), float(y)) for x, y in region) for region in regions)
         return Preparation(**raw, crop=None if crop is None else Box(*map(int, crop)))
     except InputError:
         raise
