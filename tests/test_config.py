@@ -282,3 +282,7 @@ def test_another_version_is_refused(version: Any) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", "[" * 100_000, '"x"', "\x00"])
 def test_text_that_is_no_json_object_is_refused(text: str) -> None:
     assert "config.json" in refusal(text)
+
+
+def test_frames_are_grey_or_in_colour() -> None:
+    assert "channels is 2; give 1 or 3" in refusal(changed("data.channels", 2))

@@ -17,6 +17,7 @@ from PIL import Image
 import motes
 from motes import cli
 from motes.data import Clips, worlds, write_gif
+from motes.models.model import find_model, read_config
 from motes.queries.answer import COLUMNS
 from motes.training.presets import PRESETS
 from motes.video import read_frames
@@ -688,3 +689,24 @@ def test_law_prints_one_line_for_each_quantity(
     assert record["terms"][0]["value"] == pytest.approx(0.0523, rel=0.05)
     assert picture.read_bytes()[:4] == b"\x89PNG"
     assert cli.main(["law", "cannonballs-structured", "--fps=0"]) == 2
+
+
+def test_the_seed_of_a_run_is_the_given_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "--preset=paper-smoke", "--seed=7", "--dry-run"]) == 0
+    assert json.loads(capsys.readouterr().out)["seed"] == 7
+
+
+def test_evaluate_fits_its_affine_map_to_training_clips(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    def score(predictor: object, clips: Clips, training: Clips, *more: object) -> None:
+        given.append((clips, training))
+        raise motes.InputError("enough")
+
+    monkeypatch.setattr("motes.evaluation.evaluate.evaluate", score)
+    assert cli.main(["evaluate", "cannonballs-48", "--num-clips=3", "--seed=12"]) == 2
+    ((clips, training),) = given
+    own_seed = read_config(find_model("cannonballs-48")).data.seed
+    expected = [motes.cannonballs(count, seed=seed) for count, seed in ((3, 12), (90, own_seed))]
+    for made, own in zip((clips, training), expected, strict=True):
+        assert torch.equal(made.video.bits, own.video.bits)

@@ -9,7 +9,7 @@ import pytest
 
 from motes.core import memory
 from motes.core.errors import InputError
-from motes.core.memory import free_bytes, require_memory
+from motes.core.memory import chunk_size, free_bytes, require_memory
 from motes.data import cannonballs, load_clips
 
 
@@ -40,3 +40,8 @@ def test_a_zip_bomb_is_refused_and_empty_frames_are_not(tmp_path: Path) -> None:
         load_clips(path)
     np.savez_compressed(path, frames=np.zeros((1, 2**10, 64, 64), np.uint8))
     assert load_clips(path).video.shape == (1, 2**10, 64, 64)
+
+
+def test_a_chunk_has_at_least_one_item() -> None:
+    assert chunk_size(30, item_size=10) == 3
+    assert chunk_size(3, item_size=10) == 1

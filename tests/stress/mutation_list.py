@@ -388,7 +388,7 @@ TRAINING = [
     ),
     *faults(
         "training/train.py",
-        "integration/test_train_resume integration/test_faults",
+        "training/test_step integration/test_train_resume integration/test_faults",
         (
             "best = max(outcomes, key=lambda outcome: outcome.held_out_bound)\n    if len",
             "best = outcomes[0]\n    if len",
@@ -444,7 +444,7 @@ TRAINING = [
 REST = [
     *faults(
         "core/files.py",
-        "core/test_files integration/test_faults",
+        "core/test_files models/test_model_files",
         ("os.fsync(file.fileno())", "pass"),
         ("temporary.chmod(permissions)", "pass"),
         ("if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):", "if False:"),

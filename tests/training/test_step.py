@@ -434,3 +434,14 @@ def test_the_preset_of_the_paper_has_its_sizes() -> None:
     assert paper.batch_size == 20
     assert (paper.data.num_frames, paper.data.height, paper.data.width) == (30, 48, 48)
     assert paper.schedule.iterations == 200_000
+
+
+def test_a_weight_that_is_not_finite_is_not_saved_even_if_the_bound_is(tmp_path: Path) -> None:
+    config = tiny_config()
+    run = Run(tmp_path, config, dataset(config), CPU, lambda line: None)
+    with torch.no_grad():
+        run.trainer.model.get_parameter("renderer.empty_canvas").fill_(torch.inf)  # behind a tanh
+    assert math.isfinite(held_out_bound(run.trainer, run.dataset.held_out))
+    with pytest.raises(FloatingPointError, match="empty_canvas is not finite"):
+        run.save()
+    assert not (tmp_path / "model.safetensors").exists()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from layer_scenes import naive_log_density, naive_mean, odd_layers
-from motes.models.layers.renderer import Appearance
+from motes.models.layers.renderer import MIN_SCALE, Appearance
 from motes.models.sprites.likelihood_maps import FrameBatch
 
 SIZE = (9, 11)
@@ -111,3 +111,10 @@ def test_coverage_is_centred_like_the_naive_loop(generator):
     for place, cover in zip(renderer.to_pixels(positions).numpy(), covered, strict=True):
         painted = naive_mean(renderer, place[None], [0], [0])[..., 0]
         np.testing.assert_allclose(cover, painted, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_the_noise_of_a_pixel_has_a_floor():
+    renderer = odd_layers(SIZE)
+    renderer.raw_scale.fill_(-1e3)
+    assert torch.equal(renderer.scale(), torch.full_like(renderer.raw_scale, MIN_SCALE))
