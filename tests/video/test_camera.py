@@ -128,3 +128,9 @@ def test_shifts_are_added_frame_by_frame():
             for t in range(5):
                 expected = (2, 3) * pixels[b, n, t].numpy() + (1, -1) + shifts[b, min(t, 2)]
                 np.testing.assert_allclose(points[b, n, t], expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 40), (33, 33)])
+def test_small_pictures_are_taken_to_be_at_rest(shape):
+    random = np.random.default_rng(0)
+    assert motion_of(random.uniform(0, 255, (8, *shape))).kind == "still"

@@ -19,6 +19,7 @@ from motes.video.geometry import Box
 from motes.video.source import Picture
 
 LONGEST = 480  # pixels of the longer side at which motion is estimated, at most
+MIN_SIDE = 32  # pixels; in smaller pictures nothing is estimated
 GRID = 8  # cells along either side
 SAMPLE = 16  # frames from which motion is detected
 MIN_CELLS, MIN_SPREAD = 12, 5  # textured cells, and their rows and columns: fewer may be objects
@@ -82,6 +83,10 @@ class Reference:
 
         Law: finds known shifts among moving objects (test_known_shifts_are_found_among_objects).
         """
+        textured = self.texture[3]
+        spread = min(textured.any(0).sum(), textured.any(1).sum())
+        if textured.sum() < MIN_CELLS or spread < MIN_SPREAD:
+            return Registration(np.zeros(2), 0.0, False)
         shift = start
         if shift is None:
             candidates = [np.zeros(2)]
@@ -90,15 +95,12 @@ class Reference:
                 candidates += self._peaks(image)
                 scores += [self._correlation(shifted(image, s)).mean() for s in candidates[1:]]
             shift = candidates[int(np.argmax(scores))]
-        for step in range(STEPS):
-            moved = shifted(image, shift)
-            change, used, textured = self._step(moved)
-            if not textured:
-                return Registration(np.zeros(2), 0.0, False)
+        for _ in range(STEPS):
+            change, agreement = self._step(shifted(image, shift))
             shift = shift + change
-            if step + 1 < STEPS and np.abs(change).max() < 0.01:
+            if np.abs(change).max() < 0.01:
                 break
-        return Registration(shift, used, True)
+        return Registration(shift, agreement, True)
 
     def _peaks(self, image: Image) -> list[Float[np.ndarray, "2"]]:
         """Return the highest peaks of the phase correlation, as (x, y) in whole pixels.
@@ -116,15 +118,11 @@ class Reference:
         surface[surface < ndimage.maximum_filter(surface, 3, mode="wrap")] = -np.inf
         highest = np.argpartition(surface.ravel(), -PEAKS)[-PEAKS:]
         rows, columns = np.unravel_index(highest, surface.shape)
-        return [
-            np.array(
-                (column - width * (2 * column > width), row - height * (2 * row > height)), float
-            )
-            for row, column in zip(rows.tolist(), columns.tolist(), strict=True)
-        ]
+        peaks, size = np.stack((columns, rows), axis=1).astype(float), np.array((width, height))
+        return list(peaks - size * (2 * peaks > size))
 
-    def _step(self, moved: Image) -> tuple[Float[np.ndarray, "2"], float, bool]:
-        """Return a Gauss-Newton step, the share of cells that agree with it, and if they suffice.
+    def _step(self, moved: Image) -> tuple[Float[np.ndarray, "2"], float]:
+        """Return a Gauss-Newton step and the share of the textured cells that agree with it.
 
         In a cell the step d solves (sum g g') d = sum g (R - J), with g the gradient of R and J
         the moved image.
@@ -132,10 +130,6 @@ class Reference:
         apart = self.image - moved
         gx, gy = self.gradient
         xx, xy, yy, textured = self.texture
-        if textured.sum() < MIN_CELLS or min(textured.any(0).sum(), textured.any(1).sum()) < (
-            MIN_SPREAD
-        ):
-            return np.zeros(2), 0.0, False
         bx, by = _cell_sums(gx * apart), _cell_sums(gy * apart)
         determinant = np.where(textured, xx * yy - xy**2, 1.0)
         steps = np.stack(((yy * bx - xy * by), (xx * by - xy * bx))) / determinant
@@ -143,27 +137,23 @@ class Reference:
         near = np.abs(steps - middle[:, None, None]).max(0) < TOLERANCE
         agrees = textured & near & (self._correlation(moved) > MIN_CORRELATION)
         if not agrees.any():
-            return middle.clip(-1, 1), 0.0, True
-        matrix = np.array(((xx[agrees].sum(), xy[agrees].sum()), (0.0, yy[agrees].sum())))
-        matrix[1, 0] = matrix[0, 1]
+            return middle.clip(-1, 1), 0.0
+        sums = [part[agrees].sum() for part in (xx, xy, xy, yy)]
+        matrix = np.reshape(sums, (2, 2))
         change = np.linalg.solve(matrix, (bx[agrees].sum(), by[agrees].sum()))
-        return change.clip(-1, 1), float(agrees.sum() / textured.sum()), True
+        return change.clip(-1, 1), float(agrees.sum() / textured.sum())
 
     def _correlation(self, moved: Image) -> Float[np.ndarray, "cells cells"]:
         """Return the correlation of the moved image with this one in every cell."""
         count = _cell_sums(np.ones_like(moved))
         means = [_cell_sums(image) / count for image in (self.image, moved)]
-        products = [
-            _cell_sums(a * b) / count - means[i] * means[j]
-            for a, b, i, j in (
-                (self.image, self.image, 0, 0),
-                (moved, moved, 1, 1),
-                (self.image, moved, 0, 1),
-            )
+        variances = [
+            _cell_sums(image**2) / count - mean**2
+            for image, mean in zip((self.image, moved), means, strict=True)
         ]
-        correlation: Float[np.ndarray, "cells cells"] = products[2] / np.sqrt(
-            (products[0] * products[1]).clip(1e-12)
-        )
+        covariance = _cell_sums(self.image * moved) / count - means[0] * means[1]
+        scale = np.sqrt((variances[0] * variances[1]).clip(1e-12))
+        correlation: Float[np.ndarray, "cells cells"] = covariance / scale
         return correlation
 
 
@@ -217,9 +207,9 @@ class CameraSample:
     def find_motion(self) -> CameraMotion:
         """Return how the camera moves, judged from at most SAMPLE of the frames."""
         pairs = self._pairs[:: max(len(self._pairs) // SAMPLE, 1)]
-        if len(pairs) < 3:
-            return CameraMotion("still")
         images = [pair[0] for pair in pairs]
+        if len(images) < 3 or min(images[0].shape) < MIN_SIDE:
+            return CameraMotion("still")
         # The median of frames is the scene if the camera is at rest, else it is blurred.
         scene = Reference(np.median(images, axis=0))
         found = [scene.register(image) for image in images]
