@@ -74,7 +74,7 @@ def test_a_table_shows_the_limit_beside_the_scores():
 def test_the_two_families_stand_beside_the_limit_in_one_table():
     records = {"cannonballs-48": record(), "cannonballs-structured": record(), "limit": limit()}
     table = make_tables.scores_of("cannonballs-structured", records, ("forecast_rmse",))
-    assert "| this model | ours, the paper's networks, distilled | limit |" in table
+    assert "| this model | ours, the paper's networks | limit |" in table
     assert "| 0.25 / 0.25 / 0.25 | 0.25 / 0.25 / 0.25 | 2.19 / 2.19 / 2.19 |" in table
 
 
