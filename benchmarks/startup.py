@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
-ROUNDS = 9  # the median counts
+ROUNDS = 5  # the median counts
 COMMANDS = {
     "python": ["-c", "pass"],
     "import torch": ["-c", "import torch"],

@@ -627,11 +627,11 @@ def test_a_gif_of_a_clip_is_asked_about_as_the_clip_itself(world: Path, tmp_path
 def test_the_scores_of_one_clip_have_no_standard_errors(
     world: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["evaluate", str(world / "run"), "--num-clips=3", "--seed=4"]
+    arguments = ["evaluate", str(world / "run"), "--num-clips=2", "--seed=4"]
     assert cli.main(arguments) == 0
     shown = capsys.readouterr().out
     assert "forecast_rmse" in shown
-    assert "±" not in shown  # one clip for each of three numbers of objects
+    assert "±" not in shown  # one clip for each number of objects
 
 
 # `motes` itself may not import what takes long; the process has no other modules.

@@ -45,10 +45,19 @@ def outcome(model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def lesson():
-    """A run of a few steps, and what was shown of it."""
-    shown = []
-    before = torch.get_rng_state()
-    taken = learn(PRESETS["sprites-smoke"], shown.append)
+    """A run of a few steps, and what was shown of it; it uses one of two threads."""
+    shown, threads = [], set()
+    before, threads_before = torch.get_rng_state(), torch.get_num_threads()
+
+    def show(snapshot):
+        shown.append(snapshot)
+        threads.add(torch.get_num_threads())
+
+    torch.set_num_threads(2)
+    taken = learn(PRESETS["sprites-smoke"], show)
+    assert threads == {1}
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(threads_before)
     assert torch.equal(before, torch.get_rng_state())
     return taken, shown
 
@@ -58,7 +67,7 @@ def learned(lesson, tmp_path_factory):
     """The demo that learns first."""
     out = tmp_path_factory.mktemp("learned")
     clips = demo.unseen_clips(lesson[0].config, 4, seed=77)
-    return demo.run(demo.demo_model(lesson[0]), clips, out, seed=77), out
+    return demo.run(lesson[0], clips, out, seed=77), out
 
 
 def test_a_known_model_leaves_one_file(outcome):
@@ -121,7 +130,7 @@ def test_the_report_of_a_lesson_says_so_and_has_every_picture(learned, lesson):
     page = (learned[1] / demo.REPORT).read_text(encoding="utf-8")
     assert page.count("base64,") == len(CAPTIONS)
     assert "trained on this machine from scratch" in page
-    assert f"{lesson[0].held_out_bound:.0f} on held-out clips" in page
+    assert f"{lesson[0].training.held_out_bound:.0f} on held-out clips" in page
 
 
 def test_a_lesson_that_is_stopped_is_an_interruption(monkeypatch):

@@ -200,7 +200,7 @@ def demo(
     if demo_model is None:
         title = f"training on {config.data.num_clips:,} clips, from scratch"
         with training_panel(title) as show:
-            demo_model = demonstration.demo_model(demonstration.learn(config, show))
+            demo_model = demonstration.learn(config, show)
     with bar("querying new clips", demonstration.total_work(num_clips)) as progress:
         record = demonstration.run(demo_model, clips, out, seed=seed, progress=progress)
     duration = f"queries and figures took {record['seconds']:.0f} s"

@@ -46,17 +46,9 @@ class Finding(NamedTuple):
 
 def examine(folder: Path) -> list[Finding]:
     """Return the findings of all checks; `folder` is where runs would be written."""
-    checks = (
-        versions(),
-        device(),
-        threads(),
-        memory(),
-        bfloat16(),
-        disk(folder),
-        extras(),
-        models(),
-    )
-    return [finding for check in checks for finding in check]
+    first, last = (versions, device, threads, memory, bfloat16), (extras, models)
+    found = [*(check() for check in first), disk(folder), *(check() for check in last)]
+    return [finding for findings in found for finding in findings]
 
 
 def versions() -> Iterator[Finding]:

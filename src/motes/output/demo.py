@@ -61,14 +61,14 @@ class Snapshot(NamedTuple):
     sprite: Float[np.ndarray, "cells cells"]  # white probability of an object's pixels
 
 
-class TrainedRun(NamedTuple):
-    """The result of a training run."""
+class DemoModel(NamedTuple):
+    """The model of a demo, and how it was trained, if the demo trained it."""
 
+    name: str
     model: Model
     config: RunConfig
-    snapshots: list[Snapshot]
-    held_out_bound: float  # nats per clip
-    seconds: float
+    snapshots: Sequence[Snapshot] = ()
+    training: TrainingSummary | None = None
 
 
 def short_run() -> RunConfig:
@@ -83,9 +83,7 @@ def short_run() -> RunConfig:
     )
 
 
-def learn(
-    config: RunConfig, show: Callable[[Snapshot], None] = lambda snapshot: None
-) -> TrainedRun:
+def learn(config: RunConfig, show: Callable[[Snapshot], None] = lambda snapshot: None) -> DemoModel:
     """Train a sprite model from scratch; `show` is called with every snapshot.
 
     Raises:
@@ -103,8 +101,14 @@ def learn(
         if not outcome.finished:
             raise KeyboardInterrupt
         model, _ = load_with_config(folder)
-    seconds = time.monotonic() - began
-    return TrainedRun(model, config, snapshots, outcome.held_out_bound, seconds)
+    summary = TrainingSummary(
+        num_clips=config.data.num_clips,
+        num_steps=config.schedule.iterations,
+        seconds=time.monotonic() - began,
+        first_bound=snapshots[0].bound,
+        held_out_bound=outcome.held_out_bound,
+    )
+    return DemoModel("trained just now", model, config, snapshots, summary)
 
 
 def snapshot_of(line: dict[str, Any]) -> Snapshot:
@@ -137,15 +141,6 @@ def sprite_image(model: Model) -> Float[np.ndarray, "cells cells"]:
     return image
 
 
-class DemoModel(NamedTuple):
-    """The model of a demo."""
-
-    name: str
-    model: Model
-    config: RunConfig
-    training: TrainedRun | None = None  # if the demo trained it
-
-
 def existing_model(name_or_folder: str) -> DemoModel:
     """Load a shipped model or the model of a run folder."""
     model, config = load_with_config(name_or_folder)
@@ -156,11 +151,6 @@ def existing_model(name_or_folder: str) -> DemoModel:
         )
     # The name alone: a report may be shared, and paths are private.
     return DemoModel(Path(name_or_folder).name, model, config)
-
-
-def demo_model(training: TrainedRun) -> DemoModel:
-    """Return the model of a run that has just ended."""
-    return DemoModel("trained just now", training.model, training.config, training)
 
 
 def unseen_clips(config: RunConfig, num_clips: int, seed: int) -> Clips:
@@ -207,16 +197,7 @@ def run(
         column["count_right"] = accuracy
         done += column["clips"]
         progress(done)
-    figures, summary = {}, None
-    if training is not None:
-        figures["training"] = _draw_training(training.snapshots)
-        summary = TrainingSummary(
-            num_clips=training.config.data.num_clips,
-            num_steps=training.config.schedule.iterations,
-            seconds=training.seconds,
-            first_bound=training.snapshots[0].bound,
-            held_out_bound=training.held_out_bound,
-        )
+    figures = {} if training is None else {"training": _draw_training(subject.snapshots)}
     for name, figure in draw_figures(model, clips, seed):
         figures[name] = figure
         done += 1
@@ -237,7 +218,7 @@ def run(
         # Versions and machine without the command, which may contain paths.
         environment={k: v for k, v in environment(model.device).items() if k != "command"},
         seconds=time.monotonic() - began,
-        training=summary,
+        training=training,
     )
     write_text(out / REPORT, demo_page(findings))
     record = {"report": str(out / REPORT), "seconds": findings.seconds, **scores}
