@@ -45,7 +45,7 @@ MIN_HITS = 4
 MIN_FRAMES = 4
 MIN_SHARE = 0.1  # hits of a wall relative to the commonest
 MAX_RESTITUTION = 1.1
-MIN_GAIN = 3.0  # standard errors by which unseen tracks must become more likely
+MIN_GAIN = 5.0  # nats by which all unseen tracks together must become more likely
 ANGLE = 0.35  # radians between kicks of one wall
 OFFSET_SDS = 3.0  # tolerance of the offset in standard deviations of a position
 
@@ -332,7 +332,7 @@ def fit_events(dynamics: LinearDynamics, tracks: Tracks) -> EventFit | None:
         return None
     walls, after = fitted
     gain = after - before
-    if not bool(gain.mean() > MIN_GAIN * gain.std() / len(gain) ** 0.5):
+    if not float(gain.sum()) > MIN_GAIN:  # false for NaN too
         return None
     make_velocities_true(flight)
     return EventFit(flight, walls, float(gain.mean()), {})
@@ -392,7 +392,7 @@ def useful_walls(
         fewer = WallParameters(*(part[without] for part in walls))
         gain = after - mean_log_density(law_of(flight, fewer.walls()), unseen)
         valid = -0.1 <= float(walls.restitution[w]) <= MAX_RESTITUTION
-        valid = valid and bool(gain.mean() > MIN_GAIN * gain.std() / len(gain) ** 0.5)
+        valid = valid and float(gain.sum()) > MIN_GAIN
         kept[w] = valid
         if not valid:  # later walls are judged without it
             after = mean_log_density(law_of(flight, fewer.walls()), unseen)
