@@ -235,6 +235,10 @@ RECIPES: dict[str, Recipe] = {
         "benchmarks", "train --out {out}", "benchmarks/train.py", *_GPU,
         minutes=10, needs="a machine without other work",
     ),
+    "bench_startup": _script(
+        "benchmarks", "startup --out {out}", "benchmarks/startup.py", f"{PACKAGE}__init__.py",
+        f"{PACKAGE}cli/*.py", minutes=3,
+    ),
     "scale": _script(
         "benchmarks", "scale --out {out} --picture docs/images/scale.png", "benchmarks/scale.py",
         *_TRAINED, minutes=30, needs="a machine without other work",
