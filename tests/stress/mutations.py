@@ -30,7 +30,8 @@ ROOT = Path(__file__).parents[2]
 COPIED = ("src", "tests", "benchmarks", "experiments", "tools", "examples", "pyproject.toml")
 LARGE = shutil.ignore_patterns("__pycache__", "*.pyc", "*.json", "*.mp4", "*.gif", "*.pdf")
 NO_TESTS, PASSED = 5, 0  # exit codes of pytest
-CAUGHT, SURVIVED, BROKEN, STALE = "caught", "survived", "tests fail without it", "does not apply"
+CAUGHT, SURVIVED, STALE = "caught", "survived", "does not apply"
+BROKEN, LATE = "tests fail without it", "took too long"  # neither caught nor survived; tried again
 Outcome = dict[str, Any]
 
 
@@ -103,7 +104,8 @@ def try_fault(tree: Path, fault: Fault, timeout: float) -> str:
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
     try:
-        return SURVIVED if run_tests(tree, fault.tests, timeout) in (PASSED, NO_TESTS) else CAUGHT
+        code = run_tests(tree, fault.tests, timeout)
+        return LATE if code is None else SURVIVED if code in (PASSED, NO_TESTS) else CAUGHT
     finally:
         path.write_text(text, encoding="utf-8")
 
@@ -143,7 +145,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file to write, and to continue")
     parser.add_argument("--jobs", type=int, default=2, help="faults tried at the same time")
     parser.add_argument("--only", default="", help="faults whose file contains this text")
-    parser.add_argument("--timeout", type=float, default=400.0, help="seconds of one test run")
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds of one test run")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no fault after these")
     parser.add_argument("--trusted", action="store_true", help="skip the tests without faults")
     given = parser.parse_args()
@@ -180,7 +182,7 @@ def main() -> None:
 
     def write() -> None:
         if given.out is not None:
-            kept = {key: value for key, value in outcomes.items() if value["outcome"] != BROKEN}
+            kept = {k: v for k, v in outcomes.items() if v["outcome"] not in (BROKEN, LATE)}
             what = "deliberate faults, one at a time, and the nearest tests"
             record = {"what": what, "summary": summary(dict(outcomes)), "outcomes": kept}
             temporary = given.out.with_suffix(".part")

@@ -259,9 +259,12 @@ def test_a_swap_that_lowers_the_bound_is_not_kept(monkeypatch: pytest.MonkeyPatc
     place = PixelGaussian(truth, torch.eye(2).expand(1, 2, 18, 2, 2))
     found = Detections(place, torch.ones(1, 2, 18, dtype=torch.bool))
     expected = predict_from_other_frames(scene, found)
-    gains = torch.zeros(1, 2, 2, 18)
-    gains[0, 0, 1, 9] = 5.0
-    monkeypatch.setattr(dynamics, "swap_gains", lambda positions, _: gains[: len(positions)])
+    gain = torch.zeros(1, 2, 2, 18)
+    gain[0, 0, 1, 9] = 5.0
+    gains = iter([gain])  # offered once: a second swap would undo the first
+    monkeypatch.setattr(
+        dynamics, "swap_gains", lambda *given: next(gains, 0 * gain)[: len(given[0])]
+    )
     after, *_ = Tracker(WINDOW)._undo_swaps(
         scene, SpriteTemplate.coarse(renderer, WINDOW), found, expected, torch.full((1,), torch.nan)
     )
