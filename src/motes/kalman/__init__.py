@@ -66,7 +66,7 @@ def filter(
 
     Law: equals conditioning the joint Gaussian (test_filter_matches_dense_conditioning).
     """
-    a = _validated(model, positions, observed)
+    a = _zero_unobserved(_validated(model, positions, observed), observed)
 
     def sequential() -> tuple[Filtered, Tensor]:
         result, innovation = run_filter(model, a, observed)
@@ -77,7 +77,7 @@ def filter(
         )
         return result._replace(**expanded), rounding(model, result, innovation)
 
-    return _accurate([sequential], lambda: filter_exact(model, a, observed), model, a)
+    return _accurate([sequential], lambda: filter_exact(model, a, observed), model, a, observed)
 
 
 def smooth(
@@ -99,14 +99,18 @@ def smooth(
     Law: equals conditioning the joint Gaussian (test_smoother_matches_dense_posterior);
         masking a position is deleting it (test_masking_a_frame_is_deleting_its_rows).
     """
-    a = _validated(model, positions, observed)
-    V = None
+    a, V = _validated(model, positions, observed), None
     if position_variances is not None:
         V = _validated(model, position_variances, observed)
-    routes = [lambda: smooth_sequential(model, a, observed, V)]
+
+    def zeroed() -> tuple[LGSSM, Tensor, Tensor | None, Tensor | None]:
+        variances = None if V is None else _zero_unobserved(V, observed)
+        return model, _zero_unobserved(a, observed), observed, variances
+
+    routes = [lambda: smooth_sequential(*zeroed())]
     if a.shape[-2] <= DENSE_FRAMES:
         routes.insert(0, lambda: smooth_dense(model, a, observed, V))
-    return _accurate(routes, lambda: smooth_exact(model, a, observed, V), model, a)
+    return _accurate(routes, lambda: smooth_exact(*zeroed()), model, a, observed)
 
 
 def log_likelihood(
@@ -118,7 +122,7 @@ def log_likelihood(
 
     Law: equals the filter's on every route (test_all_routes_to_the_log_likelihood_agree).
     """
-    a = _validated(model, positions, observed)
+    a = _zero_unobserved(_validated(model, positions, observed), observed)
 
     def fast() -> tuple[Tensor, Tensor]:
         if a.shape[-2] <= DENSE_FRAMES:
@@ -132,7 +136,7 @@ def log_likelihood(
     def exact() -> Tensor:
         return filter_exact(model, a, observed).log_likelihood
 
-    return _accurate([fast, sequential], exact, model, a)
+    return _accurate([fast, sequential], exact, model, a, observed)
 
 
 def _accurate(
@@ -140,6 +144,7 @@ def _accurate(
     exact: Callable[[], Result],
     model: LGSSM,
     positions: Float[Tensor, "... T P"],
+    observed: Bool[Tensor, "... T"] | None,
 ) -> Result:
     """Return the result of the first route with enough digits, else of the exact one.
 
@@ -154,11 +159,13 @@ def _accurate(
         if error.is_cuda and (
             any(part.requires_grad for part in parts) or torch.cuda.is_current_stream_capturing()
         ):
-            known = [torch.where(error <= MAX_ROUNDING, part, math.nan) for part in parts]
+            enough = (error >= 0) & (error <= MAX_ROUNDING)
+            known = [torch.where(enough, part, math.nan) for part in parts]
             return known[0] if isinstance(result, Tensor) else type(result)(*known)
-        if bool(error <= MAX_ROUNDING):
+        if 0 <= float(error) <= MAX_ROUNDING:
             return result
-        if number == 0 and not all(bool(part.isfinite().all()) for part in (*model, positions)):
+        used = _zero_unobserved(positions, observed)
+        if number == 0 and not all(bool(part.isfinite().all()) for part in (*model, used)):
             return result
     return exact()
 
@@ -196,22 +203,27 @@ def _validated(
     positions: Float[Tensor, "... T P"],
     observed: Bool[Tensor, "... T"] | None,
 ) -> Float[Tensor, "... T P"]:
-    """Check shapes, and return the positions in the dtype of the model, zero where unobserved.
-
-    NaN must be replaced before any arithmetic: 0 * NaN is NaN, in gradients too.
-    """
+    """Check shapes, and return the positions in the dtype of the model."""
     P = model.emission.shape[-2]
     if positions.ndim < 2 or positions.shape[-1] != P or positions.shape[-2] < 1:
         raise InputError(
             f"got positions of shape {tuple(positions.shape)}; expected (..., T, {P}) with T >= 1; "
             "put time second to last and coordinates last"
         )
-    T, a = positions.shape[-2], positions.to(model.transition.dtype)
-    if observed is None:
-        return a
-    if observed.dtype != torch.bool or observed.shape[-1:] != (T,):
+    T = positions.shape[-2]
+    if observed is not None and (observed.dtype != torch.bool or observed.shape[-1:] != (T,)):
         raise InputError(
             f"got observed of type {observed.dtype} and shape {tuple(observed.shape)}; "
             f"expected torch.bool and (..., {T}); give one flag for each frame of positions"
         )
-    return torch.where(observed.unsqueeze(-1), a, 0.0)
+    return positions.to(model.transition.dtype)
+
+
+def _zero_unobserved(
+    positions: Float[Tensor, "... T P"], observed: Bool[Tensor, "... T"] | None
+) -> Float[Tensor, "... T P"]:
+    """Return the positions with zeros where they are unobserved.
+
+    NaN must be replaced before any arithmetic: 0 * NaN is NaN, in gradients too.
+    """
+    return positions if observed is None else torch.where(observed.unsqueeze(-1), positions, 0.0)

@@ -294,7 +294,9 @@ def smooth_dense(
     residual = _observed_values((positions - mean @ model.emission.mT).flatten(-2), rows, mask)
     means = mean + map_vector(gain, residual).unflatten(-1, (T, D))
     covariances = prior - gain.unflatten(-2, (T, D)) @ cross.unflatten(-2, (T, D)).mT
-    rounding = EPSILON * _reduction(covariance, precision) * reduction(prior, covariances)
+    # Of variances that are zero from the start nothing can cancel.
+    kept = (diagonal(covariances) / diagonal(prior)).nan_to_num(1.0)
+    rounding = EPSILON * _reduction(covariance, precision) / (kept.amin() if kept.numel() else 1.0)
     if position_variances is not None:
         gains = gain.unflatten(-2, (T, D))
         squares = (gains.unsqueeze(-2) * gains.unsqueeze(-3)).flatten(-4, -2)

@@ -305,12 +305,12 @@ def diagonal(matrix: Float[Tensor, "... n n"]) -> Float[Tensor, "... n"]:
 def reduction(
     before: Float[Tensor, "... n n"], after: Float[Tensor, "... n n"]
 ) -> Float[Tensor, ""]:
-    """Return the largest ratio of variances before and after conditioning; NaN if one is negative.
+    """Return the largest ratio of variances before and after conditioning; infinite if negative.
 
     Variances that were zero before do not count.
     """
-    wide, narrow = diagonal(before), diagonal(after)
-    return largest(torch.where(wide == 0, 1.0, wide / torch.where(narrow > 0, narrow, math.nan)))
+    kept = diagonal(after) / diagonal(before)
+    return kept.nan_to_num(1.0).amin().clamp(min=0).reciprocal() if kept.numel() else largest(kept)
 
 
 def largest(values: Float[Tensor, "..."]) -> Float[Tensor, ""]:
