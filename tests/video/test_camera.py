@@ -10,6 +10,7 @@ from motes.video import Preparation, VideoMap, load_video_map, plan
 from motes.video.camera import CameraSample, Reference, inside, shifted, shrunk
 from motes.video.clips import cut_clips
 from motes.video.geometry import Box
+from motes.video.prepare import blob_masses
 from videos import camera_pictures, crossing, video_of, video_of_disks
 
 T = 40
@@ -47,6 +48,23 @@ def test_known_shifts_are_found_among_objects():
     # Noise of 1.5 levels against gradients of about 9: some .17 px a pixel, over thousands of
     # pixels; linear interpolation adds some hundredths. Required are .2 px.
     assert np.abs(apart).max() < 0.1
+
+
+def test_a_shift_of_many_pixels_is_found():
+    far = np.array(((0.0, 0.0), (11.3, -8.6)))  # more than Gauss-Newton steps reach
+    first, second = (
+        shrunk(p.round().clip(0, 255).astype(np.uint8)[..., None], 1)
+        for p in camera_pictures(far, [BACK[:1], BACK[9:10]])
+    )
+    np.testing.assert_allclose(Reference(first).register(second).shift, far[1], atol=0.1)
+
+
+def test_what_a_panning_camera_has_not_seen_is_no_foreground():
+    pan = np.stack((0.35 * np.arange(T) - 7, 0 * np.arange(T)), axis=1)
+    found = plan(video_of(camera_pictures(pan, FLIGHT[:, None])), Preparation(96, 128))
+    assert found.camera is not None
+    for prepared in list(found.frames())[2 : T - 2]:
+        assert len(blob_masses(prepared.frame)) == 1
 
 
 def test_a_shaken_recording_gives_tracks_in_its_own_pixels(tmp_path):
