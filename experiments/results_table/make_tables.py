@@ -167,6 +167,9 @@ def told_of_model(record: Record) -> str:
 
 def bench_table(record: Record) -> str:
     """Return the times of every contender, in milliseconds, and how many times longer than ours."""
+    if "cpu_seconds" in record:
+        rows = [f"| {name} | {value} |" for name, value in record["cpu_seconds"].items()]
+        return "\n".join(["| start-up | CPU seconds |", "|---|---|", *rows])
     questions = record.get("questions") or {record["task"]: record}
     lines = [
         "| question | contender | least ms | median ms | times ours |",
