@@ -139,8 +139,8 @@ def summary(outcomes: dict[str, Outcome]) -> dict[str, Any]:
     return {"faults": len(outcomes), **counts, "share_caught": counts[CAUGHT] / max(tried, 1)}
 
 
-def main() -> None:
-    """Try all faults and write the record."""
+def parse_arguments() -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, help="JSON file to write, and to continue")
     parser.add_argument("--jobs", type=int, default=2, help="faults tried at the same time")
@@ -148,7 +148,12 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds of one test run")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no fault after these")
     parser.add_argument("--trusted", action="store_true", help="skip the tests without faults")
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Try all faults and write the record."""
+    given = parse_arguments()
     earlier: dict[str, Outcome] = {}
     if given.out is not None and given.out.is_file():
         earlier = json.loads(given.out.read_text(encoding="utf-8"))["outcomes"]
