@@ -122,3 +122,24 @@ def test_counts_evaluated_together_equal_those_evaluated_one_by_one(
     torch.testing.assert_close(
         count_log_evidence(model, frames, observed, SEARCH), together, atol=1e-3, rtol=0
     )
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(10, marks=pytest.mark.slow)])
+def test_more_objects_than_were_learned_are_counted(count: int) -> None:
+    model = motes.load("cannonballs-structured")
+    answer = motes.infer(model, cannonballs(1, count, seed=5).frames)
+    assert model.max_objects == 3
+    assert answer.num_objects.tolist() == [count]
+    assert answer.count_probabilities is not None
+    assert float(answer.count_probabilities[0, count - 1]) > 0.99
+
+
+def test_counts_go_beyond_the_learned_ones_only_where_foreground_is_unexplained() -> None:
+    model = motes.load("cannonballs-structured")
+    frames = torch.cat([cannonballs(1, n, seed=5).frames[:, :12] for n in (3, 4)])
+    evidence = count_log_evidence(model, frames.float(), torch.ones(2, 12) > 0, SEARCH)
+    alone = count_log_evidence(model, frames[:1].float(), torch.ones(1, 12) > 0, SEARCH)
+    assert alone.shape == (1, 3)
+    assert evidence.shape[1] > 3
+    assert bool((evidence[0, 3:] == -math.inf).all())
+    torch.testing.assert_close(evidence[:1, :3], alone)

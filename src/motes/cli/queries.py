@@ -1,5 +1,6 @@
 """`motes infer | forecast | interpolate | sample`: read inputs, query the model, write outputs."""
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -254,6 +255,10 @@ def _answer(
         "out": str(table),
         **{name: path and str(path) for name, path in others.items()},
     }
+    warning = answer.fit.warning if answer.fit is not None else None
+    if warning is not None:
+        print(f"motes: warning: {warning}", file=sys.stderr)
+        record["warning"] = warning
     text = f"{command}: {num_clips} clips, {sum(counts)} tracks of {num_frames} frames: "
     print_result(record, options.as_json, text + join_paths(table, *others.values()))
 

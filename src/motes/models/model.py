@@ -131,6 +131,7 @@ class Model(nn.Module):
         self.max_objects = max_objects
         self.channels = channels
         self.colour_axis = colour_axis
+        self.folder: Path | None = None  # of the model's files, once they are loaded
         self.register_buffer("pixel_matrix", torch.eye(2, dtype=torch.float32))
         self.register_buffer("pixel_offset", torch.zeros(2, dtype=torch.float32))
         self.register_buffer("calibration_scale", torch.ones(max_objects, dtype=torch.float32))
@@ -348,6 +349,7 @@ def load_with_config(
     model = build(config)
     tensors, _ = read_tensors(folder / "model.safetensors")
     restore_weights(model, tensors, folder / "model.safetensors")
+    model.folder = folder
     return model.to(check_device(device)).eval(), config
 
 

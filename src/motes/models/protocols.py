@@ -137,7 +137,8 @@ class DrawsTracks(Protocol):
 class Posterior(Protocol):
     """q(a | v): the positions of all objects in all frames."""
 
-    appearance: Any  # of the objects, as the renderer takes it; None where all look alike
+    # Of the objects, as the renderer takes it, with `select(clips)`; None where all look alike.
+    appearance: Any
 
     @property
     def means(self) -> Float[Tensor, "B N T 2"]:

@@ -22,8 +22,9 @@ from motes.data.clips import colour_to_grey
 from motes.kalman.model import Gaussian, SmoothedTracks, map_vector, square_root
 from motes.models.model import CHUNK_FRAMES, Model
 from motes.models.protocols import DrawsTracks, Posterior, Search
-from motes.queries.answer import Answer, nan_where_absent
+from motes.queries.answer import Answer, Fit, nan_where_absent
 from motes.queries.counting import count_log_evidence
+from motes.queries.fit import FitStatistics, judge_fit, measure_fit
 
 NUM_DRAWS = 64  # rendered draws that a marginal frame averages
 __all__ = ["Answer", "forecast", "infer", "interpolate", "sample"]
@@ -421,7 +422,9 @@ def _query(
         given = (seen.positions.double(), seen.detected, variances)
         return dynamics.draw_tracks(*given, NUM_PATHS, seed)[..., :2]
 
-    return _answer(model, tracks, render_marginal, draw_paths, observed, counts, probabilities)
+    return _answer(
+        model, tracks, render_marginal, draw_paths, observed, counts, probabilities, given
+    )
 
 
 def _require_memory(
@@ -442,10 +445,17 @@ def _answer(
     observed: Bool[Tensor, "B T"],
     num_objects: Int[Tensor, " B"],
     count_probabilities: Float[Tensor, "B Nmax"] | None = None,
+    frames: Float[Tensor, "B T_given height width *channels"] | None = None,
 ) -> Answer:
-    """Return the tracks in latent units and in pixels; fields of absent objects are NaN."""
+    """Return the tracks in latent units and in pixels; fields of absent objects are NaN.
+
+    `frames` are those that the query was asked about; a sample has none.
+    """
     N = int(num_objects.max())
     present = model.present(num_objects)[:, :N]
+    pixels, (height, width) = model.to_pixels(tracks.positions), model.image_size
+    corner = pixels.new_tensor([width - 0.5, height - 0.5])
+    detected = tracks.detected & ((pixels >= -0.5) & (pixels <= corner)).all(-1)
     M = model.pixel_matrix.double()
     path = model.dynamics.path(tracks.states)
     velocities = model.dynamics.velocities(tracks.states.mean)
@@ -456,7 +466,6 @@ def _answer(
 
     def checked(frames: RenderFrames) -> RenderFrames:
         def render_if_it_fits() -> Float[Tensor, "B T height width *channels"]:
-            height, width = model.image_size
             per_clip = RENDERING_BYTES * observed.shape[1] * height * width
             _require_memory(model, observed, per_clip, "rendering")
             with limited_threads(len(observed), model.inference.clips_per_thread):
@@ -464,11 +473,23 @@ def _answer(
 
         return render_if_it_fits
 
+    def measure() -> FitStatistics | None:
+        if frames is None:
+            return None
+        T = frames.shape[1]
+        seen, places, found = observed[:, :T], positions[:, :, :T], detected[:, :, :T]
+        with limited_threads(len(observed), model.inference.clips_per_thread):
+            return measure_fit(model, frames, seen, places, found, num_objects, appearance)
+
+    def judge() -> Fit | None:
+        found = measure()
+        return found and judge_fit(model, found, num_objects, observed.sum(1))
+
     return Answer(
         positions=shown(tracks.positions),
         covariances=shown(tracks.covariances),
         velocities=shown(velocities),
-        pixels=shown(model.to_pixels(tracks.positions)),
+        pixels=shown(pixels),
         pixel_covariances=shown(M @ tracks.covariances @ M.mT),
         pixel_velocities=shown(map_vector(M, velocities)),
         path_pixels=shown(model.to_pixels(path.mean)),
@@ -476,10 +497,12 @@ def _answer(
         component=torch.where(present, tracks.component[:, :N], -1),
         component_probabilities=shown(tracks.component_probabilities),
         observed=observed,
-        found=tracks.detected[:, :N] & present[..., None],
+        found=detected[:, :N] & present[..., None],
         num_objects=num_objects,
         count_probabilities=count_probabilities,
         draw_frames=checked(render_marginal),
         draw_mean_frames=checked(lambda: render_at(model, positions, num_objects, appearance)),
         draw_paths=lambda: shown(model.to_pixels(draw_paths()).movedim(0, 2)).movedim(2, 0),
+        measure=measure,
+        judge=judge,
     )

@@ -18,6 +18,30 @@ COLUMNS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Fit:
+    """How well a model explains the observed frames of each clip."""
+
+    explained: Float[Tensor, " B"]  # share of the foreground that rendered objects explain
+    unexpected: Float[Tensor, " B"]  # share of foreground and rendered objects: one without other
+    z_score: Float[Tensor, " B"]  # against clips like those learned from; NaN if unknown
+    fits: Bool[Tensor, " B"]
+    causes: tuple[str, ...]  # why a clip does not fit, and what to do; empty if it does
+
+    @property
+    def warning(self) -> str | None:
+        """One line with the most frequent cause, if clips do not fit; else None."""
+        bad = (~self.fits).nonzero()[:, 0].tolist()
+        if not bad:
+            return None
+        causes = [self.causes[clip] for clip in bad]
+        explained = float(self.explained[bad].mean())
+        return (
+            f"{len(bad)} of {len(self.causes)} clips do not fit this model, which explains "
+            f"{explained:.0%} of their foreground: {max(causes, key=causes.count)}"
+        )
+
+
 @dataclass(frozen=True, repr=False)
 class Answer:
     """The posterior of every object's position in every frame, observed or not.
@@ -39,12 +63,14 @@ class Answer:
     component: Int[Tensor, "B N"]  # the most likely initial-state component
     component_probabilities: Float[Tensor, "B N K"]
     observed: Bool[Tensor, "B T"]
-    found: Bool[Tensor, "B N T"]  # detected; an object may be occluded in an observed frame
+    found: Bool[Tensor, "B N T"]  # detected, inside the frame; false where occluded
     num_objects: Int[Tensor, " B"]
     count_probabilities: Float[Tensor, "B Nmax"] | None  # column n is n + 1 objects
     draw_frames: Callable[[], Float[Tensor, "B T height width *channels"]]
     draw_mean_frames: Callable[[], Float[Tensor, "B T height width *channels"]]
     draw_paths: Callable[[], Float[Tensor, "S B N T 2"]]
+    measure: Callable[[], Any] = lambda: None  # the statistics behind `fit`
+    judge: Callable[[], Fit | None] = lambda: None
 
     def __repr__(self) -> str:
         """Return the shape of the query in a line."""
@@ -56,6 +82,11 @@ class Answer:
     def detected(self) -> Bool[Tensor, "B N T"]:
         """Whether each object was detected in each frame; the same as `found`."""
         return self.found
+
+    @cached_property
+    def fit(self) -> Fit | None:
+        """How well the model explains the observed frames; None without any; on first use."""
+        return self.judge()
 
     @cached_property
     def frames(self) -> Float[Tensor, "B T height width *channels"]:

@@ -8,6 +8,7 @@ from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.memory import chunk_size
 from motes.models.model import Model, terms_of
 from motes.models.protocols import Search
+from motes.queries.fit import ENOUGH_EXPLAINED, measure_fit
 
 NUM_DRAWS = 8
 # Draws of one more object's track, divided by the cube of the number of frames: few tracks stay
@@ -24,7 +25,9 @@ def count_log_evidence(
 ) -> Float[Tensor, "B Nmax"]:
     """Return a bound on log p(observed frames | n objects) for n = 1..Nmax, in nats.
 
-    With a uniform prior over counts, its softmax is the probability of each count.
+    With a uniform prior over counts, its softmax is the probability of each count. Nmax is the
+    largest learned count. A search goes on to larger counts in clips in which that many objects
+    leave foreground unexplained, as long as the bound rises; other clips have minus infinity there.
 
     If objects are exchangeable, q is one of n! equally likely labelings. One more object may be
     present than was detected, occluded by another: the bound for n objects is that for n - 1 and
@@ -39,7 +42,7 @@ def count_log_evidence(
     counts = torch.arange(1, model.max_objects + 1, device=model.device)
     chunk = chunk_size(CHUNK_PIXELS, frames.numel(), frames)
     parts = [_bounds(model, frames, observed, some, draws, search) for some in counts.split(chunk)]
-    bounds, gains = (torch.cat(part) for part in zip(*parts, strict=True))
+    bounds, gains = (torch.cat([part[i] for part in parts]) for i in range(2))
     if not model.inference.exchangeable:
         return bounds.T
     columns, unseen = [bounds[0]], gains[0]
@@ -49,7 +52,21 @@ def count_log_evidence(
         # one anywhere it is at most the gain beside those n - 1 alone.
         unseen = torch.where(found > fewer, gain, gain.minimum(unseen))
         columns.append(found.maximum(fewer))
-    return torch.stack(columns, 1)
+    evidence = torch.stack(columns, 1)
+    unexplained = parts[-1][2] < ENOUGH_EXPLAINED
+    clips = (unexplained & (evidence.argmax(1) == len(counts) - 1)).nonzero()[:, 0]
+    for count in range(len(counts) + 1, model.max_searchable_objects + 1):
+        if not len(clips):
+            break
+        shape = (NUM_DRAWS, len(clips), count, frames.shape[1], 2)
+        draws = torch.randn(shape, generator=generator, dtype=torch.float32).to(model.device)
+        one = counts.new_tensor([count])
+        bound, *_ = _bounds(model, frames[clips], observed[clips], one, draws, search)
+        column = torch.full_like(evidence[:, 0], -math.inf)
+        column[clips] = bound[0] + math.lgamma(count + 1)
+        clips = clips[column[clips] > evidence[clips, -1]]
+        evidence = torch.cat([evidence, column[:, None]], 1)
+    return evidence
 
 
 def _bounds(
@@ -59,8 +76,11 @@ def _bounds(
     counts: Int[Tensor, " some"],
     draws: Float[Tensor, "draws B N T 2"],
     search: Search,
-) -> tuple[Float[Tensor, "some B"], Float[Tensor, "some B"]]:
-    """Return the bound for some counts, evaluated together, and the gain of one more object."""
+) -> tuple[Float[Tensor, "some B"], Float[Tensor, "some B"], Float[Tensor, " B"]]:
+    """Return the bound for some counts, evaluated together, and the gain of one more object.
+
+    Also the share of the foreground that the last of these counts explains.
+    """
     some, B = len(counts), len(frames)
 
     def repeated(values: Tensor) -> Tensor:
@@ -72,7 +92,7 @@ def _bounds(
     terms = [terms_of(model, q, clips, numbers, repeated(noise), flags) for noise in draws]
     bounds = torch.stack([each.weighted(1.0) for each in terms]).mean(0).unflatten(0, (some, B))
     if not model.inference.exchangeable:
-        return bounds, torch.full_like(bounds, -math.inf)
+        return bounds, torch.full_like(bounds, -math.inf), torch.ones_like(bounds[0])
     # At the means: a draw that missed its object would leave room for one more.
     assert q.detected is not None
     there = q.detected.any(2) & model.present(numbers)
@@ -80,7 +100,12 @@ def _bounds(
         log_unseen(model, q.means[rows, :count], there[rows, :count], frames, observed)
         for count, rows in zip(counts.tolist(), torch.arange(some * B).split(B), strict=True)
     ]
-    return bounds, torch.stack(gains)
+    last = torch.arange(some * B, device=model.device)[-B:]
+    appearance = None if q.appearance is None else q.appearance.select(last)
+    fit = measure_fit(
+        model, frames, observed, q.means[last], q.detected[last], numbers[last], appearance
+    )
+    return bounds, torch.stack(gains), fit.explained
 
 
 def log_unseen(
