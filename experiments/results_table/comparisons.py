@@ -24,7 +24,7 @@ SHARE, SWAPS = (0.0, 0.015, 0.028), (0.01, 0.2, 0.2)  # errors: of shares; where
 REFERENCES = (
     Reference("limit", "tracked", ".3f", (1.0, 0.995, 1.0), (0.0, 0.005, 0.005)),
     Reference("limit", "within2", ".3f", (None, 0.999, 0.998), (0.0, 0.001, 0.001)),
-    Reference("limit", "noisy_rmse", ".2f", (0.41, 0.42, 0.44), (0.01, 0.01, 0.01)),
+    Reference("limit", "noisy_rmse", ".2f", (0.384, None, None), (0.01, 0.01, 0.01)),
     Reference("limit", "path_rmse", ".2f", (0.30, None, None), (0.01, 0.01, 0.01)),
     Reference("limit", "forecast_rmse", ".2f", (2.19, 2.20, 2.28), (0.06, 0.05, 0.05)),
     Reference("limit", "interpolation_rmse", ".2f", (0.41, 0.42, 0.51), (0.01, 0.05, 0.05)),
