@@ -68,6 +68,8 @@ def _naming_networks(draw: Callable[[Stored], "Figure"]) -> Callable[[Stored], "
     def named(stored: Stored) -> "Figure":
         figure = draw(stored)
         label = PREDICTORS[stored.model].label if stored.model in PREDICTORS else "ours"
+        if stored.model == "cannonballs-48":
+            label += ", trained from scratch by preset paper-scratch"
         text = f"networks: {stored.model} ({label.removeprefix('ours, ')})"
         figure.supxlabel(text, fontsize=7)
         return figure

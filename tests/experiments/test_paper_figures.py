@@ -39,7 +39,7 @@ def test_every_figure_is_drawn_without_a_model(
 
 @pytest.mark.parametrize("name", ["3", "6", "8", "9", "10", "12", "13"])
 def test_figures_say_which_networks_they_show(name: str, stored: Stored):
-    assert "distilled" in FIGURES[name](stored).get_supxlabel()
+    assert "from scratch" in FIGURES[name](stored).get_supxlabel()
 
 
 def test_blue_is_the_mean_of_q_and_black_what_was_drawn(stored: Stored):
