@@ -155,6 +155,9 @@ RECIPES: dict[str, Recipe] = {
         "experiments.long_clips.score_long", "--seed 0 --runs {runs}/worlds --out {out}",
         *_TRAINED, minutes=120,
     ),
+    "events": _script(
+        "experiments.events.score_events", "--out {out}", *_TRAINED, minutes=120
+    ),
     "counts": Recipe(
         (
             "python -m experiments.counting.score_counts --learn {runs}/faint",
