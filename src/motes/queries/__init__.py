@@ -22,7 +22,7 @@ from motes.data.clips import colour_to_grey
 from motes.kalman.model import Gaussian, SmoothedTracks, map_vector, square_root
 from motes.models.model import CHUNK_FRAMES, Model
 from motes.models.protocols import DrawsTracks, Posterior, Search
-from motes.queries.answer import Answer, Fit, nan_where_absent
+from motes.queries.answer import Answer, nan_where_absent
 from motes.queries.counting import count_log_evidence
 from motes.queries.fit import FitStatistics, judge_fit, measure_fit
 
@@ -437,6 +437,14 @@ def _require_memory(
         require_memory(num_clips * bytes_per_clip, what)
 
 
+def _is_inside(
+    pixels: Float[Tensor, "*batch 2"], height: int, width: int
+) -> Bool[Tensor, "*batch"]:
+    """Return which positions lie in the picture; pixel centres are whole numbers."""
+    corner = pixels.new_tensor([width - 0.5, height - 0.5])
+    return ((pixels >= -0.5) & (pixels <= corner)).all(-1)
+
+
 def _answer(
     model: Model,
     tracks: Tracks,
@@ -454,8 +462,7 @@ def _answer(
     N = int(num_objects.max())
     present = model.present(num_objects)[:, :N]
     pixels, (height, width) = model.to_pixels(tracks.positions), model.image_size
-    corner = pixels.new_tensor([width - 0.5, height - 0.5])
-    detected = tracks.detected & ((pixels >= -0.5) & (pixels <= corner)).all(-1)
+    detected = tracks.detected & _is_inside(pixels, height, width)
     M = model.pixel_matrix.double()
     path = model.dynamics.path(tracks.states)
     velocities = model.dynamics.velocities(tracks.states.mean)
@@ -481,10 +488,6 @@ def _answer(
         with limited_threads(len(observed), model.inference.clips_per_thread):
             return measure_fit(model, frames, seen, places, found, num_objects, appearance)
 
-    def judge() -> Fit | None:
-        found = measure()
-        return found and judge_fit(model, found, num_objects, observed.sum(1))
-
     return Answer(
         positions=shown(tracks.positions),
         covariances=shown(tracks.covariances),
@@ -504,5 +507,5 @@ def _answer(
         draw_mean_frames=checked(lambda: render_at(model, positions, num_objects, appearance)),
         draw_paths=lambda: shown(model.to_pixels(draw_paths()).movedim(0, 2)).movedim(2, 0),
         measure=measure,
-        judge=judge,
+        judge=lambda: (fit := measure()) and judge_fit(model, fit, num_objects, observed.sum(1)),
     )
