@@ -156,8 +156,16 @@ RECIPES: dict[str, Recipe] = {
         *_TRAINED, minutes=120,
     ),
     "events": _script(
-        "experiments.events.score_events", "--out {out}", *_TRAINED, minutes=120
+        "experiments.events.score_events",
+        "--worlds bounce --seeds 0 1 2 --jobs 8 --runs {runs} --out {out}", *_TRAINED, minutes=120,
     ),
+    **{
+        f"misfit_{short}": _script(
+            "experiments.misfit.score_misfit", f"--model cannonballs-{short} --out {{out}}",
+            *_SPRITES, minutes=10,
+        )
+        for short in ("48", "structured")
+    },
     "counts": Recipe(
         (
             "python -m experiments.counting.score_counts --learn {runs}/faint",
