@@ -204,7 +204,10 @@ class LinearDynamics(nn.Module):
     ) -> Float[Tensor, "... K"]:
         """Return log pi_k p(a_{1:T} | z = k)."""
         mask = None if observed is None else observed.unsqueeze(-2)
-        evidence = kalman.log_likelihood(self.components(), positions.unsqueeze(-3), mask)
+        model = self.components()
+        evidence = kalman.log_likelihood(
+            model, positions.unsqueeze(-3), mask, checked=not model.transition.requires_grad
+        )
         return self.log_weights() + evidence
 
     def smooth(

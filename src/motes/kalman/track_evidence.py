@@ -135,7 +135,8 @@ def leave_one_out(
     positions = positions.double()
     if positions.shape[2] <= kalman.DENSE_FRAMES:
         return by_regression(model, log_weights, positions, observed)
-    likelihood = kalman.log_likelihood(model, positions[:, :, None], observed[:, :, None])
+    given = (positions[:, :, None], observed[:, :, None])
+    likelihood = kalman.log_likelihood(model, *given, checked=False)
     states = kalman.smooth(model, positions[:, :, None], observed[:, :, None])
     smoothed = SmoothedTracks((log_weights + likelihood).log_softmax(-1), *states)
     return by_smoothing(model, smoothed, positions, observed)
