@@ -28,10 +28,12 @@ COMMON = {
     "--plot": (set(), "PATH", "PNG to write: "),
     "--device": (set(), "STR", "cpu or cuda"),
     "--json": (set(), None, "print one JSON line instead of text"),
+    "--fps": (set(), "FLOAT", "frames per second "),
 }
 OLD_NAMES = {"--clips", "--frames", "--results", "--seen"}  # of version 0.1, still accepted
 OTHER_MODELS = {"--from", "--teacher"}  # models in another role
 SHEET = "--sheet"  # a PNG in another role
+SOURCE_FPS = "--source-fps"  # a frame rate in another role
 
 
 def actions(verb: str) -> list[argparse.Action]:
@@ -82,7 +84,11 @@ def test_options_of_two_commands_are_common_options() -> None:
 def test_no_other_option_has_the_meaning_of_a_common_one(verb: str) -> None:
     for name, _, action in named(verb):
         for common, (_, _, phrase) in COMMON.items():
-            if (action.help or "").startswith(phrase) and name not in {*OTHER_MODELS, SHEET}:
+            if (action.help or "").startswith(phrase) and name not in {
+                *OTHER_MODELS,
+                SHEET,
+                SOURCE_FPS,
+            }:
                 assert name == common
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import json
 import os
 import zipfile
 
@@ -406,7 +407,8 @@ def test_the_playground_shows_colour_as_the_model_sees_it(coloured):
     # Sent as one of 255 levels.
     torch.testing.assert_close(schemas.decode_frames(video), expected, rtol=0, atol=0.51 / 255)
     question = schemas.QueryRequest(video=video, masks=[[True] * 12], num_objects=1)
-    assert len(playground.query(question).predictions[0].tracks) == 1
+    (answer,) = playground.answer([playground.query(question)])
+    assert len(json.loads(answer)["predictions"][0]["tracks"]) == 1
 
 
 def test_hidden_colour_frames_cannot_matter(tmp_path):

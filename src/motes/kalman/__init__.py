@@ -173,7 +173,7 @@ def _accurate(
             enough = (error >= 0) & (error <= MAX_ROUNDING)
             known = [torch.where(enough, part, math.nan) for part in parts]
             return known[0] if isinstance(result, Tensor) else type(result)(*known)
-        if 0 <= float(error) <= MAX_ROUNDING:
+        if 0 <= float(error.detach()) <= MAX_ROUNDING:
             return result
         used = _zero_unobserved(positions, observed)
         if number == 0 and not all(bool(part.isfinite().all()) for part in (*model, used)):

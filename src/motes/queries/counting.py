@@ -63,7 +63,7 @@ def count_log_evidence(
         one = counts.new_tensor([count])
         bound, *_ = _bounds(model, frames[clips], observed[clips], one, draws, search)
         column = torch.full_like(evidence[:, 0], -math.inf)
-        column[clips] = bound[0] + math.lgamma(count + 1)
+        column[clips] = (bound[0] + math.lgamma(count + 1)).to(column.dtype)
         clips = clips[column[clips] > evidence[clips, -1]]
         evidence = torch.cat([evidence, column[:, None]], 1)
     return evidence
