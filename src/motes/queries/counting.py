@@ -58,8 +58,10 @@ def count_log_evidence(
     for count in range(len(counts) + 1, model.max_searchable_objects + 1):
         if not len(clips):
             break
-        shape = (NUM_DRAWS, len(clips), count, frames.shape[1], 2)
-        draws = torch.randn(shape, generator=generator, dtype=torch.float32).to(model.device)
+        # The same draws for every clip, so that an answer does not depend on the batch.
+        generator, shape = generator.manual_seed(count), (NUM_DRAWS, 1, count, frames.shape[1], 2)
+        draws = torch.randn(shape, generator=generator, dtype=torch.float32)
+        draws = draws.expand(-1, len(clips), -1, -1, -1).to(model.device)
         one = counts.new_tensor([count])
         bound, *_ = _bounds(model, frames[clips], observed[clips], one, draws, search)
         column = torch.full_like(evidence[:, 0], -math.inf)
