@@ -60,11 +60,14 @@ def test_a_floor_is_found_with_its_restitution_and_gravity() -> None:
     assert len(fit.walls.angle) == 1
     delta = float(fit.flight.log_delta.detach().exp())
     found = {
-        "angle": (float(fit.walls.angle) - math.pi / 2, float(fit.errors["angle"])),
-        "offset": (float(fit.walls.offset) - 0.5, float(fit.errors["offset"])),
-        "restitution": (float(fit.walls.restitution) - 0.7, float(fit.errors["restitution"])),
+        "angle": (float(fit.walls.angle.detach()) - math.pi / 2, float(fit.errors["angle"])),
+        "offset": (float(fit.walls.offset.detach()) - 0.5, float(fit.errors["offset"])),
+        "restitution": (
+            float(fit.walls.restitution.detach()) - 0.7,
+            float(fit.errors["restitution"]),
+        ),
         "gravity": (
-            delta * float(fit.flight.force[3]) + 0.02,
+            delta * float(fit.flight.force[3].detach()) + 0.02,
             delta * float(fit.errors["force"][1]),
         ),
     }
