@@ -131,11 +131,11 @@ def _walls(
     for w in range(len(dynamics.wall_offsets)):
         normal = M @ dynamics.wall_normals[w]
         normal = normal / normal.norm()
-        place = scale * float(dynamics.wall_offsets[w]) + float(normal @ offset)
+        place = scale * float(dynamics.wall_offsets[w].detach()) + float(normal @ offset)
         near = {name: float(normal @ normal.new_tensor(side)) for side, name in SIDES.items()}
         name = max(near, key=lambda side: near[side])
         name = name if near[name] > NAMED else "wall"
         x, y = normal.tolist()
-        wall = Wall(name, (x, y), place, float(dynamics.wall_restitution[w]))
+        wall = Wall(name, (x, y), place, float(dynamics.wall_restitution[w].detach()))
         angle, spread, bounce = dynamics.wall_errors[w].tolist()
         yield wall, [angle, scale * spread, bounce]

@@ -391,7 +391,7 @@ def useful_walls(
         without[w] = False
         fewer = WallParameters(*(part[without] for part in walls))
         gain = after - mean_log_density(law_of(flight, fewer.walls()), unseen)
-        valid = -0.1 <= float(walls.restitution[w]) <= MAX_RESTITUTION
+        valid = -0.1 <= float(walls.restitution[w].detach()) <= MAX_RESTITUTION
         valid = valid and float(gain.sum()) > MIN_GAIN
         kept[w] = valid
         if not valid:  # later walls are judged without it
