@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from motes.queries import forecast, infer, interpolate, sample
     from motes.queries.answer import Answer
 
-_PACKAGES = ("config", "core", "data", "evaluation", "kalman", "models", "queries", "training")
+_PACKAGES = (
+    "config",
+    "core",
+    "data",
+    "evaluation",
+    "kalman",
+    "models",
+    "output",
+    "queries",
+    "training",
+)
 _HOMES = {
     **dict.fromkeys(("Clips", "cannonballs", "load_clips", "save_clips"), "motes.data"),
     **dict.fromkeys(("forecast", "infer", "interpolate", "sample"), "motes.queries"),

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from motes.queries.answer import Answer
 
 MAX_GIF_FPS = 50.0
+TableFormat = Literal["csv", "parquet", "trackpy", "napari", "trackmate", "mot"]
+SUFFIXES = {  # the usual ones; `motes.output.formats` knows more
+    "csv": ".csv",
+    "parquet": ".parquet",
+    "trackpy": ".trackpy.csv",
+    "napari": ".napari",
+    "trackmate": ".xml",
+    "mot": ".txt",
+}
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,9 @@ class Options:
     num_objects: NumObjects[int | None] = None
     """number of objects in a clip; default: the number in the file, else inferred."""
     out: Out[Path | None] = None
-    """output file: CSV or Parquet table; default: name of the input with -COMMAND.csv."""
+    """output file; default: name of the input with -COMMAND and the suffix of the format."""
+    format: TableFormat | None = None
+    """format of the output file; default: by its suffix, else CSV."""
     gif: Path | None = None
     """GIF to write: the first clip, as the model predicts its frames."""
     overlay: Path | None = None
@@ -61,7 +72,8 @@ class Options:
     def table(self, command: str) -> Path:
         """Return the path of the table to write."""
         source = self.clips.resolve() if self.clips.name in ("", "..") else self.clips  # a folder
-        return self.out or source.with_name(f"{source.stem}-{command}.csv")
+        suffix = SUFFIXES[self.format or "csv"]
+        return self.out or source.with_name(f"{source.stem}-{command}{suffix}")
 
 
 QueryOptions = Annotated[Options, arg(name="")]  # its fields become options of the command
@@ -230,6 +242,7 @@ def _answer(
     """Query the model, write the requested files, all or none, and print the result."""
     from motes.data import write_gif
     from motes.output import tracks
+    from motes.output.formats import object_diameter
 
     answer = _query(model, clips, horizon, options.seed)
     (num_clips, num_frames), table = answer.observed.shape, options.table(command)
@@ -244,7 +257,8 @@ def _answer(
         if options.overlay is not None:
             with bar("drawing", num_frames) as progress:
                 tracks.overlay_answer(options.overlay, clips, answer, progress)
-        tracks.write_table(table, answer, clips.video_map)
+        diameter = object_diameter(model, clips.video_map)
+        tracks.write_table(table, answer, clips.video_map, options.format, diameter)
     counts = answer.num_objects.tolist()
     others = {name: getattr(options, name) for name in ("gif", "overlay", "plot")}
     record = {

@@ -3,7 +3,6 @@
 Units are pixels and seconds of the video where its map is known, else pixels and frames of clips.
 """
 
-import csv
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -99,26 +98,17 @@ def table(answer: Answer, where: VideoMap | None) -> tuple[list[str], Iterator[t
     return [*COLUMNS, "time"], timed
 
 
-def write_table(path: Path, answer: Answer, where: VideoMap | None) -> None:
-    """Write the table as CSV, or as Parquet if the name ends in .parquet."""
-    columns, rows = table(answer, where)
-    with atomic_path(path) as temporary:
-        if path.suffix.lower() == ".parquet":
-            _write_parquet(temporary, columns, rows)
-            return
-        with temporary.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(columns)
-            writer.writerows(rows)
+def write_table(
+    path: Path,
+    answer: Answer,
+    where: VideoMap | None,
+    format: str | None = None,
+    diameter: float | None = None,
+) -> None:
+    """Write the table in a format of `motes.output.formats`; without a name, in the suffix's."""
+    from motes.output.formats import write_tracks
 
-
-def _write_parquet(path: Path, columns: list[str], rows: Iterator[tuple[Any, ...]]) -> None:
-    try:
-        import pandas
-
-        pandas.DataFrame(list(rows), columns=columns).to_parquet(path, engine="pyarrow")
-    except ImportError:
-        raise InputError("Parquet needs pandas and pyarrow; pip install 'motes[table]'") from None
+    write_tracks(path, *table(answer, where), format, diameter)
 
 
 def tracks_of(answer: Answer, clip: int, style: Style = INFERRED) -> View:
