@@ -183,6 +183,15 @@ def test_smoothing_far_from_walls_is_linear() -> None:
     assert found.mean.shape == positions.shape
 
 
+def test_no_tracks_have_empty_answers() -> None:
+    made, none = dynamics(), torch.zeros(0, 2, 6, 2, dtype=torch.float64)
+    observed = torch.ones(0, 2, 6, dtype=torch.bool)
+    assert made.swap_gains(none, observed).shape == (0, 2, 2, 6)
+    assert made.track_log_density(none, observed).shape == (0, 2)
+    assert made.leave_one_out(none, observed).mean.shape == none.shape
+    assert made.draw_tracks(none, observed, none, 8).shape == (8, 0, 2, 6, 4)
+
+
 def test_leave_one_out_ignores_the_frame_itself() -> None:
     made = dynamics(noise=0.002)
     heights = numbers(1.0, 0.5, 0.0, 0.01, 0.36, 0.71)  # bounces from the third frame to the fourth

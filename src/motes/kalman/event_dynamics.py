@@ -44,7 +44,7 @@ from motes.kalman.model import (
     map_vector,
     square_root,
 )
-from motes.kalman.track_evidence import overlap, pair_gains
+from motes.kalman.track_evidence import inverse_2x2, overlap, pair_gains
 
 NUM_DRAWS = 256  # per hypothesis, for moments
 EVIDENCE_DRAWS = 16  # per hypothesis, for P_s
@@ -185,7 +185,7 @@ class EventDynamics(LinearDynamics):
     @staticmethod
     def _chunks(num_tracks: int, num_frames: int) -> list[slice]:
         step = max(CHUNK_NUMBERS // (3 * NUM_DRAWS * num_frames * STATE_DIM), 1)
-        return [slice(t, min(t + step, num_tracks)) for t in range(0, num_tracks, step)]
+        return [slice(t, min(t + step, num_tracks)) for t in range(0, max(num_tracks, 1), step)]
 
     @torch.no_grad()
     def leave_one_out(
@@ -207,7 +207,9 @@ class EventDynamics(LinearDynamics):
         gain = torch.linalg.solve(R - V, V).mT
         mean = torch.where(there[..., None], m + map_vector(gain, m - a), m)
         C = torch.where(there[..., None, None], V + gain @ V, V) + R
-        own = torch.distributions.MultivariateNormal(mean, C).log_prob(a)
+        away, determinant = a - mean, C[..., 0, 0] * C[..., 1, 1] - C[..., 0, 1] * C[..., 1, 0]
+        distance = (map_vector(inverse_2x2(C), away) * away).sum(-1)
+        own = -0.5 * (distance + determinant.log()) - math.log(2 * math.pi)
         weights = rows.log_weight[:, None] - torch.where(there, own, 0.0)
         T = tracks.shape[1]
         index = rows.track[:, None].expand(-1, T)
@@ -314,6 +316,8 @@ class Paths(NamedTuple):
             total = weight.cumsum(0)
             index = torch.searchsorted(total, at * total[-1]).clamp(max=len(weight) - 1)
             out.append(self.states[:, rows].flatten(0, 1)[index])
+        if not out:
+            return self.states.new_zeros(num_draws, 0, *self.states.shape[2:])
         return torch.stack(out, 1)
 
 

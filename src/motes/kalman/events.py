@@ -253,7 +253,7 @@ def run_sequences(
     """Filter each track by the transition and force of every step of each hypothesis."""
     A, u, _, Q, R_a, mu, Sigma = law.model
     P, E = positions.shape[-1], rows.hits.shape[-1] - (law.kicks is not None)
-    guards = guards_at(law._replace(contacts=None), positions[0, 0])
+    guards = guards_at(law._replace(contacts=None), u[:P])
     if law.contacts is not None and P > 2:
         guards = with_contacts(law, guards, rows.directions)
     R, c = reflections(guards, rows.hits[..., :E])
