@@ -34,7 +34,10 @@ NEW = ROOT / "runs" / "records"
 Record = dict[str, Any]
 
 PACKAGE = "src/motes/"
-_WORLDS = (f"{PACKAGE}data/worlds/*.py", f"{PACKAGE}data/clips.py")
+_WORLDS = (
+    *(f"{PACKAGE}data/worlds/{name}.py" for name in ("__init__", "corruptions", "physics")),
+    *(f"{PACKAGE}data/worlds/registry.py", f"{PACKAGE}data/clips.py"),
+)
 _SCORES = (f"{PACKAGE}evaluation/evaluate.py", f"{PACKAGE}evaluation/metrics.py", *_WORLDS)
 _DISKS = (*_SCORES, f"{PACKAGE}evaluation/baselines/disk_trackers.py")
 _MODELS = (
