@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
@@ -43,6 +43,8 @@ class Options:
     """output file; default: name of the input with -COMMAND and the suffix of the format."""
     format: TableFormat | None = None
     """format of the output file; default: by its suffix, else CSV."""
+    corrections: Path | None = None
+    """JSON or CSV file of pins, forbidden detections and swaps, in pixels of the video."""
     gif: Path | None = None
     """GIF to write: the first clip, as the model predicts its frames."""
     overlay: Path | None = None
@@ -184,6 +186,7 @@ def read_inputs(
         num_observed: Keep only this many frames of each clip; None: all.
     """
     from motes.models.model import load
+    from motes.output.corrections import in_clip, read_corrections
     from motes.output.tracks import check_overlay
 
     if options.overlay is not None:
@@ -191,6 +194,9 @@ def read_inputs(
     check_output_paths(options.table(command), options.gif, options.overlay, options.plot)
     model = load(options.model_name)
     clips = _read_video(model, options) if options.has_video else _read_clips(options)
+    if options.corrections is not None:
+        listed = read_corrections(options.corrections)
+        clips = replace(clips, corrections=tuple(in_clip(listed, clips.video_map)))
     if num_observed is not None:
         num_frames = clips.frames.shape[1]
         if not 2 <= num_observed <= num_frames:
@@ -285,14 +291,15 @@ def _query(model: "Model", clips: "QueryClips", horizon: int, seed: int) -> "Ans
     from motes import queries
 
     frames, observed, num_objects = clips.frames, clips.observed, clips.num_objects
+    options: dict[str, Any] = {"seed": seed, "corrections": clips.corrections}
     if observed is None and horizon == 0:
-        return queries.infer(model, frames, num_objects, seed=seed)
+        return queries.infer(model, frames, num_objects, **options)
     if observed is None:
-        return queries.forecast(model, frames, num_objects, horizon, seed=seed)
+        return queries.forecast(model, frames, num_objects, horizon, **options)
     if horizon > 0:
         unobserved = torch.zeros_like(frames[:, :1]).expand(-1, horizon, *frames.shape[2:])
         frames, observed = torch.cat([frames, unobserved], 1), pad(observed, (0, horizon))
-    return queries.interpolate(model, frames, observed, num_objects, seed=seed)
+    return queries.interpolate(model, frames, observed, num_objects, **options)
 
 
 def _frame_range(text: str, num_frames: int) -> slice:

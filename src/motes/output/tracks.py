@@ -18,6 +18,7 @@ from motes.core.files import atomic_path
 from motes.data.gif import encode_gif, gif_delay
 from motes.output.plots import DPI, INFERRED, Style, View, frame_axes, outline, png
 from motes.queries.answer import COLUMNS, Answer
+from motes.queries.corrections import Correction
 from motes.video import VideoMap
 from motes.video.source import write_mp4
 
@@ -42,11 +43,17 @@ class QueryClips:
     num_objects: Any  # from the option, else from the file, else None
     video_map: VideoMap | None = None  # from clip pixels and frames to those of the video
     images: Callable[[], Iterator[Picture]] | None = None  # of the video
+    corrections: tuple[Correction, ...] = ()  # in pixels and frames of the clips
 
     def select(self, clips: slice, frames: slice = slice(None)) -> "QueryClips":
         """Return the same for some of the clips or frames."""
         observed = None if self.observed is None else self.observed[clips, frames]
-        return replace(self, frames=self.frames[clips, frames], observed=observed)
+        kept = range(len(self.frames))[clips]
+        corrections = tuple(entry for entry in self.corrections if entry.clip in kept)
+        if kept and kept[0] > 0:
+            corrections = tuple(replace(part, clip=part.clip - kept[0]) for part in corrections)
+        shown = self.frames[clips, frames]
+        return replace(self, frames=shown, observed=observed, corrections=corrections)
 
     @property
     def fps(self) -> float:

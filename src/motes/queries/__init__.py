@@ -23,6 +23,13 @@ from motes.kalman.model import Gaussian, SmoothedTracks, map_vector, square_root
 from motes.models.model import CHUNK_FRAMES, Model
 from motes.models.protocols import DrawsTracks, Posterior, Search
 from motes.queries.answer import Answer, nan_where_absent
+from motes.queries.corrections import (
+    Observations,
+    apply_corrections,
+    as_corrections,
+    check_corrections,
+    without_forbidden,
+)
 from motes.queries.counting import count_log_evidence
 from motes.queries.fit import FitStatistics, judge_fit, measure_fit
 
@@ -159,15 +166,6 @@ def check_whole(name: str, value: Any, low: int, high: int) -> int:
     return whole
 
 
-class Observations(NamedTuple):
-    """The moments of q where objects were detected or localized; elsewhere without meaning."""
-
-    positions: Float[Tensor, "B N T 2"]
-    covariances: Float[Tensor, "B N T 2 2"]
-    detected: Bool[Tensor, "B N T"]
-    localized: Bool[Tensor, "B N T"]  # detected, or inferred to be occluded [Choice 40]
-
-
 class Tracks(NamedTuple):
     """The posterior of every object in every frame, in latent units, float64."""
 
@@ -285,7 +283,14 @@ def render_at(
     return model.render(known, model.present(num_objects), appearance)
 
 
-def infer(model: Model, frames: Any, num_objects: Any = None, *, seed: SupportsIndex = 0) -> Answer:
+def infer(
+    model: Model,
+    frames: Any,
+    num_objects: Any = None,
+    *,
+    seed: SupportsIndex = 0,
+    corrections: Any = None,
+) -> Answer:
     """Return where every object is in every frame, all frames being observed.
 
     Args:
@@ -293,10 +298,11 @@ def infer(model: Model, frames: Any, num_objects: Any = None, *, seed: SupportsI
         frames: [B, T, height, width], values in [0, 1].
         num_objects: One number, one for each clip, or None to infer it.
         seed: Of the draws averaged in `answer.frames`.
+        corrections: `Pin`, `Forbid` and `Swap` of `motes.queries.corrections`, or mappings.
     """
     checked = check_frames(model, frames)
     everything = torch.ones(checked.shape[:2], dtype=torch.bool, device=model.device)
-    return _query(model, checked, everything, num_objects, seed)
+    return _query(model, checked, everything, num_objects, seed, corrections)
 
 
 def forecast(
@@ -306,6 +312,7 @@ def forecast(
     horizon: SupportsIndex = 25,
     *,
     seed: SupportsIndex = 0,
+    corrections: Any = None,
 ) -> Answer:
     """Return where every object is in the given frames and in the `horizon` frames after them.
 
@@ -315,11 +322,18 @@ def forecast(
     horizon = check_whole("horizon", horizon, 1, MAX_FRAMES)
     checked = check_frames(model, frames)
     observed = torch.arange(checked.shape[1] + horizon, device=model.device) < checked.shape[1]
-    return _query(model, checked, observed.expand(len(checked), -1), num_objects, seed)
+    flags = observed.expand(len(checked), -1)
+    return _query(model, checked, flags, num_objects, seed, corrections)
 
 
 def interpolate(
-    model: Model, frames: Any, observed: Any, num_objects: Any = None, *, seed: SupportsIndex = 0
+    model: Model,
+    frames: Any,
+    observed: Any,
+    num_objects: Any = None,
+    *,
+    seed: SupportsIndex = 0,
+    corrections: Any = None,
 ) -> Answer:
     """Return where every object is in every frame, only some of which were observed.
 
@@ -329,9 +343,11 @@ def interpolate(
         observed: Booleans [T] or [B, T], True where the frame was observed.
         num_objects: One number, one for each clip, or None to infer it.
         seed: Of the draws averaged in `answer.frames`.
+        corrections: `Pin`, `Forbid` and `Swap` of `motes.queries.corrections`, or mappings.
     """
     flags = check_observed(model, observed, frames)
-    return _query(model, check_frames(model, frames, flags), flags, num_objects, seed)
+    checked = check_frames(model, frames, flags)
+    return _query(model, checked, flags, num_objects, seed, corrections)
 
 
 @torch.no_grad()
@@ -384,10 +400,14 @@ def _query(
     observed: Bool[Tensor, "B T"],
     num_objects: Any,
     seed: SupportsIndex,
+    corrections: Any = None,
 ) -> Answer:
     """Return the answer of a query; frames may end with the last observed one."""
     seed = check_whole("seed", seed, 0, 2**63 - 1)
     counts = None if num_objects is None else check_counts(model, num_objects, len(frames))
+    corrected = as_corrections(corrections)
+    check_corrections(corrected, len(frames), observed.shape[1], counts)
+    frames = without_forbidden(model, frames, corrected)
     N = model.max_objects if counts is None else model.present(counts).shape[1]
     # Frames after the last observed one carry no information, and there may be many.
     used = observed[:, : int(observed.any(0).nonzero().max()) + 1]
@@ -405,6 +425,9 @@ def _query(
             counts = evidence.argmax(1) + 1
         q = model.infer(given, counts, used, SEARCH)
         seen = track_observations(model, q, used, counts, num_frames)
+        if corrected:
+            check_corrections(corrected, len(frames), num_frames, counts)
+            seen = apply_corrections(model, seen, corrected, counts)
         tracks = most_likely_tracks(model, seen, smooth_tracks(model, seen), q.appearance)
 
     def render_marginal() -> Float[Tensor, "B T height width *channels"]:
