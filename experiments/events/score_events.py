@@ -14,8 +14,10 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from motes.evaluation.baselines.disk_trackers import true_physics
 from motes.kalman.event_dynamics import draw_paths
 from motes.kalman.events import EventLaw, Walls
 from motes.models.model import write_json
+from motes.training import train
 
 REGION = 4.605170185988092  # of chi squared with two degrees of freedom, 90 %
 
@@ -76,11 +79,28 @@ def score_true_law(name: str) -> dict[str, Any]:
     return by_count
 
 
+def timed(search: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
+    """Return a function that adds its CPU time to a list."""
+
+    def measured(*given: Any) -> Any:
+        started = time.process_time()
+        found = search(*given)
+        spent.append(time.process_time() - started)
+        return found
+
+    return measured
+
+
 def run_one(world: str, seed: int, runs: Path) -> dict[str, Any]:
     """Train a model of a world and score it."""
     folder = runs / f"{world}-{seed}"
     if not (folder / "training.json").exists():
+        spent: list[float] = []
+        train.find_events = timed(train.find_events, spent)  # type: ignore[attr-defined]
         learn(TASKS[world], seed, folder, None)
+        training = json.loads((folder / "training.json").read_text("utf-8"))
+        training["events_cpu_seconds"] = round(sum(spent), 1)
+        write_json(folder / "training.json", training)
     model = motes.load(folder)
     started = time.monotonic()
     record = {
@@ -132,15 +152,22 @@ def main() -> None:
         command += ["--runs", str(given.runs), "--test-clips", str(given.test_clips)]
         threads = str(max((os.cpu_count() or 1) // max(given.jobs, 1), 1))
         subprocess.run(command, check=False, env={**os.environ, "OMP_NUM_THREADS": threads})
+        with lock:
+            collect(jobs, given.runs, given.out)
 
+    lock = Lock()
     with ThreadPoolExecutor(given.jobs) as pool:
         list(pool.map(start, jobs))
+
+
+def collect(jobs: list[tuple[str, str]], runs: Path, out: Path) -> None:
+    """Store the records of all jobs that have ended in one file."""
     record: dict[str, Any] = {}
     for world, seed in jobs:
-        path = given.runs / f"{world}-{seed}.json"
+        path = runs / f"{world}-{seed}.json"
         if path.exists():
             record.setdefault(world, {})[seed] = json.loads(path.read_text("utf-8"))
-    write_json(given.out, record)
+    write_json(out, record)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from motes.config import RunConfig
-from motes.core.axes import Bool, Float, Tensor
+from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman.dynamics import LinearDynamics
 from motes.kalman.event_dynamics import EventDynamics
 from motes.kalman.event_filter import best_hypotheses, propose
@@ -197,6 +197,8 @@ class KickTable(NamedTuple):
     expected: Float[Tensor, "kicks 2"]  # position by free flight
     before: Float[Tensor, "kicks 2"]
     after: Float[Tensor, "kicks 2"]
+    track: Int[Tensor, " kicks"]
+    step: Int[Tensor, " kicks"]
 
 
 @torch.no_grad()
@@ -208,7 +210,8 @@ def find_kicks(law: EventLaw, delta: float, tracks: Tracks) -> KickTable:
     free = mean[:, :-1] @ law.model.transition.mT + law.model.force
     track, step = rows.hits[..., -1].nonzero().unbind(1)
     state, guess = mean[track, step + 1], free[track, step]
-    return KickTable(state[:, :2], guess[:, :2], delta * guess[:, 2:], delta * state[:, 2:])
+    velocity = (delta * guess[:, 2:], delta * state[:, 2:])
+    return KickTable(state[:, :2], guess[:, :2], *velocity, track, step)
 
 
 def cluster_walls(kicks: KickTable, tolerance: float) -> list[tuple[float, float, float, int]]:
