@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from motes.models.model import Model, load
     from motes.queries import forecast, infer, interpolate, sample
     from motes.queries.answer import Answer
+    from motes.tracking import Tracks, track
 
 _PACKAGES = (
     "config",
@@ -32,13 +33,16 @@ _HOMES = {
     "Answer": "motes.queries.answer",
     "InputError": "motes.core.errors",
     "Model": "motes.models.model",
+    "Tracks": "motes.tracking",
     "load": "motes.models.model",
+    "track": "motes.tracking",
 }
 __all__ = [
     "Answer",
     "Clips",
     "InputError",
     "Model",
+    "Tracks",
     "cannonballs",
     "forecast",
     "infer",
@@ -48,6 +52,7 @@ __all__ = [
     "load_clips",
     "sample",
     "save_clips",
+    "track",
 ]
 
 

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
-from motes.cli import data, doctor, evaluate, law, queries, serve, train
+from motes.cli import data, doctor, evaluate, law, queries, serve, track, train
 from motes.core.errors import InputError
 
 GROUPS: dict[str, dict[str, Callable[..., None]]] = {
@@ -21,6 +21,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "evaluate": evaluate.evaluate,
         "law": law.law,
     },
+    "Track without a model": {"track": track.track},
     "Query a model": {
         "infer": queries.infer,
         "forecast": queries.forecast,

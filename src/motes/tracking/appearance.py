@@ -1,0 +1,245 @@
+"""Background, noise and sprite of a recording, learned from a few of its frames.
+
+Two backgrounds are tried: the median over time, right where the scene has structure, and a smooth
+surface, right where objects are slow or many. The one that leaves less to explain is kept.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import ndimage
+
+from motes.tracking.detection import (
+    Candidates,
+    Looks,
+    MatchedFilter,
+    find_candidates,
+    peaks,
+)
+from motes.tracking.fitting import canvas, overlapping
+from motes.tracking.sprite import (
+    OVERSAMPLING,
+    Array,
+    Sprite,
+    gaussian_sprite,
+    learn_sprite,
+    sprite_from_grid,
+)
+
+SCALES = tuple(1.0 * 1.4**power for power in range(9))  # pixels, of Gaussian first guesses
+MIN_CROPS, MAX_CROPS = 40, 400  # crops from which a sprite is learned
+STRONG = 6.0  # standard deviations of a peak that counts as an object at first
+NOISE_FLOOR = 1 / 255  # a grey level of 8 bits
+ROUNDS = 3
+LOOKS_SAMPLE = 8  # frames from which sprite, noise and amplitudes are learned
+OBJECT_COST = 12.0  # nats: what a detection must explain to be worth its position and amplitude
+
+
+@dataclass(frozen=True, eq=False)
+class Appearance:
+    """How a recording looks.
+
+    Attributes:
+        background: [height, width].
+        polarity: 1 if objects are brighter than the background, -1 if darker.
+        looks: sprites, noise, amplitudes; None where no object was found.
+        kind: "still" or "smooth" background.
+    """
+
+    background: Array
+    polarity: float
+    looks: Looks | None
+    kind: str
+
+    def deviation(self, frames: Array) -> Array:
+        """Return frames minus background, objects brighter."""
+        out: Array = frames - self.background
+        if self.polarity < 0:
+            np.negative(out, out)
+        return out
+
+
+def learn_appearance(sample: Array) -> Appearance:
+    """Return the appearance of a recording from frames [S, height, width] spread over it.
+
+    Looks are learned from some of the frames and the background from the others, so that a
+    background which absorbs noise gains nothing.
+    """
+    chosen = np.linspace(0, len(sample) - 1, min(len(sample), LOOKS_SAMPLE)).round().astype(int)
+    few = sample[np.unique(chosen)]
+    others = np.delete(sample, chosen, 0) if len(sample) >= 2 * LOOKS_SAMPLE else sample
+    still = np.median(others, 0).astype(np.float32)
+    options = [("smooth", smooth_surface(still))]
+    if len(sample) >= 5:
+        options.append(("still", still))
+    best, least = None, np.inf
+    for kind, background in options:
+        found, cost = _learn(few, background, kind)
+        if cost < least:
+            best, least = found, cost
+    assert best is not None
+    return best
+
+
+def smooth_surface(image: Array, tile: int = 16) -> Array:
+    """Return a smooth surface through the medians of tiles of an image."""
+    height, width = image.shape
+    rows, columns = max(1, round(height / tile)), max(1, round(width / tile))
+    row_edges = np.linspace(0, height, rows + 1).astype(int)
+    column_edges = np.linspace(0, width, columns + 1).astype(int)
+    middle = np.array(
+        [
+            [
+                np.median(image[top:bottom, left:right])
+                for left, right in itertools.pairwise(column_edges)
+            ]
+            for top, bottom in itertools.pairwise(row_edges)
+        ]
+    )
+    if min(rows, columns) >= 3:
+        middle = ndimage.median_filter(middle, 3, mode="nearest")
+    y = (np.arange(height) + 0.5) * rows / height - 0.5
+    x = (np.arange(width) + 0.5) * columns / width - 0.5
+    grid = np.meshgrid(y, x, indexing="ij")
+    surface = ndimage.map_coordinates(middle, grid, order=min(3, 1), mode="nearest")
+    return ndimage.gaussian_filter(surface, tile / 2, mode="nearest").astype(np.float32)
+
+
+def robust_scale(values: Array) -> float:
+    """Return the standard deviation of the bulk of the values."""
+    flat = values.ravel()[:: max(1, values.size // 200_000)]
+    return float(np.median(np.abs(flat - np.median(flat))) / 0.6745)
+
+
+def _learn(few: Array, background: Array, kind: str) -> tuple[Appearance, float]:
+    """Return the appearance with one background, and nats needed to describe the sample by it."""
+    deviation = few - background
+    noise = max(robust_scale(deviation), NOISE_FLOOR)
+    polarity, scale = _polarity_and_scale(deviation[:: max(1, len(deviation) // 3)], noise)
+    if scale is None:
+        empty = Appearance(background, 1.0, None, kind)
+        return empty, float(np.square(deviation / NOISE_FLOOR).mean() / 2 * deviation[0].size)
+    first = gaussian_sprite(scale, reach=2)
+    looks = Looks((first,), noise, _first_amplitudes(deviation * polarity, first, noise))
+    for turn in range(ROUNDS):
+        signed = (few - background) * np.float32(polarity)
+        matched = MatchedFilter(looks.sprites, *signed.shape[1:])
+        found, residual = find_candidates(
+            signed, looks, matched, rounds=1 if turn == 0 else 2, least=STRONG if turn < 1 else 5.0
+        )
+        if kind == "smooth":
+            background = background + polarity * _surface_change(residual, scale)
+        looks = _relook(signed, residual, found, looks, last=turn == ROUNDS - 1)
+    level = float(np.mean(np.minimum(np.square(residual / NOISE_FLOOR), 1e4))) / 2
+    cost = 0.5 * residual[0].size * np.log(max(level, 0.5)) + OBJECT_COST * len(found) / len(few)
+    return Appearance(background, polarity, looks, kind), float(cost)
+
+
+def _polarity_and_scale(deviation: Array, noise: float) -> tuple[float, float | None]:
+    """Return the sign of objects and the scale of the Gaussian that matches most of them best."""
+    height, width = deviation.shape[1:]
+    scales = [scale for scale in SCALES if 6 * scale + 1 <= min(height, width)] or [1.0]
+    maps = []
+    for scale in scales:
+        matched = MatchedFilter((gaussian_sprite(scale),), height, width)
+        response = matched.responses(deviation)[0]
+        maps.append(response / max(noise, robust_scale(response)))
+    stack = np.stack(maps)
+    best: tuple[float, float, float | None] = (0.0, 1.0, None)
+    for polarity in (1.0, -1.0):
+        top = (polarity * stack).max(0)
+        frame, row, column = peaks(top, STRONG)
+        if len(frame) == 0:
+            continue
+        strength = top[frame, row, column]
+        which = (polarity * stack[:, frame, row, column]).argmax(0)
+        # Half of the evidence is on each side of the median scale; single giants count little.
+        weight = np.minimum(strength, 4 * np.median(strength)) ** 2
+        shares = np.bincount(which, weight, len(scales))
+        chosen = int(np.searchsorted(np.cumsum(shares), shares.sum() / 2))
+        if weight.sum() > best[0]:
+            best = (float(weight.sum()), polarity, scales[chosen])
+    return best[1], best[2]
+
+
+def _first_amplitudes(deviation: Array, sprite: Sprite, noise: float) -> tuple[Array, Array]:
+    """Return mean and standard deviation of the amplitudes of clear peaks."""
+    matched = MatchedFilter((sprite,), *deviation.shape[1:])
+    response = matched.responses(deviation)[0]
+    frame, row, column = peaks(response, STRONG * noise)
+    gains = response[frame, row, column] / matched.norms[0][row, column]
+    middle = float(np.median(gains)) if len(gains) else 1.0
+    high = gains[gains >= middle] if len(gains) else np.ones(1)
+    mean = float(np.median(high))
+    return np.array((mean,)), np.array((0.5 * mean,))
+
+
+def _surface_change(residual: Array, scale: float) -> Array:
+    """Return what to add to a smooth background: the mean residual, smoothed."""
+    change: Array = ndimage.gaussian_filter(residual.mean(0), 3 * scale + 2, mode="nearest")
+    return change
+
+
+def _relook(signed: Array, residual: Array, found: Candidates, looks: Looks, last: bool) -> Looks:
+    """Return looks learned from candidates: sprite, noise and amplitudes."""
+    noise = max(robust_scale(residual), NOISE_FLOOR)
+    if len(found) == 0:
+        return looks
+    old = looks.sprites[0]
+    strong = found.evidence > max(OBJECT_COST, 0.2 * np.median(found.evidence))
+    chosen = np.flatnonzero(strong & _alone(found, old, signed.shape[1:]))
+    if len(chosen) < 5:
+        chosen = np.flatnonzero(strong)
+    if len(chosen) == 0:
+        return looks
+    if len(chosen) > MAX_CROPS:
+        chosen = chosen[np.linspace(0, len(chosen) - 1, MAX_CROPS).round().astype(int)]
+    half = old.half
+    crops, offsets = _crops(residual, found.select(chosen), old, half)
+    sprite = learn_sprite(crops, offsets, found.amplitudes[chosen], half, noise)
+    sprite = trimmed(sprite) if last else sprite
+    gains = found.amplitudes[strong]
+    mean = float(np.median(gains))
+    spread = max(robust_scale(gains) if len(gains) > 4 else 0.3 * mean, 0.1 * mean)
+    return Looks((sprite,), noise, (np.array((mean,)), np.array((spread,))))
+
+
+def _crops(residual: Array, found: Candidates, sprite: Sprite, half: int) -> tuple[Array, Array]:
+    """Return crops around objects with all others taken out, and offsets from their middles."""
+    picture = canvas(residual, half + 1)
+    high = np.array((residual.shape[2] - 1, residual.shape[1] - 1))
+    centres = np.rint(found.positions).clip(0, high).astype(np.int64)
+    offsets = found.positions - centres
+    crops = picture.values[picture.index(found.frame, centres, half)]
+    crops = crops.reshape(len(found), 2 * half + 1, 2 * half + 1)
+    own = sprite.crops(offsets)[0].reshape(len(found), sprite.side, sprite.side)
+    edge = half - sprite.half
+    inner = slice(edge, edge + sprite.side)
+    crops[:, inner, inner] += found.amplitudes[:, None, None] * own
+    rim = np.concatenate((crops[:, 0], crops[:, -1], crops[:, 1:-1, 0], crops[:, 1:-1, -1]), 1)
+    return crops - np.median(rim, 1)[:, None, None], offsets
+
+
+def _alone(found: Candidates, sprite: Sprite, size: tuple[int, ...]) -> Array:
+    """Return which candidates overlap no other and lie well inside the picture."""
+    alone = np.ones(len(found), bool)
+    alone[overlapping(found.frame, found.positions, sprite).ravel()] = False
+    high = np.array((size[1] - 1, size[0] - 1)) - sprite.half
+    return alone & ((found.positions >= sprite.half) & (found.positions <= high)).all(1)
+
+
+def trimmed(sprite: Sprite, share: float = 0.01) -> Sprite:
+    """Return the sprite without outer rims whose mean is less than a share of the largest value."""
+    crop = np.abs(sprite.centred)
+    half = sprite.half
+    while half > 2:
+        cut = sprite.half - half
+        ring = crop[cut : len(crop) - cut, cut : len(crop) - cut]
+        rim = np.concatenate((ring[0], ring[-1], ring[1:-1, 0], ring[1:-1, -1]))
+        if rim.mean() > share * crop.max():
+            break
+        half -= 1
+    cut = (sprite.half - half) * OVERSAMPLING
+    grid = sprite.grid[cut:-cut, cut:-cut] if cut else sprite.grid
+    return sprite_from_grid(grid, half)

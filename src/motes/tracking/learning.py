@@ -1,0 +1,285 @@
+"""Laws of motion and rates of a recording, learned from its own tracks by a few rounds of EM."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.spatial import cKDTree
+from scipy.special import ndtr
+
+from motes.tracking.detection import Candidates
+from motes.tracking.existence import Existence, Rates, solve_chain
+from motes.tracking.linking import link_frames, local_evidence, longest_gap, relink
+from motes.tracking.motion import (
+    Laws,
+    Paths,
+    Spans,
+    backwards,
+    predict,
+    smooth,
+    spans,
+    two_laws,
+)
+from motes.tracking.sprite import Array
+
+ROUNDS = 3
+JOINS = (8.0, 3.0, 0.0)  # nats by which joins must beat alternatives, round by round
+STRONG = 8.0  # nats of a candidate that counts for first guesses
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """Tracks with paths and existence, on common rows.
+
+    Attributes:
+        table: rows of all tracks.
+        candidate: of each row, -1 without a detection.
+        paths: smoothed states.
+        existence: probabilities.
+    """
+
+    table: Spans
+    candidate: Array
+    paths: Paths
+    existence: Existence
+
+
+def first_guess(candidates: Candidates, area: float, num_frames: int) -> tuple[Laws, Rates]:
+    """Return rough laws and rates from displacements between mutual nearest neighbours."""
+    strong = candidates.select(candidates.evidence > STRONG)
+    bounds = np.searchsorted(strong.frame, np.arange(num_frames + 1))
+    shifts = []
+    for t in range(min(num_frames - 1, 60)):
+        a = strong.positions[bounds[t] : bounds[t + 1]]
+        b = strong.positions[bounds[t + 1] : bounds[t + 2]]
+        if len(a) and len(b):
+            near, back = cKDTree(b).query(a)[1], cKDTree(a).query(b)[1]
+            mutual = back[near] == np.arange(len(a))
+            shifts.append(b[near[mutual]] - a[mutual])
+    moves = np.concatenate(shifts) if shifts else np.ones((1, 2))
+    size = float(np.sqrt(np.median(np.square(moves).sum(1)) / 1.386)) + 0.05
+    density = max(len(strong), 1) / num_frames / area
+    laws = two_laws(size, 2 * size + 0.5, 0.1 * size + 0.02)
+    return laws, Rates(birth=0.03 * density, density=density)
+
+
+def solve(
+    candidates: Candidates,
+    laws: Laws,
+    rates: Rates,
+    size: tuple[int, int],
+    num_frames: int,
+    with_lag: bool = False,
+) -> Solution:
+    """Return tracks of the candidates under given laws and rates.
+
+    Args:
+        candidates: of all frames.
+        laws: of motion.
+        rates: of births, deaths and blinks.
+        size: height and width of a frame.
+        num_frames: of the recording.
+        with_lag: also return what the EM step of the laws needs.
+    """
+    links = link_frames(candidates, laws, rates, num_frames)
+    track = relink(candidates, links, laws, rates, JOINS)
+    return describe(candidates, track, laws, rates, size, num_frames, with_lag)
+
+
+def describe(
+    candidates: Candidates,
+    track: Array,
+    laws: Laws,
+    rates: Rates,
+    size: tuple[int, int],
+    num_frames: int,
+    with_lag: bool,
+) -> Solution:
+    """Return paths and existence of given tracks [M]."""
+    used = np.flatnonzero(track >= 0)
+    names, labels = np.unique(track[used], return_inverse=True)
+    count = len(names)
+    first, last = np.full(count, num_frames), np.full(count, -1)
+    np.minimum.at(first, labels, candidates.frame[used])
+    np.maximum.at(last, labels, candidates.frame[used])
+    reach = min(longest_gap(rates), 12)
+    begin, end = np.maximum(first - reach, 0), np.minimum(last + reach, num_frames - 1)
+    core = spans(first, end)
+    slot = np.full((count, int((end - first).max(initial=0)) + 1), -1)
+    slot[labels, candidates.frame[used] - first[labels]] = used
+    core_candidate = slot[core.track, core.frame - first[core.track]]
+    paths = smooth(
+        core, laws, core_candidate >= 0, candidates.positions[core_candidate],
+        candidates.covariances[core_candidate], with_lag,
+    )  # fmt: skip
+    table, candidate, paths = _with_approach(core, core_candidate, paths, laws, begin, end, first)
+    existence = _existence(candidates, candidate, table, paths, rates, size, first)
+    return Solution(table, candidate, paths, existence)
+
+
+def _with_approach(
+    core: Spans, candidate: Array, paths: Paths, laws: Laws, begin: Array, end: Array, first: Array
+) -> tuple[Spans, Array, Paths]:
+    """Return rows that start before the first detections, with states predicted backwards."""
+    table = spans(begin, end)
+    width = int((end - begin).max(initial=0)) + 1
+    source = np.full((len(begin), width), -1)
+    source[core.track, core.frame - begin[core.track]] = np.arange(len(core.track))
+    from_row = source[table.track, table.frame - begin[table.track]]
+    mean, cov = paths.mean[from_row], paths.cov[from_row]
+    reverse = backwards(laws)
+    at = np.full((len(begin), width), -1)
+    at[table.track, table.frame - begin[table.track]] = np.arange(len(table.track))
+    for back in range(1, int((first - begin).max(initial=0)) + 1):
+        tracks = np.flatnonzero(first - begin >= back)
+        age = first[tracks] - begin[tracks] - back
+        here, ahead = at[tracks, age], at[tracks, age + 1]
+        mean[here], cov[here] = predict(reverse, mean[ahead], cov[ahead])
+    density = np.where((from_row >= 0)[:, None], paths.density[from_row], 0.0)
+    lag = None if paths.lag is None else paths.lag[from_row]
+    found = np.where(from_row >= 0, candidate[from_row], -1)
+    return table, found, replace(paths, mean=mean, cov=cov, density=density, lag=lag)
+
+
+def _existence(
+    candidates: Candidates,
+    candidate: Array,
+    table: Spans,
+    paths: Paths,
+    rates: Rates,
+    size: tuple[int, int],
+    first: Array,
+) -> Existence:
+    detected = candidate >= 0
+    evidence = np.full(len(candidate), np.log(rates.missed))
+    evidence[detected] = local_evidence(candidates)[candidate[detected]] + np.log1p(-rates.missed)
+    later = detected & (table.frame > first[table.track])
+    weights = paths.weights[table.track[later]]
+    evidence[later] += np.log(
+        (weights * np.exp(np.maximum(paths.density[later], -600))).sum(1) + 1e-300
+    )
+    arrival = np.where(table.frame == 0, rates.density, rates.birth)
+    arrival = np.where(table.frame > first[table.track], 0.0, arrival)
+    survival = _survival(paths, table, detected, size)
+    return solve_chain(table, rates, evidence, arrival, survival)
+
+
+def _survival(paths: Paths, table: Spans, detected: Array, size: tuple[int, int]) -> Array:
+    """Return the probability of being inside the picture in each row; 1 where detected."""
+    weights = paths.weights[table.track]
+    inside = np.zeros(len(weights))
+    for k in range(weights.shape[1]):
+        both = np.ones(len(weights))
+        for axis, length in ((0, size[1]), (1, size[0])):
+            scale = np.sqrt(np.maximum(paths.cov[:, k, axis, axis], 1e-6))
+            middle = paths.mean[:, k, axis]
+            both *= ndtr((length - 0.5 - middle) / scale) - ndtr((-0.5 - middle) / scale)
+        inside += weights[:, k] * both
+    inside[detected] = 1.0
+    return inside.clip(1e-6, 1.0)
+
+
+def learn(
+    candidates: Candidates, size: tuple[int, int], num_frames: int, rounds: int = ROUNDS
+) -> tuple[Laws, Rates]:
+    """Return laws and rates that explain the candidates, by EM from rough guesses."""
+    area = float(size[0] * size[1])
+    laws, rates = first_guess(candidates, area, num_frames)
+    for _ in range(rounds):
+        solution = solve(candidates, laws, rates, size, num_frames, with_lag=True)
+        laws = relearn_laws(solution, laws)
+        rates = relearn_rates(solution, rates, area, num_frames)
+    return laws, rates
+
+
+def relearn_rates(solution: Solution, rates: Rates, area: float, num_frames: int) -> Rates:
+    """Return the rates that the expected transitions suggest; priors of a few events."""
+    existence, table = solution.existence, solution.table
+    moves = existence.moves
+    on, off = moves[0].sum() + 1e-9, moves[1].sum() + 1e-9
+    stay_on, stay_off = moves[0, :2].sum() + 1e-9, moves[1, :2].sum() + 1e-9
+    # Ends inside the picture only: leaving it is a factor of its own, a small part of `moves`.
+    death = (moves[0, 2] + moves[1, 2] + 0.5) / (on + off + 25)
+    blink = (moves[0, 1] + 0.2) / (stay_on + 10)
+    back = (moves[1, 0] + 1.5) / (stay_off + 5)
+    exists = np.bincount(table.frame, existence.exists, num_frames)
+    return replace(
+        rates,
+        birth=(existence.births + 0.2) / max(num_frames - 1, 1) / area,
+        density=max(float(exists.mean()), 0.1) / area,
+        death=float(np.clip(death, 1e-4, 0.5)),
+        off=float(np.clip(blink, 1e-4, 0.5)),
+        on=float(np.clip(back, 0.02, 0.95)),
+    )
+
+
+def relearn_laws(solution: Solution, laws: Laws) -> Laws:
+    """Return the laws that maximise the expected log density of the smoothed states."""
+    table, paths = solution.table, solution.paths
+    assert paths.lag is not None
+    detections = np.bincount(table.track, solution.candidate >= 0, len(paths.weights))
+    good = (detections >= 4) & (solution.existence.log_odds > 3)
+    if good.sum() == 0:
+        return laws
+    past, future = steps_within(solution)
+    use = good[table.track[past]]
+    past, future = past[use], future[use]
+    weights = paths.weights[table.track[past]]
+    force, noise = laws.force.copy(), laws.noise.copy()
+    velocity_cov, velocity = laws.velocity_cov.copy(), laws.velocity.copy()
+    for k in range(len(laws)):
+        w = weights[:, k] / max(weights[:, k].sum(), 1e-9)
+        if weights[:, k].sum() < 5:
+            continue
+        a = laws.transition[k]
+        off = paths.mean[future, k] - paths.mean[past, k] @ a.T
+        force[k] = 0.0 if k == 0 else w @ off
+        off = off - force[k]
+        cross = paths.lag[past, k]  # cov(past, future)
+        second = (
+            paths.cov[future, k]
+            + a @ paths.cov[past, k] @ a.T
+            - a @ cross
+            - (a @ cross).swapaxes(-1, -2)
+        )
+        spread = np.einsum("n,nij->ij", w, second) + np.einsum("n,ni,nj->ij", w, off, off)
+        position = max(np.trace(spread[:2, :2]) / 2, 1e-6)
+        speed = max(np.trace(spread[2:, 2:]) / 2, 1e-6) if k else 1e-9
+        noise[k] = np.diag((position, position, speed, speed))
+    starts = first_rows(solution)[good]
+    w = paths.weights[good][:, 1]
+    if w.sum() > 3:
+        v = paths.mean[starts, 1, 2:]
+        centre = w @ v / w.sum()
+        off = v - centre
+        velocity[1] = centre
+        velocity_cov[1] = np.einsum("n,ni,nj->ij", w / w.sum(), off, off) + 0.01 * np.eye(2)
+    shares = paths.weights[good].sum(0) + 0.5
+    return replace(
+        laws, force=force, noise=noise, velocity=velocity, velocity_cov=velocity_cov,
+        weights=shares / shares.sum(),
+    )  # fmt: skip
+
+
+def first_rows(solution: Solution) -> Array:
+    """Return the row of each track's first detection."""
+    rows = np.flatnonzero(solution.candidate >= 0)[::-1]
+    first = np.zeros(len(solution.table.order), int)
+    first[solution.table.track[rows]] = rows  # the earliest row is written last
+    return first
+
+
+def steps_within(solution: Solution) -> tuple[Array, Array]:
+    """Return rows and next rows of the same tracks, between first and last detections."""
+    table = solution.table
+    bounds = table.bounds
+    detected = np.flatnonzero(solution.candidate >= 0)
+    first = np.full(len(table.order), np.iinfo(np.int64).max)
+    last = np.full(len(table.order), -1)
+    np.minimum.at(first, table.track[detected], table.frame[detected])
+    np.maximum.at(last, table.track[detected], table.frame[detected])
+    future = np.arange(bounds[1], bounds[-1]) if len(bounds) > 2 else np.zeros(0, int)
+    age = np.searchsorted(bounds, future, side="right") - 1
+    past = future - bounds[age] + bounds[age - 1]
+    frame, track = table.frame[past], table.track[past]
+    keep = (frame >= first[track]) & (frame < last[track])
+    return past[keep], future[keep]

@@ -1,0 +1,279 @@
+"""Track all objects of a recording: learn its looks, detect, learn motion and rates, link."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from motes.core.errors import InputError, require
+from motes.tracking.appearance import Appearance, learn_appearance
+from motes.tracking.detection import Candidates, MatchedFilter, find_candidates, join
+from motes.tracking.existence import Rates
+from motes.tracking.learning import JOINS, Solution, describe, learn
+from motes.tracking.linking import link_frames, relink
+from motes.tracking.motion import Laws, mixed
+from motes.tracking.sprite import Array
+from motes.tracking.tracks import Tracks, no_tracks
+from motes.video.source import Video, grey, open_video
+
+SAMPLE = 31  # frames from which the looks are learned
+BLOCK_BYTES = 8 * 2**20  # of the float32 frames that are processed together
+LEARN_CANDIDATES = 5000  # detections from which motion and rates are learned
+MIN_LEARN_FRAMES = 20
+CHUNK_ROWS = 200_000  # rows of tracks that are smoothed together
+MIN_ODDS = -3.0  # log odds below which a track is chance
+MIN_SIDE = 8  # pixels
+LUMA = np.array((0.299, 0.587, 0.114), np.float32)  # ITU-R 601
+Progress = Callable[[int], None]
+Blocks = Callable[[], Iterator[Array]]
+
+
+def track(
+    recording: str | Path | Video | Any,
+    *,
+    span: tuple[float, float] = (0.0, float("inf")),
+    progress: Progress = lambda done: None,
+) -> Tracks:
+    """Return the tracks of all objects of a recording, however many come and go.
+
+    Nothing is trained beforehand: background, looks, motion and rates are learned from the
+    recording itself. Objects should be small, compact and alike, and brighter or darker than the
+    background; the camera should be at rest.
+
+    Args:
+        recording: a video file or folder (see `motes.video.open_video`), a `Video`, or frames
+            [T, height, width] or [T, height, width, 3] as numpy array or tensor: whole numbers of
+            8 or 16 bits, booleans, or floats in [0, 1].
+        span: first and last second to use; of a video only.
+        progress: called with the number of frames that were searched.
+
+    Raises:
+        InputError: no frames, or values that are no pictures.
+    """
+    if isinstance(recording, str | Path):
+        recording = open_video(recording)
+    if isinstance(recording, Video):
+        require(
+            recording.rereadable,
+            f"got {recording.name}, which can be read only once; expected a file; record it first",
+        )
+        return _track(_video_blocks(recording, span), progress)
+    frames = as_frames(recording)
+    return _track(_array_blocks(frames), progress)
+
+
+def as_frames(frames: Any) -> Array:
+    """Return frames as an array [T, height, width], checked but not yet converted to floats."""
+    values: Array = frames.detach().cpu().numpy() if isinstance(frames, torch.Tensor) else frames
+    values = np.asarray(values)
+    if values.ndim == 4 and values.shape[-1] in (1, 3):
+        colours = _as_floats(values)
+        values = colours[..., 0] if values.shape[-1] == 1 else colours @ LUMA
+    require(
+        values.ndim == 3,
+        f"got frames of shape {list(values.shape)}; expected [T, height, width]; give one video",
+    )
+    require(
+        values.dtype.kind in "fbu",
+        f"got frames of type {values.dtype}; expected uint8, uint16, bool or float; convert them",
+    )
+    require(
+        len(values) > 0, "got a recording without frames; expected at least one; check the file"
+    )
+    require(
+        min(values.shape[1:]) >= MIN_SIDE,
+        f"got frames of {values.shape[2]}x{values.shape[1]} pixels; expected sides of {MIN_SIDE} "
+        "or more; enlarge them",
+    )
+    if values.dtype.kind == "f":
+        low, high = float(values.min()), float(values.max())
+        require(
+            0 <= low and high <= 1,  # false for NaN, too
+            f"got frames with values from {low:g} to {high:g}; expected floats in [0, 1]; "
+            "rescale them",
+        )
+    return values
+
+
+def _as_floats(values: Array) -> Array:
+    if values.dtype.kind == "u":
+        return values.astype(np.float32) / np.float32(np.iinfo(values.dtype).max)
+    return values.astype(np.float32)
+
+
+def _block_frames(height: int, width: int) -> int:
+    return max(1, min(16, BLOCK_BYTES // (4 * height * width)))
+
+
+def _array_blocks(frames: Array) -> Blocks:
+    step = _block_frames(*frames.shape[1:])
+
+    def blocks() -> Iterator[Array]:
+        for first in range(0, len(frames), step):
+            yield _as_floats(frames[first : first + step])
+
+    return blocks
+
+
+def _video_blocks(video: Video, span: tuple[float, float]) -> Blocks:
+    step = _block_frames(video.height, video.width)
+
+    def blocks() -> Iterator[Array]:
+        held: list[Array] = []
+        for frame in video.frames():
+            if frame.time > span[1]:
+                break
+            if frame.time >= span[0]:
+                held.append(grey(frame.picture))
+            if len(held) == step:
+                yield np.stack(held)
+                held = []
+        if held:
+            yield np.stack(held)
+
+    require(
+        min(video.height, video.width) >= MIN_SIDE,
+        f"got {video.name} with frames of {video.width}x{video.height} pixels; expected sides of "
+        f"{MIN_SIDE} or more; enlarge it",
+    )
+    return blocks
+
+
+def _sample(blocks: Blocks) -> tuple[Array, int]:
+    """Return at most SAMPLE frames, evenly spread, and the number of all frames.
+
+    The spacing doubles whenever the sample is full, so the length need not be known.
+    """
+    kept: list[Array] = []
+    spacing, count = 1, 0
+    for block in blocks():
+        for frame in block:
+            if count % spacing == 0:
+                kept.append(frame.copy())
+                if len(kept) > 2 * SAMPLE:
+                    kept, spacing = kept[::2], 2 * spacing
+            count += 1
+    if not kept:
+        raise InputError("got a recording without frames; expected at least one; check the times")
+    chosen = np.linspace(0, len(kept) - 1, min(SAMPLE, len(kept))).round().astype(int)
+    return np.stack([kept[index] for index in chosen]), count
+
+
+def _track(blocks: Blocks, progress: Progress) -> Tracks:
+    sample, num_frames = _sample(blocks)
+    appearance = learn_appearance(sample)
+    if appearance.looks is None or num_frames < 2:
+        return no_tracks(num_frames)
+    candidates = _detect(blocks, appearance, progress)
+    if len(candidates) == 0:
+        return no_tracks(num_frames)
+    size = (sample.shape[1], sample.shape[2])
+    laws, rates = _learn(candidates, size, num_frames)
+    links = link_frames(candidates, laws, rates, num_frames)
+    labels = relink(candidates, links, laws, rates, JOINS)
+    diameter = 2 * appearance.looks.sprites[0].radius
+    return assemble(candidates, labels, laws, rates, size, num_frames, diameter)
+
+
+def _detect(blocks: Blocks, appearance: Appearance, progress: Progress) -> Candidates:
+    looks = appearance.looks
+    assert looks is not None
+    matched = None
+    parts: list[Candidates] = []
+    done = 0
+    for block in blocks():
+        if matched is None:
+            matched = MatchedFilter(looks.sprites, block.shape[1], block.shape[2])
+        found, _ = find_candidates(appearance.deviation(block), looks, matched)
+        parts.append(found.shifted(done))
+        done += len(block)
+        progress(done)
+    return join(parts)
+
+
+def _learn(candidates: Candidates, size: tuple[int, int], num_frames: int) -> tuple[Laws, Rates]:
+    """Return laws and rates from a stretch in the middle that holds enough detections."""
+    per_frame = max(len(candidates) / num_frames, 1e-9)
+    length = int(min(num_frames, max(MIN_LEARN_FRAMES, LEARN_CANDIDATES / per_frame)))
+    first = (num_frames - length) // 2
+    inside = (candidates.frame >= first) & (candidates.frame < first + length)
+    return learn(candidates.select(inside).shifted(-first), size, length)
+
+
+def assemble(
+    candidates: Candidates,
+    labels: Array,
+    laws: Laws,
+    rates: Rates,
+    size: tuple[int, int],
+    num_frames: int,
+    diameter: float,
+) -> Tracks:
+    """Return the record of linked candidates; tracks are smoothed in chunks."""
+    names, lengths = np.unique(labels[labels >= 0], return_counts=True)
+    chunk = (np.cumsum(lengths + 24) // CHUNK_ROWS).astype(int)
+    parts: list[dict[str, Array]] = []
+    offset = 0
+    for number in np.unique(chunk):
+        chosen = np.isin(labels, names[chunk == number])
+        part = np.where(chosen, labels, -1)
+        solution = describe(candidates, part, laws, rates, size, num_frames, with_lag=False)
+        rows = _rows(candidates, solution)
+        rows["particle"] += offset
+        offset += len(solution.table.order)
+        parts.append(rows)
+    if not parts:
+        return no_tracks(num_frames)
+    rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return _numbered(rows, num_frames, laws, rates, diameter)
+
+
+def _rows(candidates: Candidates, solution: Solution) -> dict[str, Array]:
+    """Return the rows of likely tracks as columns."""
+    table, paths, existence = solution.table, solution.paths, solution.existence
+    keep = (existence.log_odds > MIN_ODDS)[table.track] & (existence.exists > 1e-3)
+    track = table.track[keep]
+    weights = paths.weights[track]
+    mean, cov = mixed(paths.mean[keep], paths.cov[keep], weights)
+    candidate = solution.candidate[keep]
+    seen = (candidate >= 0) & (existence.shows[keep] > 0.5)
+    raw = np.where(seen[:, None], candidates.positions[candidate], np.nan)
+    return {
+        "particle": track,
+        "frame": table.frame[keep],
+        "positions": mean[:, :2],
+        "covariances": cov[:, :2, :2],
+        "velocities": mean[:, 2:],
+        "exists": existence.exists[keep],
+        "shows": existence.shows[keep],
+        "seen": seen,
+        "raw": raw,
+        "weights": weights,
+    }
+
+
+def _numbered(
+    rows: dict[str, Array], num_frames: int, laws: Laws, rates: Rates, diameter: float
+) -> Tracks:
+    """Return the record with tracks numbered by first appearance and rows in order."""
+    if len(rows["frame"]) == 0:
+        return replace(no_tracks(num_frames), laws=laws, rates=rates)
+    names, inverse = np.unique(rows["particle"], return_inverse=True)
+    first = np.full(len(names), num_frames)
+    sure = rows["exists"] >= 0.5
+    np.minimum.at(first, inverse[sure], rows["frame"][sure])
+    rank = np.empty(len(names), int)
+    rank[np.argsort(first, kind="stable")] = np.arange(len(names))
+    particle = rank[inverse]
+    order = np.lexsort((particle, rows["frame"]))
+    weights = np.zeros((len(names), rows["weights"].shape[1]))
+    weights[particle] = rows["weights"]
+    return Tracks(
+        len(names), num_frames, rows["frame"][order], particle[order], rows["positions"][order],
+        rows["covariances"][order], rows["velocities"][order], rows["exists"][order],
+        rows["shows"][order], rows["seen"][order], rows["raw"][order], laws, rates, diameter,
+        weights,
+    )  # fmt: skip

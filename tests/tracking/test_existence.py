@@ -1,0 +1,79 @@
+"""The chain of existence equals a sum over all sequences of states."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from motes.tracking.existence import GONE, NOT_YET, OFF, ON, Rates, solve_chain
+from motes.tracking.motion import spans
+
+
+def sequence_weight(
+    states: tuple[int, ...],
+    rates: Rates,
+    evidence: np.ndarray,
+    arrival: np.ndarray,
+    stay: np.ndarray,
+) -> float:
+    """The weight of one sequence of states, from the definition."""
+    shows = {ON: rates.showing, OFF: 1 - rates.showing, GONE: 0.0}
+    weight, before = 1.0, NOT_YET
+    for t, state in enumerate(states):
+        if before == NOT_YET:
+            weight *= 1.0 if state == NOT_YET else arrival[t] * shows[state]
+        elif before == GONE:
+            weight *= float(state == GONE)
+        else:
+            alive = (1 - rates.death) * stay[t]
+            to_on = 1 - rates.off if before == ON else rates.on
+            weight *= {NOT_YET: 0.0, ON: alive * to_on, OFF: alive * (1 - to_on)}.get(
+                state, 1 - alive
+            )
+        weight *= np.exp(evidence[t]) if state == ON else 1.0
+        before = state
+    return weight
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_chain_equals_the_sum_over_all_sequences(seed: int):
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, 7, 4)
+    first = random.integers(0, 5, 4)
+    table = spans(first, first + lengths - 1)
+    rates = Rates(death=0.1, off=0.2, on=0.4)
+    rows = len(table.track)
+    evidence = random.normal(0, 3, rows)
+    arrival, stay = random.uniform(0, 0.3, rows), random.uniform(0.5, 1, rows)
+    found = solve_chain(table, rates, evidence, arrival, stay)
+    births = 0.0
+    for track in range(4):
+        mine = np.flatnonzero(table.track == track)
+        mine = mine[np.argsort(table.frame[mine])]
+        total, never = 0.0, 0.0
+        shows, exists = np.zeros(len(mine)), np.zeros(len(mine))
+        later = 0.0
+        for states in product(range(4), repeat=len(mine)):
+            weight = sequence_weight(states, rates, evidence[mine], arrival[mine], stay[mine])
+            total += weight
+            never += weight if states[-1] == NOT_YET else 0.0
+            shows += weight * (np.array(states) == ON)
+            exists += weight * np.isin(states, (ON, OFF))
+            later += weight * (states[0] == NOT_YET and states[-1] != NOT_YET)
+        births += later / total
+        # Sums of at most 4^6 products of order one: relative rounding is below 1e-12.
+        np.testing.assert_allclose(found.shows[mine], shows / total, atol=1e-10)
+        np.testing.assert_allclose(found.exists[mine], exists / total, atol=1e-10)
+        odds = np.log(total - never) - np.log(never)
+        assert found.log_odds[track] == pytest.approx(odds, abs=1e-9)
+    assert found.births == pytest.approx(births, abs=1e-9)
+
+
+def test_overwhelming_evidence_does_not_overflow():
+    table = spans(np.array([0]), np.array([3]))
+    found = solve_chain(
+        table, Rates(), np.array([900.0, 900.0, -5.0, 900.0]), np.full(4, 1e-6), np.ones(4)
+    )
+    np.testing.assert_allclose(found.shows[[0, 1, 3]], 1.0, atol=1e-9)
+    assert 0 < found.shows[2] < 1
+    assert np.isfinite(found.log_odds).all()
