@@ -32,7 +32,7 @@ def track(
         end: last second of the video to use; default: all.
         as_json: print one JSON line instead of text.
     """
-    from motes.output.formats import write_tracks
+    from motes.output.formats import format_of, write_tracks
     from motes.output.many import overlay_tracks
     from motes.output.tracks import check_overlay
     from motes.tracking import COLUMNS
@@ -52,7 +52,10 @@ def track(
         if overlay is not None:
             with bar("drawing", tracks.num_frames) as progress:
                 overlay_tracks(overlay, video, tracks, span, progress)
-        write_tracks(table, COLUMNS, tracks.rows(), diameter=tracks.diameter)
+        # These formats have a place for whether an object was observed in a frame, in that name.
+        renamed = "observed" if format_of(table) in ("trackmate", "mot") else "seen"
+        columns = [renamed if name == "seen" else name for name in COLUMNS]
+        write_tracks(table, columns, tracks.rows(), diameter=tracks.diameter)
     record = {
         "verb": "track",
         "frames": tracks.num_frames,
