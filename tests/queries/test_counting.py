@@ -142,4 +142,4 @@ def test_counts_go_beyond_the_learned_ones_only_where_foreground_is_unexplained(
     assert alone.shape == (1, 3)
     assert evidence.shape[1] > 3
     assert bool((evidence[0, 3:] == -math.inf).all())
-    assert int(evidence[0].argmax()) == int(alone[0].argmax()) == 2
+    torch.testing.assert_close(evidence[:1, :3], alone)

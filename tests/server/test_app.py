@@ -435,7 +435,7 @@ def test_questions_answered_together_get_their_own_answers(playground: Playgroun
     alone = [json.loads(playground.answer([question])[0]) for question in counted]
     for answer, one in zip(playground.answer(counted), alone, strict=True):
         found = json.loads(answer)["probabilities"]
-        np.testing.assert_allclose(found, one["probabilities"], atol=0.02)
+        np.testing.assert_allclose(found, one["probabilities"], rtol=1e-6, atol=1e-12)
 
 
 def test_a_batch_that_fails_fails_for_its_questions_alone(

@@ -36,9 +36,7 @@ def count_log_evidence(
     Law: for the paper's networks, the bound averaged over draws; for a search, near the evidence
     by drawing all objects from the prior (test_an_object_that_may_be_behind_another_leaves_doubt).
     """
-    generator = torch.Generator().manual_seed(0)
-    shape = (NUM_DRAWS, len(frames), model.max_objects, frames.shape[1], 2)
-    draws = torch.randn(shape, generator=generator, dtype=torch.float32).to(model.device)
+    draws = _draws(model, 0, frames, model.max_objects)
     counts = torch.arange(1, model.max_objects + 1, device=model.device)
     chunk = chunk_size(CHUNK_PIXELS, frames.numel(), frames)
     parts = [_bounds(model, frames, observed, some, draws, search) for some in counts.split(chunk)]
@@ -58,17 +56,23 @@ def count_log_evidence(
     for count in range(len(counts) + 1, model.max_searchable_objects + 1):
         if not len(clips):
             break
-        # The same draws for every clip, so that an answer does not depend on the batch.
-        generator, shape = generator.manual_seed(count), (NUM_DRAWS, 1, count, frames.shape[1], 2)
-        draws = torch.randn(shape, generator=generator, dtype=torch.float32)
-        draws = draws.expand(-1, len(clips), -1, -1, -1).to(model.device)
-        one = counts.new_tensor([count])
+        draws, one = _draws(model, count, frames[clips], count), counts.new_tensor([count])
         bound, *_ = _bounds(model, frames[clips], observed[clips], one, draws, search)
         column = torch.full_like(evidence[:, 0], -math.inf)
         column[clips] = (bound[0] + math.lgamma(count + 1)).to(column.dtype)
         clips = clips[column[clips] > evidence[clips, -1]]
         evidence = torch.cat([evidence, column[:, None]], 1)
     return evidence
+
+
+def _draws(
+    model: Model, seed: int, frames: Float[Tensor, "B T *pixels"], num_objects: int
+) -> Float[Tensor, "draws B N T 2"]:
+    """Return noise that is the same for every clip, so that counts do not depend on the batch."""
+    shape = (NUM_DRAWS, 1, num_objects, frames.shape[1], 2)
+    generator = torch.Generator().manual_seed(seed)
+    draws = torch.randn(shape, generator=generator, dtype=torch.float32)
+    return draws.expand(-1, len(frames), -1, -1, -1).to(model.device)
 
 
 def _bounds(
