@@ -11,6 +11,7 @@ from motes.config import (
     DataConfig,
     DynamicsConfig,
     RunConfig,
+    ScheduleConfig,
     from_json,
     to_json,
 )
@@ -289,3 +290,13 @@ def test_text_that_is_no_json_object_is_refused(text: str) -> None:
 
 def test_frames_are_grey_or_in_colour() -> None:
     assert "channels is 2; give 1 or 3" in refusal(changed("data.channels", 2))
+
+
+def test_a_stretched_schedule_has_its_knots_at_the_same_shares() -> None:
+    schedule = ScheduleConfig(
+        iterations=100, frozen_dynamics=10, kl_weight=((0, 1.0), (50, 4.0)), blur=((20, 0.0),)
+    )
+    longer = schedule.stretched(300)
+    assert longer.kl_weight == ((0, 1.0), (150, 4.0))
+    assert longer.blur == ((60, 0.0),)
+    assert (longer.iterations, longer.frozen_dynamics) == (300, 30)

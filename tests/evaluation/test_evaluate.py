@@ -15,6 +15,7 @@ from motes.evaluation.evaluate import (
     NUM_CONTEXT,
     ModelPredictor,
     Prediction,
+    Truth,
     bound_and_weighted,
     compare_physics,
     evaluate,
@@ -296,3 +297,24 @@ def test_beliefs_and_physics_are_told(model: Model, clips: motes.Clips) -> None:
         World(T, SIZE).pixel_force.tolist(), abs=1e-4
     )
     assert sum(physics["true_starts"]["shares"]) == pytest.approx(1)
+
+
+def test_objects_are_not_visible_in_frames_that_were_not_recorded(clips: motes.Clips) -> None:
+    observed = torch.ones(clips.frames.shape[:2], dtype=torch.bool)
+    observed[:, 3] = False
+    single = (clips.num_objects == 1).nonzero().flatten()
+    truth = Truth.of(replace(clips, observed=observed)[single], 1)
+    assert not truth.visible[..., 3].any()
+    assert truth.visible[..., :3].all()
+
+
+def test_equal_draws_weigh_as_one(
+    model: Model, clips: motes.Clips, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The importance-weighted bound averages ratios; the same ratio S times is that ratio."""
+    found = []
+    monkeypatch.setattr(torch, "randn", lambda shape, generator: torch.full(tuple(shape), 0.5))
+    for draws in (1, 4):
+        monkeypatch.setattr("motes.evaluation.evaluate.NUM_DRAWS", draws)
+        found.append(bound_and_weighted(model, clips.frames[:2].float(), 1)[1])
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-9)  # of about 2,000 nats

@@ -353,3 +353,15 @@ def test_drawn_tracks_have_the_moments_of_the_smoother(generator: torch.Generato
     # Five standard deviations of the mean of 20,000 draws.
     error = (draws.mean(0) - mean).abs().max().detach()
     assert float(error) < 5 * float(scale.detach()) / 20_000**0.5
+
+
+def test_a_cluster_of_equal_points_keeps_a_ten_thousandth_of_the_variance() -> None:
+    eye = torch.eye(2, dtype=torch.float64)
+    points = torch.tensor([[0.0, 0.0], [8.0, 4.0]], dtype=torch.float64).repeat_interleave(4, 0)
+    information = StateInformation((1e12 * eye).expand(8, 2, 2), 1e12 * points)
+    start = InitialMixture(torch.full((2,), 0.5).double(), points[[0, 4]], eye.expand(2, 2, 2))
+    covariances = fit_mixture(information, start).covariances
+    # Points known to a variance of 1e-12 leave the floor alone; the ridge of a thousandth moves
+    # the points by that share, so their variance by two.
+    floor = (1e-4 * points.var(0)).diag().expand(2, 2, 2)
+    torch.testing.assert_close(covariances, floor, rtol=3e-3, atol=1e-11)

@@ -21,7 +21,8 @@ from strategies import random_covariance
 def test_paths_obey_the_equations_of_motion(generator: torch.Generator) -> None:
     """Each row of noise moves exactly what it should: checked against a plain loop."""
     model = LinearDynamics(num_components=2, generator=generator).components()
-    model = type(model)(*(field.detach() for field in model))
+    force = torch.tensor([0.1, -0.2, 0.3, 0.4], dtype=torch.float64)
+    model = type(model)(*(field.detach() for field in model))._replace(force=force)
     noise = torch.randn(3, 2, 7, 6, dtype=torch.float64, generator=generator)
     path = draw_path(model, noise)
     for clip in range(3):

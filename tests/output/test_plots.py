@@ -164,3 +164,8 @@ def test_hidden_frames_of_an_animation_have_a_coloured_border():
     # A palette of 64 colours moves a shade by a few levels.
     near = [max(abs(a - b) for a, b in zip(c, orange, strict=True)) < 24 for c in colours]
     assert near == [t >= 5 for t in range(T)]
+
+
+def test_a_later_frame_covers_an_earlier_one():
+    frames = np.ones((3, 1, 1), np.float32)
+    assert pictures.overlaid(frames)[0, 0] == 1

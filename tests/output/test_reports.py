@@ -293,3 +293,8 @@ def test_a_clip_that_went_wrong_is_told_in_words():
         "Another estimate is there: two objects were confused."
     )
     assert _describe_error(view(still), view(lost)) == "Largest error: 5.0 pixels, in frame 2."
+
+
+def test_a_record_does_not_stand_beside_itself(folder: Path):
+    record = json.loads((folder / "tiny.json").read_text("utf-8"))
+    assert list(_comparable(record, {record["model"]: record, "limit": record})) == ["limit"]

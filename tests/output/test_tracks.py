@@ -8,6 +8,7 @@ from motes.core.errors import InputError
 from motes.output.plots import INFERRED, View
 from motes.output.tracks import (
     MAX_GIF_FRAMES,
+    QueryClips,
     answer_in_video,
     draw_tracks,
     plot_paths,
@@ -114,3 +115,11 @@ def test_paths_are_drawn_in_the_colours_of_the_objects(tmp_path):
     with Image.open(tmp_path / "a.png") as picture:
         pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
     assert (np.abs(pixels.astype(int) - (0x56, 0xB4, 0xE9)).sum(1) < 9).any()
+
+
+def test_pixel_centres_of_a_clip_stay_centres_when_it_is_enlarged():
+    clips = QueryClips(torch.zeros(1, 2, 3, 4), None, None)
+    place, pictures = clips.background(5)
+    assert next(pictures).shape[:2] == (15, 20)
+    # Pixel (0, 0) covers enlarged pixels 0 to 4, whose middle is 2.
+    assert place.points(torch.zeros(1, 1, 1, 2)).flatten().tolist() == [2.0, 2.0]

@@ -207,7 +207,7 @@ MODELS = [
 
 QUERIES = faults(
     "queries/__init__.py",
-    "queries/test_queries queries/test_queries_input",
+    "queries/test_queries queries/test_queries_input evaluation/test_calibration",
     ("if low < 0 or high > 1:", "if low < 0 or high > 255:"),
     ("if not bool(flags.any(1).all()):", "if False:"),
     ("if low < 1 or high > model.max_searchable_objects:", "if low < 1:"),
@@ -343,7 +343,7 @@ VIDEO = [
     ),
     *faults(
         "video/source.py",
-        "video/test_source",
+        "video/test_source video/test_ffmpeg",
         ("np.array((19595, 38470, 7471)", "np.array((38470, 19595, 7471)"),
         ("time = frame.time - start", "time = frame.time"),
         ("return [(int(word) if odd % 2 else 0, word)", "return [(0, word)"),

@@ -445,3 +445,21 @@ def test_a_weight_that_is_not_finite_is_not_saved_even_if_the_bound_is(tmp_path:
     with pytest.raises(FloatingPointError, match="empty_canvas is not finite"):
         run.save()
     assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_a_step_follows_the_gradient_at_the_given_kl_weight() -> None:
+    config, rates = tiny_config(), [torch.tensor(0.0)] * 2
+    gradients = []
+    for weight in (0.0, 3.0):
+        one, other = trainer_of(config), trainer_of(config)
+        inputs = step_inputs(config, len(one.data), 0)
+        one.update(one.terms(one.frames(inputs), inputs), rates, torch.tensor(weight))
+        terms = other.terms(other.frames(inputs), inputs)
+        loss = -(terms.reconstruction + weight * (terms.log_prior + terms.entropy)).sum()
+        (loss / config.batch_size).backward()
+        pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
+        for found, wanted in pairs:
+            torch.testing.assert_close(found.grad, wanted.grad)
+        gradients.append(one.model.dynamics.force.grad)
+    assert gradients[0] is None or not gradients[0].any()  # no prior at weight 0
+    assert gradients[1].any()

@@ -96,3 +96,16 @@ def test_damaged_videos_give_an_input_error_or_frames_and_nothing_else(
     with contextlib.suppress(InputError):
         for frame in open_video(damaged).frames():
             assert frame.picture.ndim == 3
+
+
+def test_times_count_from_the_first_frame(tmp_path):
+    with av.open(str(tmp_path / "late.mkv"), "w") as out:
+        stream = out.add_stream("mpeg4", rate=Fraction(FPS))
+        stream.height, stream.width, stream.pix_fmt = HEIGHT, WIDTH, "yuv420p"
+        for number, picture in enumerate(moving_square()):
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = FPS + number, Fraction(1, FPS)  # begins after a second
+            out.mux(stream.encode(frame))
+        out.mux(stream.encode())
+    times = [frame.time for frame in open_video(tmp_path / "late.mkv").frames()]
+    assert times == pytest.approx(np.arange(T) / FPS, abs=1e-3)

@@ -16,6 +16,8 @@ from motes.video.prepare import (
     MIN_LEVEL,
     blob_masses,
     dilate,
+    find_background,
+    has_colour,
     preparation_from_json,
     preparation_to_json,
     typical_count,
@@ -212,3 +214,24 @@ def test_regions_keep_and_leave_out_objects(tmp_path, capsys):
         assert main([*arguments, "--source-fps", "10", *options]) == 0
         assert set(json.loads(capsys.readouterr().out)["num_objects"]) == counts
     assert main([*arguments, "--mask", "0,0 90"]) == 2
+
+
+def test_a_stated_background_is_black_or_white():
+    sample = np.full((3, 2, 2, 3), 7, np.uint8)
+    assert (find_background(sample, "black") == 0).all()
+    assert (find_background(sample, "white") == 255).all()
+    assert (find_background(sample, "median") == 7).all()
+
+
+def test_hues_on_both_sides_of_red_are_red():
+    crimson, orange, blue = [255, 0, 10], [255, 10, 0], [0, 0, 255]
+    pixels = np.array([crimson, orange, blue], np.uint8)
+    for wanted in ("#ff000a", "#ff0a00"):
+        assert has_colour(pixels, wanted).tolist() == [True, True, False]
+
+
+def test_the_typical_count_is_the_most_frequent_and_of_equal_ones_the_larger():
+    one, two, three = [9.0], [9.0, 9.0], [9.0, 9.0, 9.0]
+    assert typical_count([two, two, two, three]) == 2
+    assert typical_count([one, one, two, two]) == 2
+    assert typical_count([[], []]) == 0

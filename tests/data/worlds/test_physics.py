@@ -257,3 +257,11 @@ def test_bad_arguments_are_named_in_one_line(arguments, named):
         cannonballs(**arguments)
     assert "expected" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_bounce_keeps_a_share_of_height_and_speed():
+    world = World(floor=-1.0, bounce=0.8)
+    before = np.array([[2.0, -1.25, 3.0, -4.0], [2.0, -0.75, 3.0, -4.0]])
+    # .25 below the floor: .8 * .25 above it, and .8 of the speed upwards; the other one flies on.
+    after = [[2.0, -1.0 + 0.8 * 0.25, 3.0, 0.8 * 4.0], [2.0, -0.75, 3.0, -4.0]]
+    np.testing.assert_allclose(world.reflect(before), after, rtol=1e-15)

@@ -8,6 +8,7 @@ import torch
 
 from motes.models.sprites.likelihood_maps import (
     CropView,
+    FrameBatch,
     PixelGaussian,
     SpriteTemplate,
     Window,
@@ -247,3 +248,13 @@ def test_cell_scores_equal_the_log_likelihood_of_the_renderer(
         places[None], torch.tensor([[True]]), frame[:, None].expand(1, 144, -1, -1)
     )
     torch.testing.assert_close(found.log_weights[0, 0], nats[0].log_softmax(0))
+
+
+def test_crops_of_unobserved_frames_are_zero() -> None:
+    frames = torch.ones(1, 2, HEIGHT, WIDTH, 1)
+    observed = torch.tensor([[True, False]])
+    batch = FrameBatch.during(frames, torch.tensor([0]), observed, slice(0, 2))
+    centres = torch.tensor([[[3.0, 4.0]], [[3.0, 4.0]]])
+    shown, hidden = batch.crop(Window.around(centres, 1, (HEIGHT, WIDTH)))
+    assert (shown == 1).all()
+    assert (hidden == 0).all()
