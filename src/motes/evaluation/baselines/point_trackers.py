@@ -16,7 +16,7 @@ from scipy.optimize import linear_sum_assignment
 
 from motes.core.axes import Bool, Float
 from motes.core.errors import InputError
-from motes.evaluation.tracking_metrics import TrackSet, idf1
+from motes.evaluation.tracking_metrics import GATE, TrackSet, idf1, similarity
 
 Video = Float[np.ndarray, "T height width"]
 DIAMETERS, MASS_SHARES = (5, 7, 9, 11), (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
@@ -196,26 +196,20 @@ def tune(
 ) -> PointTracker:
     """Return the tracker with the largest IDF1 on a recording with truth.
 
-    The detector is chosen first, by the F1 score of its features, then the links.
+    The detector is chosen first, by how many objects it finds and how closely, then the links.
     """
     located = {diameter: locate(video, diameter) for diameter in DIAMETERS}
 
     def detections(diameter: int, min_mass: float) -> float:
-        some = strong(located[diameter], min_mass)
-        shown = np.zeros((sum(len(one.points) for one in some), len(video)), dtype=bool)
-        points, start = np.full((*shown.shape, 2), np.nan), 0
-        hits = 0.0
-        for t, one in enumerate(some):  # each frame alone: IDF1 of one frame is F1
-            stop = start + len(one.points)
-            shown[start:stop, t], points[start:stop, t] = True, one.points
-            here = slice(t, t + 1)
-            score = idf1(
-                positions[:, here], visible[:, here], points[start:stop, here],
-                shown[start:stop, here],
-            )  # fmt: skip
-            hits += score * (visible[:, t].sum() + len(one.points)) / 2
-            start = stop
-        return float(2 * hits / max(1, visible.sum() + start))
+        """Return the similarity of matched features, per object or feature, matched or not."""
+        shared, total = 0.0, 0
+        for t, one in enumerate(strong(located[diameter], min_mass)):
+            alike = similarity(positions[visible[:, t], t], one.points, GATE)
+            alike[alike < 0.5] = 0
+            rows, columns = linear_sum_assignment(-alike)
+            shared += float(alike[rows, columns].sum())
+            total += sum(alike.shape) - int((alike[rows, columns] > 0).sum())
+        return shared / max(1, total)
 
     masses = {d: _typical_mass(found, positions, visible) for d, found in located.items()}
     options_of_features = [(d, share * masses[d]) for d, share in product(DIAMETERS, MASS_SHARES)]
