@@ -177,7 +177,7 @@ def test_a_run_folder_describes_itself(uninterrupted: Path) -> None:
     names = {path.name for path in uninterrupted.iterdir()}
     assert names == {
         *("config.json", "environment.json", "log.jsonl", "model.safetensors"),
-        *("checkpoint.safetensors", "latent_map.png", ".lock"),
+        *("checkpoint.safetensors", "latent_map.png", "fit.json", ".lock"),
     }
     model, config = motes.models.model.load_with_config(uninterrupted)
     assert config == SMOKE
@@ -231,7 +231,7 @@ def test_replicas_are_their_own_single_runs_and_the_best_is_chosen(tmp_path: Pat
     assert selection["bounds"] == bounds
     assert selection["chosen"] == best
     assert together.held_out_bound == bounds[best]
-    for name in ("config.json", "model.safetensors"):
+    for name in ("config.json", "model.safetensors", "fit.json"):
         chosen = tmp_path / "together" / best / name
         assert (tmp_path / "together" / name).read_bytes() == chosen.read_bytes()
 

@@ -483,7 +483,7 @@ def test_negative_variances_are_not_hidden(model: Model) -> None:
 def test_the_table_has_the_promised_columns_and_rows(model: Model) -> None:
     answer = motes.interpolate(model, tiny_frames(3, T), GAP, torch.tensor([1, 3, 2]))
     table = answer.to_dataframe()
-    names = "clip frame particle x y sd_x sd_y cov_xy vx vy observed".split()
+    names = "clip frame particle x y sd_x sd_y cov_xy vx vy observed seen".split()
     assert list(table.columns) == list(COLUMNS) == names
     assert len(table) == (1 + 3 + 2) * T
     assert not table.isna().any().any()
@@ -495,6 +495,8 @@ def test_the_table_has_the_promised_columns_and_rows(model: Model) -> None:
         np.testing.assert_allclose(given, expected, rtol=1e-6)
         np.testing.assert_allclose([row.vx, row.vy], answer.pixel_velocities[b, n, t], rtol=1e-6)
         assert row.observed == GAP[t]
+        assert row.seen == bool(answer.seen[b, n, t])
+        assert not (row.seen and not row.observed)
 
 
 def test_no_query_changes_the_global_random_state(model: Model) -> None:

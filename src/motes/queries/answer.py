@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas
 
 COLUMNS = (
-    "clip", "frame", "particle", "x", "y", "sd_x", "sd_y", "cov_xy", "vx", "vy", "observed",
+    "clip", "frame", "particle", "x", "y", "sd_x", "sd_y", "cov_xy", "vx", "vy", "observed", "seen",
 )  # fmt: skip
 
 
@@ -83,6 +83,14 @@ class Answer:
         """Whether each object was detected in each frame; the same as `found`."""
         return self.found
 
+    @property
+    def seen(self) -> Bool[Tensor, "B N T"]:
+        """Whether each object was detected in each frame, inside the picture.
+
+        An object that is occluded, absent or outside is not seen, though the frame was observed.
+        """
+        return self.found
+
     @cached_property
     def fit(self) -> Fit | None:
         """How well the model explains the observed frames; None without any; on first use."""
@@ -111,6 +119,7 @@ class Answer:
         """Yield one row per clip, frame and object, in the order of `COLUMNS`, in pixels."""
         pixels, velocities = self.pixels.tolist(), self.pixel_velocities.tolist()
         covariances, observed = self.pixel_covariances.tolist(), self.observed.tolist()
+        seen = self.seen.tolist()
         # NaN for a negative variance, which would be an error and must not be hidden.
         sds = self.pixel_covariances.double().diagonal(dim1=-2, dim2=-1).sqrt().tolist()
         for clip, count in enumerate(self.num_objects.tolist()):
@@ -120,6 +129,7 @@ class Answer:
                         clip, frame, n, *pixels[clip][n][frame],
                         *sds[clip][n][frame], covariances[clip][n][frame][0][1],
                         *velocities[clip][n][frame], observed[clip][frame],
+                        seen[clip][n][frame],
                     )  # fmt: skip
 
     def to_dataframe(self) -> "pandas.DataFrame":

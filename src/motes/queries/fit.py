@@ -1,6 +1,6 @@
 """How well a model explains the frames of a query, and what is wrong where it does not.
 
-Four statistics of each clip are compared with those of clips like the ones that the model learned
+Five statistics of each clip are compared with those of clips like the ones that the model learned
 from (`FitReference`). Foreground is what differs from the model's background.
 """
 
@@ -16,17 +16,24 @@ from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
 from motes.models.model import Model, write_json
 from motes.queries.answer import Fit
+from motes.queries.law_test import departure_from_law
 
 FILE = "fit.json"  # in the folder of a model
 MAX_Z = 6.0  # a clip with a larger score does not fit
+# Of the law test, whose distribution is known: chi-squared, one false alarm in 20,000 clips.
+MAX_LAW_Z = 4.8
 # Smallest standard deviations, so that a statistic that never varies does not alarm at once.
-MIN_SD = (0.01, 0.01, 0.15, 0.02)
+MIN_SD = (0.01, 0.01, 0.15, 0.02, 0.5)
+# Mean and standard deviation of the root of a chi-squared with three degrees of freedom: the law
+# test of clips that fit, for references that were stored without it.
+LAW_TEST = (1.596, 0.673)
 CHUNK_FRAMES = 256  # rendered together, which bounds memory
 OFF_FRAME = 1e4  # latent units; an object there lights no pixel
 MIN_CONTRAST = 0.12  # of foreground in frames of grey levels, 30 of 256
 NEAR = 3  # pixels around a rendered object that belong to it if it is larger than learned
 MANY_PIXELS = 0.3  # share of the frame that objects do not fill
-PLAIN_LIMITS = (0.4, 0.6, float("inf"), 0.7)  # of `FitStatistics.badness`, without a reference
+# Of `FitStatistics.badness`, without a reference.
+PLAIN_LIMITS = (0.4, 0.6, float("inf"), 0.7, float("inf"))
 ENOUGH_EXPLAINED = 0.9  # less asks for more objects
 MOSTLY_NEARBY = 0.75
 
@@ -40,19 +47,20 @@ class FitStatistics(NamedTuple):
     detected: Float[Tensor, " B"]  # of the objects' observed frames
     foreground: Float[Tensor, " B"]  # of all pixels
     nearby: Float[Tensor, " B"]  # of the unexplained foreground: close to a rendered object
+    departure: Float[Tensor, " B"]  # from the law of motion, see `departure_from_law`
 
-    def badness(self) -> Float[Tensor, "B 4"]:
+    def badness(self) -> Float[Tensor, "B 5"]:
         """Return the statistics that are compared with a reference, larger being worse."""
         parts = (1 - self.explained, self.unexpected, -self.motion, 1 - self.detected)
-        return torch.stack(parts, 1)
+        return torch.stack((*parts, self.departure), 1)
 
 
 @dataclass(frozen=True)
 class FitReference:
     """Mean and standard deviation of `FitStatistics.badness` of clips that fit, by count."""
 
-    mean: Float[Tensor, "Nmax 4"]
-    sd: Float[Tensor, "Nmax 4"]
+    mean: Float[Tensor, "Nmax 5"]
+    sd: Float[Tensor, "Nmax 5"]
     num_frames: int  # of the clips
 
     @staticmethod
@@ -72,7 +80,7 @@ class FitReference:
         statistics: FitStatistics,
         num_objects: Int[Tensor, " B"],
         num_frames: Int[Tensor, " B"],
-    ) -> Float[Tensor, "B 4"]:
+    ) -> Float[Tensor, "B 5"]:
         """Return how many standard deviations each statistic is worse than the reference.
 
         A shorter clip averages over fewer frames, so its standard deviation is larger.
@@ -81,7 +89,8 @@ class FitReference:
         sd = self.sd[row].maximum(torch.tensor(MIN_SD, dtype=torch.float64))
         short = (self.num_frames / num_frames.cpu().double()).clamp(min=1).sqrt()
         score: Tensor = (statistics.badness().cpu().double() - self.mean[row]) / sd
-        return score / short[:, None]
+        averages = torch.tensor((1.0, 1.0, 1.0, 1.0, 0.0), dtype=score.dtype)
+        return score / short[:, None] ** averages
 
     def save(self, folder: Path) -> None:
         """Write the reference into the folder of a model."""
@@ -96,11 +105,14 @@ class FitReference:
             return None
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            mean, sd = (torch.tensor(content[name]).double() for name in ("mean", "sd"))
+            mean, sd = (
+                torch.tensor([(*row, *[usual][len(row) - 4 :]) for row in content[name]]).double()
+                for name, usual in zip(("mean", "sd"), LAW_TEST, strict=True)
+            )
             found = FitReference(mean, sd, int(content["num_frames"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} cannot be read ({error}); delete it") from None
-        if found.mean.shape != found.sd.shape or found.mean.shape[1:] != (4,):
+        if found.mean.shape != found.sd.shape or found.mean.shape[1:] != (5,):
             raise InputError(f"{path} holds other numbers than expected; delete it")
         return found
 
@@ -152,7 +164,15 @@ def measure_fit(
         detected=there.sum((1, 2)) / wanted,
         foreground=seen / (observed.sum(1) * like.new_tensor(model.image_size).prod()).clamp(min=1),
         nearby=near / missed.clamp(min=1),
+        departure=departure_from_law(
+            model.dynamics.log_density, positions.double(), present, there, _unit(model)
+        ),
     )
+
+
+def _unit(model: Model) -> float:
+    """Return the latent length of one pixel."""
+    return float(model.pixel_matrix.double().det().abs() ** -0.5)
 
 
 def judge_fit(
@@ -171,14 +191,15 @@ def judge_fit(
     """
     reference = None if model.folder is None else FitReference.load(model.folder)
     if reference is None:
-        limits = torch.tensor(PLAIN_LIMITS).to(statistics.explained)
-        scores = torch.where(statistics.badness() > limits, torch.inf, 0.0).cpu()
+        plain = torch.tensor(PLAIN_LIMITS).to(statistics.explained)
+        scores = torch.where(statistics.badness() > plain, torch.inf, 0.0).cpu()
         z_score = torch.full(num_objects.shape, torch.nan)
     else:
         scores = reference.score(statistics, num_objects, num_frames)
         z_score = scores.amax(1).float()
     # Frames without any foreground fit no model of objects.
-    fits = (scores.amax(1) <= MAX_Z) & (statistics.foreground > 0).cpu()
+    limits = scores.new_tensor((MAX_Z, MAX_Z, MAX_Z, MAX_Z, MAX_LAW_Z))
+    fits = (scores <= limits).all(1) & (statistics.foreground > 0).cpu()
     causes = (
         "" if ok else _cause(model, FitStatistics(*(part[clip] for part in statistics)), row)
         for clip, (ok, row) in enumerate(zip(fits.tolist(), scores.unbind(0), strict=True))
@@ -187,7 +208,7 @@ def judge_fit(
     return Fit(explained, unexpected, z_score, fits, tuple(causes))
 
 
-def _cause(model: Model, clip: FitStatistics, scores: Float[Tensor, " 4"]) -> str:
+def _cause(model: Model, clip: FitStatistics, scores: Float[Tensor, " 5"]) -> str:
     """Return the likely reason why a clip does not fit, and what to do."""
     learned, others = model.max_objects, scores[[0, 1, 3]].max()
     if not clip.foreground > 0:
@@ -197,7 +218,7 @@ def _cause(model: Model, clip: FitStatistics, scores: Float[Tensor, " 4"]) -> st
             "most of the picture differs from the background (inverted frames, another scene, or "
             "a camera that moves); prepare the recording with motes prepare and train on it"
         )
-    if scores[2] > others and clip.explained > 0.5:
+    if scores[[2, 4]].max() > others and clip.explained > 0.5:
         return (
             "objects move by another law than the learned one, or the camera moves; train a model "
             "on such clips"

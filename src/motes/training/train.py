@@ -35,9 +35,11 @@ from motes.models.model import (
     write_text,
 )
 from motes.models.pixel_map import align_pixel_map, draw_latent_map, find_latent_map
+from motes.queries import fit
 from motes.training import distributed
 from motes.training.distillation import find_teacher, infer_pseudo_labels
 from motes.training.event_fit import find_events
+from motes.training.fit_reference import write_fit_reference
 from motes.training.gpu.replicas import Groups
 from motes.training.inputs import Dataset, fit_to_data, make_dataset, schedule_at_step
 from motes.training.self_distillation import (
@@ -253,6 +255,8 @@ class Run:
         """Return the last outcome, saving if needed."""
         if self.outcome is None or self.outcome.step != self.trainer.step:
             self.outcome = self.save()
+        if self.outcome.finished and distributed.is_main():
+            write_fit_reference(self.trainer.model, self.dataset, self.folder)
         return self.outcome
 
     def _stopped(self, error: Exception) -> str:
@@ -385,7 +389,8 @@ def continue_run(out: Path, device: torch.device, roll_backs: int, report: Repor
         return best
     finished = all(outcome.finished for outcome in outcomes)
     if finished and distributed.is_main():
-        for name in ("config.json", "model.safetensors"):
+        names = ("config.json", "model.safetensors", fit.FILE)
+        for name in filter(lambda name: (best.folder / name).is_file(), names):
             with atomic_path(out / name) as temporary:
                 shutil.copyfile(best.folder / name, temporary)
         write_json(
