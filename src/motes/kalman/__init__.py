@@ -10,11 +10,12 @@ compute in the dtype of the model, which should be float64.
     value = kalman.log_likelihood(model, positions, observed)
     paths = kalman.draw_states(model, positions, observed, noise=noise)
 
-Four implementations give the same results: `dense`, one joint Gaussian for short videos, and a
+Five implementations give the same results: `dense`, one joint Gaussian for short videos, and a
 chain of blocks of frames for the likelihood of long ones; `sequential`, the textbook recursions;
-`exact`, these in decimals of many digits. This module chooses by length and by each one's own
-estimate of its rounding error, so that variances and log densities are within 1e-6, relative, for
-initial variances from 1e-8 to 1e8, noises from 1e-10 to 1e4 or singular, and up to 3,000 frames.
+`arrays`, these for few long tracks in NumPy; `exact`, in decimals of many digits. This module
+chooses by length and by each one's own estimate of its rounding error, so that variances and log
+densities are within 1e-6, relative, for initial variances from 1e-8 to 1e8, noises from 1e-10 to
+1e4 or singular, and up to 3,000 frames.
 """
 
 import math
@@ -25,6 +26,7 @@ import torch
 
 from motes.core.axes import Bool, Float, Tensor
 from motes.core.errors import InputError
+from motes.kalman.arrays import few_tracks
 from motes.kalman.dense import log_likelihood_chunked, log_likelihood_dense, smooth_dense
 from motes.kalman.exact import filter_exact, smooth_exact
 from motes.kalman.model import LGSSM, Filtered, Smoothed, StateEstimate, Updated, draw_path
@@ -107,7 +109,11 @@ def smooth(
         variances = None if V is None else _zero_unobserved(V, observed)
         return model, _zero_unobserved(a, observed), observed, variances
 
-    routes = [lambda: smooth_sequential(*zeroed())]
+    def sequential() -> tuple[Smoothed, Tensor]:
+        few = few_tracks(*zeroed())
+        return smooth_sequential(*zeroed()) if few is None else (few.smoothed, few.rounding)
+
+    routes = [sequential]
     if a.shape[-2] <= DENSE_FRAMES:
         routes.insert(0, lambda: smooth_dense(model, a, observed, V))
     return _accurate(routes, lambda: smooth_exact(*zeroed()), model, a, observed)
@@ -142,12 +148,16 @@ def log_likelihood(
         result, innovation = run_filter(model, a, observed)
         return result.log_likelihood, rounding(model, result, innovation)
 
+    def few_or_fast() -> tuple[Tensor, Tensor]:
+        few = few_tracks(model, a, observed) if a.shape[-2] > DENSE_FRAMES else None
+        return fast() if few is None else (few.log_likelihood, few.rounding)
+
     def exact() -> Tensor:
         return filter_exact(model, a, observed).log_likelihood
 
     if not checked:
         return fast()[0]
-    return _accurate([fast, sequential], exact, model, a, observed)
+    return _accurate([few_or_fast, sequential], exact, model, a, observed)
 
 
 def _accurate(

@@ -11,6 +11,7 @@ import torch
 
 from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
+from motes.kalman.arrays import few_tracks, joined_few
 from motes.kalman.dense import joint_prior
 from motes.kalman.model import (
     LGSSM,
@@ -135,9 +136,13 @@ def leave_one_out(
     positions = positions.double()
     if positions.shape[2] <= kalman.DENSE_FRAMES:
         return by_regression(model, log_weights, positions, observed)
-    given = (positions[:, :, None], observed[:, :, None])
-    likelihood = kalman.log_likelihood(model, *given, checked=False)
-    states = kalman.smooth(model, positions[:, :, None], observed[:, :, None])
+    a, mask = positions[:, :, None], observed[:, :, None]
+    few = few_tracks(model, torch.where(mask[..., None], a, 0.0), mask)
+    if few is not None and few.rounding <= kalman.MAX_ROUNDING:
+        likelihood, states = few.log_likelihood, few.smoothed
+    else:
+        likelihood = kalman.log_likelihood(model, a, mask, checked=False)
+        states = kalman.smooth(model, a, mask)
     smoothed = SmoothedTracks((log_weights + likelihood).log_softmax(-1), *states)
     return by_smoothing(model, smoothed, positions, observed)
 
@@ -281,6 +286,9 @@ def joined_by_filter(
     A long clip is processed in chunks, the last first. Forward messages are kept for the first
     frame of each chunk only, so memory grows with the gains alone.
     """
+    few = joined_few(model, log_weights, positions, observed)
+    if few is not None:
+        return few
     T = observed.shape[2]
     chunks = [slice(t, t + CHUNK_FRAMES) for t in range(0, T, CHUNK_FRAMES)]
     starts = [ChunkStart(None, 0.0)]
