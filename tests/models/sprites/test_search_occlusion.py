@@ -22,6 +22,7 @@ from motes.models.sprites.search import (
     _bound,
     delayed_starts,
     infer_occluded,
+    refine,
     revisit,
     scene_of,
     systematic_samples,
@@ -290,5 +291,5 @@ def test_an_occluded_object_does_not_take_the_detections_of_another() -> None:
     scene = scene_of(frames, torch.tensor([2]), straight(), renderer)
     with torch.no_grad():
         coarse = SpriteTemplate.coarse(renderer, 7)
-        found, _ = Tracker(7)._refine(scene, coarse, Detections(place, seen), scene.observed)
+        found, _ = refine(scene, coarse, Detections(place, seen), scene.observed)
     assert torch.equal(found.detected, seen)

@@ -582,7 +582,7 @@ class Scene(Generic[AnyRenderer]):
         observed = self.observed[searches, time].view(-1, *[1] * (self.frames.ndim - 2))
         return self.frames[self.clip, time].masked_fill_(~observed, 0.0)
 
-    def during(self, time: slice) -> "Scene[AnyRenderer]":
+    def during(self, time: slice | Int[Tensor, " some"]) -> "Scene[AnyRenderer]":
         """Return the scene of some frames, copied for each search, zero where unobserved."""
         observed, frames = self.observed[:, time], self.frames[:, time][self.clip]
         frames[~observed] = 0.0

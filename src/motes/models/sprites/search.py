@@ -321,6 +321,19 @@ def frame_swap_gains(found: Detections, expected: PixelGaussian) -> Float[Tensor
     return pair_gains(torch.where(found.detected[:, None], fit, 0.0))
 
 
+def swap_gains(
+    scene: Scene[SpriteRenderer], found: Detections, expected: PixelGaussian, persistent: bool
+) -> Float[Tensor, "B N N T"]:
+    """Return the gain in log p(a) if two objects swap from frame t on, or in frame t alone."""
+    if not persistent:
+        return frame_swap_gains(found, expected)
+    # Absent objects get the mask of the first, so that masks can be shared.
+    detected = torch.where(scene.present[..., None], found.detected, found.detected[:, :1])
+    positions = scene.renderer.from_pixels(found.place.mean)
+    gains: Tensor = scene.dynamics.swap_gains(positions, detected)
+    return gains
+
+
 def best_swaps(
     gains: Float[Tensor, "B N N T"], present: Bool[Tensor, "B N"], persistent: bool
 ) -> tuple[Float[Tensor, " B"], Int[Tensor, "B N T"]]:
@@ -460,9 +473,15 @@ class Tracker(GridInference):
         self, scene: Scene[SpriteRenderer], hypotheses: int
     ) -> tuple[Detections, PixelGaussian]:
         """Return the detections and predictions of the best of several searches of each clip."""
+        from motes.models.sprites.long_clips import search_long
+
+        starts = delayed_starts(scene.observed, hypotheses)
+        once = search_long(scene, starts, self.window)
+        if once is not None:
+            return once
         # Batched: a search is many small steps, so several cost little more than one.
         many = scene.repeated(hypotheses)
-        found, expected, bound = self._search(many, delayed_starts(scene.observed, hypotheses))
+        found, expected, bound = self._search(many, starts)
         bound = _filled(bound, many, found, expected)
         best = best_hypothesis(bound, hypotheses)
         return found.select(best), expected.select(best)
@@ -477,31 +496,11 @@ class Tracker(GridInference):
         """
         coarse = SpriteTemplate.coarse(scene.renderer, self.window)
         found = forward_pass(scene, coarse, trusted)
-        found, expected = self._refine(scene, coarse, found, trusted)
+        found, expected = refine(scene, coarse, found, trusted)
         unknown = torch.full((len(trusted),), torch.nan, dtype=torch.float32, device=trusted.device)
         if scene.present.shape[1] == 1:
             return found, expected, unknown
         return self._undo_swaps(scene, coarse, found, expected, unknown)
-
-    def _refine(
-        self,
-        scene: Scene[SpriteRenderer],
-        coarse: SpriteTemplate,
-        found: Detections,
-        trusted: Bool[Tensor, "B T"],
-    ) -> tuple[Detections, PixelGaussian]:
-        """Refine all frames around the predictions from the detections of the trusted ones."""
-        expected = predict_from_other_frames(scene, found)
-        place = PixelGaussian.where(trusted[:, None] & found.detected, found.place, expected)
-        for _ in range(REVISITS):
-            # An occluded object must not explain lit pixels at its predicted position.
-            occluded = _infer_occluded(scene, found, expected)
-            if occluded is not None:
-                place = PixelGaussian.where(found.detected, place, occluded.place)
-            appearance = revisit_blocks(scene, coarse, place, expected)
-            found = Detections.joined([part for *_, part in appearance], 2)
-            place, expected = found.place, predict_from_other_frames(scene, found)
-        return found, expected
 
     def _undo_swaps(
         self,
@@ -522,22 +521,14 @@ class Tracker(GridInference):
             for _ in range(rounds):
                 kept, before = found.select(clips), expected.select(clips)
                 present = scene.present[clips]
-                if persistent:
-                    positions = scene.renderer.from_pixels(kept.place.mean)
-                    # Absent objects get the mask of the first, so that masks can be shared.
-                    detected = torch.where(present[..., None], kept.detected, kept.detected[:, :1])
-                    gains = scene.dynamics.swap_gains(positions, detected)
-                else:
-                    gains = frame_swap_gains(kept, before)
+                gains = swap_gains(scene.select(clips), kept, before, persistent)
                 gain, source = best_swaps(gains, present, persistent)
                 worth = (gain > 0).nonzero()[:, 0]
                 if not len(worth):
                     break
                 clips, kept, before = clips[worth], kept.select(worth), before.select(worth)
                 part = scene.select(clips)
-                new, after = self._refine(
-                    part, coarse, kept.reordered(source[worth]), part.observed
-                )
+                new, after = refine(part, coarse, kept.reordered(source[worth]), part.observed)
                 bound = bound.index_copy(0, clips, _filled(bound[clips], part, kept, before))
                 reached = _bound(part, new, after)
                 gained = (reached > bound[clips]).nonzero()[:, 0]
@@ -546,6 +537,26 @@ class Tracker(GridInference):
                 found = found.put(clips, new.select(gained))
                 expected = expected.put(clips, after.select(gained))
         return found, expected, bound
+
+
+def refine(
+    scene: Scene[SpriteRenderer],
+    coarse: SpriteTemplate,
+    found: Detections,
+    trusted: Bool[Tensor, "B T"],
+) -> tuple[Detections, PixelGaussian]:
+    """Refine all frames around the predictions from the detections of the trusted ones."""
+    expected = predict_from_other_frames(scene, found)
+    place = PixelGaussian.where(trusted[:, None] & found.detected, found.place, expected)
+    for _ in range(REVISITS):
+        # An occluded object must not explain lit pixels at its predicted position.
+        occluded = _infer_occluded(scene, found, expected)
+        if occluded is not None:
+            place = PixelGaussian.where(found.detected, place, occluded.place)
+        appearance = revisit_blocks(scene, coarse, place, expected)
+        found = Detections.joined([part for *_, part in appearance], 2)
+        place, expected = found.place, predict_from_other_frames(scene, found)
+    return found, expected
 
 
 def delayed_starts(observed: Bool[Tensor, "B T"], hypotheses: int) -> Bool[Tensor, "H T"]:
@@ -613,16 +624,23 @@ def _filled(
 def _bound(
     scene: Scene[SpriteRenderer], found: Detections, expected: PixelGaussian
 ) -> Float[Tensor, " B"]:
-    """Return the bound at the means of q, which suffices to compare searches.
+    """Return the bound at the means of q, which suffices to compare searches."""
+    nats, means = frame_bounds(scene, found, expected)
+    prior = scene.dynamics.track_log_density(means, found.detected).float()
+    return nats + torch.where(scene.present, prior, 0.0).sum(1)
+
+
+def frame_bounds(
+    scene: Scene[SpriteRenderer], found: Detections, expected: PixelGaussian
+) -> tuple[Float[Tensor, " B"], Float[Tensor, "B N T 2"]]:
+    """Return the bound at the means of q without the prior of the tracks, and these means.
 
     With an occlusion model, undetected objects are not rendered: the mean of two possible occluded
     positions need not be occluded.
     """
     occluded = _infer_occluded(scene, found, expected)
-    total, means = (
-        torch.zeros(len(scene.present), dtype=torch.float32, device=scene.present.device),
-        [],
-    )
+    total = torch.zeros(len(scene.present), dtype=torch.float32, device=scene.present.device)
+    means = []
     if occluded is not None:
         total += occluded.log_occluded.sum((1, 2))
     for time, q in _blocks(scene, found, expected):
@@ -634,8 +652,7 @@ def _bound(
         nats = scene.renderer.log_likelihood(drawn, scene.present, part.frames)
         total += torch.where(part.observed, nats, 0.0).sum(1)
         total += torch.where(scene.present, q.entropy().sum(-1), 0.0).sum(1)
-    prior = scene.dynamics.track_log_density(torch.cat(means, 2), found.detected).float()
-    return total + torch.where(scene.present, prior, 0.0).sum(1)
+    return total, torch.cat(means, 2)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,190 @@
+"""The search of a single long recording: work only where it can change the result.
+
+The plain reference is `Tracker` with all hypotheses. Here later starts are only followed until they
+have joined the first hypothesis, and after a swap only frames whose predictions change are refined.
+"""
+
+import torch
+
+from motes.core.axes import Bool, Float, Int, Tensor
+from motes.models.sprites import search
+from motes.models.sprites.forward_arrays import covers, forward_arrays
+from motes.models.sprites.likelihood_maps import (
+    Detections,
+    PixelGaussian,
+    Scene,
+    SpriteTemplate,
+    pixel_mahalanobis,
+)
+from motes.models.sprites.renderer import SpriteRenderer
+
+MIN_FRAMES = 128  # of a long clip
+JOIN_WITHIN, JOINED_FRAMES = 48, 16  # frames after a later start; the last of them are compared
+SAME_PLACE = 0.05  # pixels; smaller differences change no decision
+MAX_MAHALANOBIS = 50.0  # squared distance from the prediction that is no error
+BESIDE = 4  # frames before and after those whose prediction changes
+
+Found = tuple[Detections, PixelGaussian]
+
+
+def search_long(
+    scene: Scene[SpriteRenderer], starts: Bool[Tensor, "H T"], window: int
+) -> Found | None:
+    """Return detections and leave-one-out predictions, or None where all hypotheses are needed.
+
+    Args:
+        scene: one or a few recordings.
+        starts: the frames that each hypothesis trusts, see `search.delayed_starts`.
+        window: pixels around a prediction in which an object is searched for.
+
+    Law: equals the search with all hypotheses
+    (test_a_long_clip_is_searched_as_with_all_hypotheses).
+    """
+    if not covers(scene) or scene.observed.shape[1] < MIN_FRAMES or scene.renderer.models_occlusion:
+        return None
+    coarse = SpriteTemplate.coarse(scene.renderer, window)
+    first = forward(scene, coarse, scene.observed)
+    if not one_hypothesis_suffices(scene, coarse, first, starts):
+        return None
+    found, expected = search.refine(scene, coarse, first, scene.observed)
+    return undo_swaps(scene, coarse, found, expected)
+
+
+def forward(
+    scene: Scene[SpriteRenderer],
+    template: SpriteTemplate,
+    trusted: Bool[Tensor, "B T"],
+    stop: int | None = None,
+) -> Detections:
+    """Return the forward pass, or only its frames before `stop`."""
+    passes = search.PASSES_PER_FRAME
+    return forward_arrays(scene, template, trusted, search.redetect_lost, passes, stop)
+
+
+def one_hypothesis_suffices(
+    scene: Scene[SpriteRenderer],
+    template: SpriteTemplate,
+    first: Detections,
+    starts: Bool[Tensor, "H T"],
+) -> bool:
+    """Return whether all later starts lead to the tracks of the first hypothesis.
+
+    They do if every object was detected in every frame before a later start, near the prediction
+    from all other frames, and if the filter that starts there has joined the first one after
+    JOIN_WITHIN frames: then it has the same belief, and the same detections from there on.
+
+    Law: true for separated objects, false after a wrong first detection
+    (test_one_hypothesis_suffices_only_where_later_starts_join_it).
+    """
+    present, expected = scene.present[..., None], search.predict_from_other_frames(scene, first)
+    offset = (first.place.mean - expected.mean)[..., None, :]
+    # Positions are whole pixels at this stage, more or less.
+    blurred = expected.covariance + torch.eye(2)
+    expectable = pixel_mahalanobis(offset, blurred)[..., 0] < MAX_MAHALANOBIS
+    for trusted in starts.split(len(scene.clip))[1:]:
+        begins = trusted.int().argmax(1)
+        stop = min(int(begins.max()) + JOIN_WITHIN, trusted.shape[1])
+        before = torch.arange(trusted.shape[1]) < begins[:, None]
+        wanted = present & (scene.observed & before)[:, None]
+        if bool((wanted & ~(first.detected & expectable)).any()):
+            return False
+        later = forward(scene, template, trusted, stop)
+        last = slice(stop - JOINED_FRAMES, stop)
+        flags = scene.observed[:, None, last] & present
+        both = first.detected[:, :, last] & later.detected[:, :, last]
+        if bool((flags & ~both).any()):
+            return False
+        # Objects are named from left to right in the first frame of a hypothesis.
+        ours, theirs = (part.place.mean[:, :, last] for part in (first, later))
+        away = (ours[:, :, None] - theirs[:, None]).abs().amax(-1)
+        away = torch.where(flags[:, :, None], away, 0.0).amax(-1)
+        same = (away < SAME_PLACE) & scene.present[:, None] & present
+        if not all(bool((same.sum(axis) == scene.present).all()) for axis in (1, 2)):
+            return False
+    return True
+
+
+def undo_swaps(
+    scene: Scene[SpriteRenderer],
+    coarse: SpriteTemplate,
+    found: Detections,
+    expected: PixelGaussian,
+) -> Found:
+    """Swap parts of the tracks of two objects where that raises the bound. [Choice 30]."""
+    for persistent in (True, False) if scene.present.shape[1] > 1 else ():
+        gains = search.swap_gains(scene, found, expected, persistent)
+        gain, source = search.best_swaps(gains, scene.present, persistent)
+        if bool((gain > 0).any()):
+            new = found.reordered(source)
+            old = Detections(PixelGaussian(*expected), found.detected).reordered(source).place
+            found, expected = _refine_locally(scene, coarse, (found, expected), (new, old))
+    return found, expected
+
+
+def _refine_locally(
+    scene: Scene[SpriteRenderer],
+    coarse: SpriteTemplate,
+    before: Found,
+    swapped: Found,
+) -> Found:
+    """Refine the swapped tracks where their predictions change; return the better tracks.
+
+    `swapped` holds the detections and the predictions before, both under their new names.
+    """
+    found, old = swapped
+    expected = search.predict_from_other_frames(scene, found)
+    time = changed_frames(expected, old)
+    part = scene.during(time)
+    place = PixelGaussian.where(found.detected, found.place, expected).select(_frames(time))
+    for _ in range(search.REVISITS):
+        blocks = search.revisit_blocks(part, coarse, place, expected.select(_frames(time)))
+        new = Detections.joined([detections for *_, detections in blocks], 2)
+        found, place = _with_frames(found, time, new), new.place
+        expected = search.predict_from_other_frames(scene, found)
+    gained = _bound(scene, part, time, found, expected) > _bound(scene, part, time, *before)
+    clips = gained.nonzero()[:, 0]
+    kept, predicted = before
+    return (
+        kept.put(clips, found.select(clips)),
+        predicted.put(clips, expected.select(clips)),
+    )
+
+
+def changed_frames(new: PixelGaussian, old: PixelGaussian) -> Int[Tensor, " some"]:
+    """Return the frames in which predictions differ, and those beside them."""
+    scale = old.covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+    moved = ((new.mean - old.mean).abs() > 0.01 * scale).any(-1)
+    spread = (new.covariance - old.covariance).abs().amax((-2, -1))
+    moved |= spread > 0.01 * scale.square().amax(-1)
+    flags = moved.any(1).any(0).float()[None, None]
+    near = torch.nn.functional.max_pool1d(flags, 2 * BESIDE + 1, 1, BESIDE)
+    return near[0, 0].nonzero()[:, 0]
+
+
+def _frames(time: Int[Tensor, " some"]) -> tuple[slice, slice, Int[Tensor, " some"]]:
+    """Return the index of some frames of all objects."""
+    return slice(None), slice(None), time
+
+
+def _with_frames(found: Detections, time: Int[Tensor, " some"], new: Detections) -> Detections:
+    """Return the detections with those of some frames replaced."""
+    mean, covariance = (
+        part.index_copy(2, time, other) for part, other in zip(found.place, new.place, strict=True)
+    )
+    detected = found.detected.index_copy(2, time, new.detected)
+    return Detections(PixelGaussian(mean, covariance), detected)
+
+
+def _bound(
+    scene: Scene[SpriteRenderer],
+    part: Scene[SpriteRenderer],
+    time: Int[Tensor, " some"],
+    found: Detections,
+    expected: PixelGaussian,
+) -> Float[Tensor, " B"]:
+    """Return the bound at the means of q, up to the likelihood of all other frames."""
+    there = Detections(found.place.select(_frames(time)), found.detected[:, :, time])
+    nats, means = search.frame_bounds(part, there, expected.select(_frames(time)))
+    positions = scene.renderer.from_pixels(found.place.mean).index_copy(2, time, means)
+    prior = scene.dynamics.track_log_density(positions, found.detected).float()
+    return nats + torch.where(scene.present, prior, 0.0).sum(1)

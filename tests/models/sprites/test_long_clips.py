@@ -1,0 +1,98 @@
+import math
+
+import pytest
+import torch
+
+from motes.core.axes import Tensor
+from motes.kalman.dynamics import LinearDynamics
+from motes.models.sprites import long_clips
+from motes.models.sprites.likelihood_maps import (
+    Detections,
+    PixelGaussian,
+    Scene,
+    SpriteTemplate,
+    scene_of,
+)
+from motes.models.sprites.long_clips import (
+    changed_frames,
+    forward,
+    one_hypothesis_suffices,
+    search_long,
+    undo_swaps,
+)
+from motes.models.sprites.search import Tracker, delayed_starts, predict_from_other_frames
+from sprite_scenes import disk_renderer, frame_with, straight
+
+SIZE, FRAMES, WINDOW = 48, 140, 7
+
+
+def swinging() -> LinearDynamics:
+    """Return dynamics with enough process noise for objects that turn back."""
+    dynamics = straight(1.0)
+    with torch.no_grad():
+        dynamics.state_factor.diagonal().fill_(0.5 * math.log(0.02))
+    return dynamics
+
+
+def places(num_frames: int = FRAMES) -> Tensor:
+    """Return whole pixels of two objects that swing, and pass each other in height, [2 T 2]."""
+    t = torch.arange(num_frames)
+    one = torch.stack([14 + 8 * (t / 9).sin(), 24 + 12 * (t / 11).cos()], -1)
+    two = torch.stack([34 + 8 * (t / 8).cos(), 24 + 12 * (t / 7).sin()], -1)
+    return torch.stack([one, two]).round()
+
+
+def scene_with(truth: Tensor, flash: bool = False) -> Scene:
+    """Return the scene; a flash takes the place of the second object in the first frame."""
+    pairs = [[tuple(xy) for xy in now] for now in truth.long().transpose(0, 1).tolist()]
+    if flash:
+        pairs[0] = [pairs[0][0], (44, 44)]
+    frames = torch.cat([frame_with(pair, SIZE) for pair in pairs])[None]
+    return scene_of(frames, torch.tensor([2]), swinging(), disk_renderer(SIZE))
+
+
+@torch.no_grad()
+def test_a_long_clip_is_searched_as_with_all_hypotheses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To 1e-3 px: another convergence of frames in which nothing was wrong."""
+    truth = places()
+    scene, tracker = scene_with(truth), Tracker(WINDOW)
+    starts = delayed_starts(scene.observed, 3)
+    once = search_long(scene, starts, WINDOW)
+    assert once is not None
+    monkeypatch.setattr(long_clips, "MIN_FRAMES", FRAMES + 1)
+    found, expected = tracker._best_search(scene, 3)
+    assert torch.equal(once[0].detected, found.detected)
+    assert (found.place.mean[0] - truth).abs().max() < 0.6
+    torch.testing.assert_close(once[0].place.mean, found.place.mean, rtol=0, atol=1e-3)
+    torch.testing.assert_close(once[1].mean, expected.mean, rtol=0, atol=1e-3)
+
+
+@torch.no_grad()
+def test_one_hypothesis_suffices_only_where_later_starts_join_it() -> None:
+    for flash in (False, True):
+        scene = scene_with(places(), flash)
+        coarse = SpriteTemplate.coarse(scene.renderer, WINDOW)
+        first = forward(scene, coarse, scene.observed)
+        starts = delayed_starts(scene.observed, 3)
+        assert one_hypothesis_suffices(scene, coarse, first, starts) == (not flash)
+
+
+@torch.no_grad()
+def test_swapped_parts_of_long_tracks_are_swapped_back() -> None:
+    truth = places()
+    scene = scene_with(truth)
+    coarse = SpriteTemplate.coarse(scene.renderer, WINDOW)
+    wrong = torch.cat([truth[:, :60], truth.flip(0)[:, 60:]], 1)
+    place = PixelGaussian(wrong[None], torch.eye(2).expand(1, 2, FRAMES, 2, 2))
+    found = Detections(place, torch.ones(1, 2, FRAMES, dtype=torch.bool))
+    after, there = undo_swaps(scene, coarse, found, predict_from_other_frames(scene, found))
+    assert (after.place.mean[0] - truth).abs().max() < 0.6
+    torch.testing.assert_close(there.mean, predict_from_other_frames(scene, after).mean)
+
+
+def test_frames_change_where_predictions_do() -> None:
+    before = PixelGaussian(torch.zeros(1, 2, 30, 2), torch.eye(2).expand(1, 2, 30, 2, 2).clone())
+    after = PixelGaussian(before.mean.clone(), before.covariance)
+    after.mean[0, 1, 12, 0] = 0.5
+    assert changed_frames(after, before).tolist() == list(range(8, 17))
+    assert len(changed_frames(before, before)) == 0
