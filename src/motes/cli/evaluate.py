@@ -34,6 +34,7 @@ def evaluate(
     out: Out[Path | None] = None,
     report: Path | None = None,
     baselines: Annotated[Path, arg(aliases=("--results",))] = Path("experiments/results_table"),
+    device: str = "cpu",
     as_json: Json = False,
 ) -> None:
     """Score a model or a baseline on clips with known true positions.
@@ -53,6 +54,7 @@ def evaluate(
         out: output file: JSON record of all scores.
         report: HTML to write: table, figures, and the clips with the largest errors.
         baselines: folder of stored records to compare with in the report; ignored if missing.
+        device: cpu or cuda.
         as_json: print one JSON line instead of text.
     """
     import torch
@@ -65,7 +67,7 @@ def evaluate(
     from motes.output.reports import evaluation_page
 
     check_output_paths(out, report)
-    loaded = None if model in BASELINES else load_with_config(model)
+    loaded = None if model in BASELINES else load_with_config(model, device=device)
     if loaded is None and report is not None:
         raise InputError(f"{model} is a baseline; --report describes models")
     config = DataConfig() if loaded is None else loaded[1].data
@@ -77,7 +79,7 @@ def evaluate(
         "test_seed": None if data is not None else seed,
         "frame_size": list(clips.video.shape[2:4]),
         "num_frames": clips.video.shape[1],
-        "environment": environment(torch.device("cpu")),
+        "environment": environment(torch.device(device if loaded is not None else "cpu")),
         **(_score_baseline(model, clips) if loaded is None else _score_model(*loaded, clips)),
     }
     if out is not None:
@@ -85,7 +87,7 @@ def evaluate(
     if loaded is not None and report is not None:
         # The command contains no path of this machine.
         command = f"motes evaluate {Path(model).name} --report {report.name}"
-        page = evaluation_page(loaded[0], clips, record, read_records(baselines), command)
+        page = evaluation_page(loaded[0].cpu(), clips, record, read_records(baselines), command)
         write_text(report, page)
     print_result(record, as_json, score_table(record))
 
@@ -200,7 +202,7 @@ def _score_model(model: "Model", config: "RunConfig", clips: "Clips") -> dict[st
         record["gaps"] = score_gaps(predictor, clips, progress)
     with bar("bounds and counts", some) as progress:
         record["beliefs"] = score_bounds(model, clips, progress)
-    return {"training_seed": config.seed, **record, **compare_physics(model, clips)}
+    return {"training_seed": config.seed, **record, **compare_physics(model.cpu(), clips)}
 
 
 def _score_baseline(name: str, clips: "Clips") -> dict[str, Any]:

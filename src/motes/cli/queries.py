@@ -57,6 +57,8 @@ class Options:
     """last second of the video to use; default: all."""
     seed: int = 0
     """random seed of the draws that predicted frames average."""
+    device: str = "cpu"
+    """cpu or cuda."""
     as_json: Json = False
     """print one JSON line instead of text."""
 
@@ -141,6 +143,7 @@ def sample(
     num_frames: int = 30,
     gif: Path | None = None,
     seed: int = 0,
+    device: str = "cpu",
     as_json: Json = False,
 ) -> None:
     """Draw new clips from the model.
@@ -155,14 +158,15 @@ def sample(
         num_frames: number of frames in a clip.
         gif: GIF to write: the first clip.
         seed: random seed of the clips.
+        device: cpu or cuda.
         as_json: print one JSON line instead of text.
     """
     from motes import queries
     from motes.data import Clips, pack, save_clips, write_gif
     from motes.models.model import load
 
-    loaded = load(model)
-    answer = queries.sample(loaded, num_clips, num_objects, num_frames, seed=seed)
+    loaded = load(model, device=device)
+    answer = queries.sample(loaded, num_clips, num_objects, num_frames, seed=seed).cpu()
     video = pack(answer.frames > 0.5) if not loaded.renderer.grey_levels else answer.frames
     with all_or_none():
         save_clips(out, Clips(video, answer.num_objects, answer.pixels, answer.path_pixels))
@@ -192,7 +196,7 @@ def read_inputs(
     if options.overlay is not None:
         check_overlay(options.overlay)
     check_output_paths(options.table(command), options.gif, options.overlay, options.plot)
-    model = load(options.model_name)
+    model = load(options.model_name, device=options.device)
     clips = _read_video(model, options) if options.has_video else _read_clips(options)
     if options.corrections is not None:
         listed = read_corrections(options.corrections)
@@ -293,13 +297,13 @@ def _query(model: "Model", clips: "QueryClips", horizon: int, seed: int) -> "Ans
     frames, observed, num_objects = clips.frames, clips.observed, clips.num_objects
     options: dict[str, Any] = {"seed": seed, "corrections": clips.corrections}
     if observed is None and horizon == 0:
-        return queries.infer(model, frames, num_objects, **options)
+        return queries.infer(model, frames, num_objects, **options).cpu()
     if observed is None:
-        return queries.forecast(model, frames, num_objects, horizon, **options)
+        return queries.forecast(model, frames, num_objects, horizon, **options).cpu()
     if horizon > 0:
         unobserved = torch.zeros_like(frames[:, :1]).expand(-1, horizon, *frames.shape[2:])
         frames, observed = torch.cat([frames, unobserved], 1), pad(observed, (0, horizon))
-    return queries.interpolate(model, frames, observed, num_objects, **options)
+    return queries.interpolate(model, frames, observed, num_objects, **options).cpu()
 
 
 def _frame_range(text: str, num_frames: int) -> slice:

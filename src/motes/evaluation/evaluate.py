@@ -237,7 +237,7 @@ def score_bounds(model: Model, clips: Clips, progress: Progress = no_progress) -
         bound, weighted = bound_and_weighted(model, frames, count)
         right = infer(model, some.frames).num_objects == count
         values = {"bound": bound, "weighted_bound": weighted, "count_right": right.double()}
-        statistics = {name: clip_statistics(value) for name, value in values.items()}
+        statistics = {name: clip_statistics(value.cpu()) for name, value in values.items()}
         record[str(count)] = _with_errors(len(indices), statistics)
         done += len(indices)
         progress(done)

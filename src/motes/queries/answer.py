@@ -1,8 +1,8 @@
 """The result of a query."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,6 +78,19 @@ class Answer:
         observed = f"{int(self.observed.sum())} of {self.observed.numel()}"
         return f"Answer(clips={clips}, objects={objects}, frames={frames}, observed={observed})"
 
+    def cpu(self) -> "Answer":
+        """Return the answer with all tensors on the CPU; frames still render on the device.
+
+        Law: an answer on the CPU is returned as it is (test_an_answer_on_the_cpu_is_not_copied).
+        """
+        if self.pixels.device.type == "cpu":
+            return self
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved = {name: part.cpu() for name, part in values.items() if isinstance(part, Tensor)}
+        for name in ("draw_frames", "draw_mean_frames", "draw_paths"):
+            moved[name] = partial(_on_cpu, values[name])
+        return replace(self, **moved)
+
     @property
     def detected(self) -> Bool[Tensor, "B N T"]:
         """Whether each object was detected in each frame; the same as `found`."""
@@ -139,6 +152,11 @@ class Answer:
         except ImportError:
             raise InputError("to_dataframe needs pandas; pip install 'motes[table]'") from None
         return pandas.DataFrame(list(self.rows()), columns=list(COLUMNS))
+
+
+def _on_cpu(draw: Callable[[], Tensor]) -> Tensor:
+    """Return what was drawn on a device."""
+    return draw().cpu()
 
 
 def nan_where_absent(values: Tensor, present: Bool[Tensor, "B N"]) -> Tensor:
