@@ -86,7 +86,9 @@ class Answer:
         if self.pixels.device.type == "cpu":
             return self
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved = {name: part.cpu() for name, part in values.items() if isinstance(part, Tensor)}
+        moved: dict[str, Any] = {
+            name: part.cpu() for name, part in values.items() if isinstance(part, Tensor)
+        }
         for name in ("draw_frames", "draw_mean_frames", "draw_paths"):
             moved[name] = partial(_on_cpu, values[name])
         return replace(self, **moved)
