@@ -5,7 +5,13 @@ import itertools
 import numpy as np
 import torch
 
-from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate, detect, redetect
+from motes.models.sprites.likelihood_maps import (
+    PixelGaussian,
+    SpriteTemplate,
+    correlate,
+    detect,
+    redetect,
+)
 from motes.models.sprites.renderer import BACKGROUND_UNIT
 from sprite_scenes import (
     HEIGHT,
@@ -87,3 +93,10 @@ def test_a_bright_background_is_not_detected() -> None:
         renderer.root_background[14:20, 14:20] = 2.0 / BACKGROUND_UNIT
     found, _ = detect(SpriteTemplate.coarse(renderer, 1), frame, torch.tensor([1]), slots=1)
     assert found[0].tolist() == [[6, 6]]
+
+
+def test_correlation_by_rows_equals_the_convolution(generator: torch.Generator) -> None:
+    images = torch.rand(3, 2, 12, 9, dtype=torch.float64, generator=generator)
+    kernel = torch.randn(2, 5, 5, dtype=torch.float64, generator=generator)
+    plain = torch.nn.functional.conv2d(images, kernel[None], padding=2)[:, 0]
+    torch.testing.assert_close(correlate(images, kernel), plain, rtol=1e-12, atol=1e-12)

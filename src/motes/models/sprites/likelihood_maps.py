@@ -539,9 +539,27 @@ def score_map(
     dark = (1 - covered).view_as(frame) * (-template.background).exp()
     lit = frame * template.visibility * unexplained_fraction(template, dark)
     dark = (1 - frame) * template.visibility
-    kernel = torch.stack([template.lit_llr.mean(0), -template.depth.mean(0)])[None]
-    score: Tensor = conv2d(torch.stack([lit, dark], 1), kernel, padding=template.radius)
-    return score.flatten(1)
+    kernel = torch.stack([template.lit_llr.mean(0), -template.depth.mean(0)])
+    return correlate(torch.stack([lit, dark], 1), kernel).flatten(1)
+
+
+def correlate(
+    images: Float[Tensor, "B images height width"], kernel: Float[Tensor, "images taps taps"]
+) -> Float[Tensor, "B height width"]:
+    """Return the sum over images of their correlation with a kernel, zero outside the frame.
+
+    By rows of the kernel, which are the channels of one convolution along x: a convolution with a
+    single channel leaves the vector units of a CPU mostly idle.
+
+    Law: equals `conv2d` (test_correlation_by_rows_equals_the_convolution).
+    """
+    radius, height = kernel.shape[-1] // 2, images.shape[-2]
+    rows = kernel.transpose(0, 1)[:, :, None]
+    parts = conv2d(pad(images, (0, 0, radius, radius)), rows, padding=(0, radius))
+    total = parts[:, 0, :height].clone()
+    for row in range(1, kernel.shape[-2]):
+        total += parts[:, row, row : row + height]
+    return total
 
 
 AnyRenderer = TypeVar("AnyRenderer", bound=PixelRenderer)
