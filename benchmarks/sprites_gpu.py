@@ -50,9 +50,11 @@ def measure(device: str, num_clips: int, iterations: int) -> dict[str, Any]:
     wait()
     start, found = time.perf_counter(), []
     for count, frames in enumerate(clips, 1):
+        parts = []
         for part in frames.split(batch):
             answer = infer(model, part, count)
-            found.append((answer.pixels.cpu(), answer.found.cpu()))
+            parts.append((answer.pixels.cpu(), answer.found.cpu()))
+        found.append(tuple(torch.cat(each) for each in zip(*parts, strict=True)))
     wait()
     searched = time.perf_counter() - start
     training = train(place, num_clips, iterations, wait)
@@ -125,6 +127,7 @@ def bench(device: str, num_clips: int, iterations: int) -> dict[str, Any]:
     ours = measure(device, num_clips, iterations)
     names = ("search_seconds", "restart_seconds", "step_seconds")
     seconds = {name: {"cpu": cpu[name], device: ours[name]} for name in names}
+    print(json.dumps(seconds), flush=True)
     learning = sum(cpu[n] for n in names[1:]) / sum(ours[n] for n in names[1:])
     return {
         "task": f"search of {num_clips} clips of 1 to 3 objects, 3 hypotheses; training on "
