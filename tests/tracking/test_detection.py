@@ -7,7 +7,6 @@ from scipy.stats import norm
 
 from motes.tracking.detection import (
     Looks,
-    MatchedFilter,
     amplitude_evidence,
     find_candidates,
     peaks,
@@ -61,7 +60,7 @@ def test_two_overlapping_spots_are_both_found():
     for cx, cy in truth:
         picture += 0.5 * np.exp(-((x - cx) ** 2 + (y - cy) ** 2) / (2 * 1.5**2))
     looks = Looks((gaussian_sprite(1.5),), NOISE, (np.array([0.5]), np.array([0.05])))
-    matched = MatchedFilter(looks.sprites, 32, 32)
+    matched = looks.matched_filter(32, 32)
     found, residual = find_candidates(picture[None].astype(np.float32), looks, matched)
     strong = found.positions[found.evidence > 10]
     assert len(strong) == 3

@@ -22,6 +22,7 @@ from motes.tracking.sprite import (
     OVERSAMPLING,
     Array,
     Sprite,
+    gaussian_crop,
     gaussian_sprite,
     learn_sprite,
     sprite_from_grid,
@@ -32,7 +33,7 @@ MIN_CROPS, MAX_CROPS = 40, 400  # crops from which a sprite is learned
 STRONG = 6.0  # standard deviations of a peak that counts as an object at first
 NOISE_FLOOR = 1 / 255  # a grey level of 8 bits
 ROUNDS = 3
-LOOKS_SAMPLE = 8  # frames from which sprite, noise and amplitudes are learned
+LOOKS_SAMPLE = 6  # frames from which sprite, noise and amplitudes are learned
 OBJECT_COST = 12.0  # nats: what a detection must explain to be worth its position and amplitude
 
 
@@ -108,7 +109,7 @@ def smooth_surface(image: Array, tile: int = 16) -> Array:
 
 def robust_scale(values: Array) -> float:
     """Return the standard deviation of the bulk of the values."""
-    flat = values.ravel()[:: max(1, values.size // 200_000)]
+    flat = values.ravel()[:: max(1, values.size // 40_000)]
     return float(np.median(np.abs(flat - np.median(flat))) / 0.6745)
 
 
@@ -116,7 +117,7 @@ def _learn(few: Array, background: Array, kind: str) -> tuple[Appearance, float]
     """Return the appearance with one background, and nats needed to describe the sample by it."""
     deviation = few - background
     noise = max(robust_scale(deviation), NOISE_FLOOR)
-    polarity, scale = _polarity_and_scale(deviation[:: max(1, len(deviation) // 3)], noise)
+    polarity, scale = _polarity_and_scale(deviation[:: max(1, len(deviation) // 2)][:2], noise)
     if scale is None:
         empty = Appearance(background, 1.0, None, kind)
         return empty, float(np.square(deviation / NOISE_FLOOR).mean() / 2 * deviation[0].size)
@@ -124,7 +125,7 @@ def _learn(few: Array, background: Array, kind: str) -> tuple[Appearance, float]
     looks = Looks((first,), noise, _first_amplitudes(deviation * polarity, first, noise))
     for turn in range(ROUNDS):
         signed = (few - background) * np.float32(polarity)
-        matched = MatchedFilter(looks.sprites, *signed.shape[1:])
+        matched = looks.matched_filter(*signed.shape[1:])
         found, residual = find_candidates(
             signed, looks, matched, rounds=1 if turn == 0 else 2, least=STRONG if turn < 1 else 5.0
         )
@@ -142,7 +143,7 @@ def _polarity_and_scale(deviation: Array, noise: float) -> tuple[float, float | 
     scales = [scale for scale in SCALES if 6 * scale + 1 <= min(height, width)] or [1.0]
     maps = []
     for scale in scales:
-        matched = MatchedFilter((gaussian_sprite(scale),), height, width)
+        matched = MatchedFilter((gaussian_crop(scale),), height, width)
         response = matched.responses(deviation)[0]
         maps.append(response / max(noise, robust_scale(response)))
     stack = np.stack(maps)
@@ -165,7 +166,7 @@ def _polarity_and_scale(deviation: Array, noise: float) -> tuple[float, float | 
 
 def _first_amplitudes(deviation: Array, sprite: Sprite, noise: float) -> tuple[Array, Array]:
     """Return mean and standard deviation of the amplitudes of clear peaks."""
-    matched = MatchedFilter((sprite,), *deviation.shape[1:])
+    matched = MatchedFilter((sprite.centred,), *deviation.shape[1:])
     response = matched.responses(deviation)[0]
     frame, row, column = peaks(response, STRONG * noise)
     gains = response[frame, row, column] / matched.norms[0][row, column]

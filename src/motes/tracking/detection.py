@@ -40,6 +40,10 @@ class Looks:
     noise: float
     amplitude: tuple[Array, Array]
 
+    def matched_filter(self, height: int, width: int) -> "MatchedFilter":
+        """Return the matched filter of the sprites for frames of this size."""
+        return MatchedFilter(tuple(sprite.centred for sprite in self.sprites), height, width)
+
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
@@ -95,20 +99,20 @@ def join(parts: list[Candidates]) -> Candidates:
 class MatchedFilter:
     """Correlation of frames with sprites, normalised by the noise and by what is inside."""
 
-    def __init__(self, sprites: tuple[Sprite, ...], height: int, width: int) -> None:
-        """Prepare the transforms for frames of one size."""
-        half = sprites[0].half
+    def __init__(self, crops: tuple[Array, ...], height: int, width: int) -> None:
+        """Prepare the transforms of centred sprites for frames of one size."""
+        half = len(crops[0]) // 2
         self.size = (height, width)
         self.shape = (
             fft.next_fast_len(height + half, real=True),
             fft.next_fast_len(width + half, real=True),
         )
         self.half = half
-        self.kernels = [self._kernel(sprite.centred) for sprite in sprites]
+        self.kernels = [self._kernel(crop) for crop in crops]
         inside = np.ones((1, height, width), np.float32)
         self.norms = [
-            np.sqrt(np.maximum(self._apply(inside, self._kernel(sprite.centred**2))[0], 1e-6))
-            for sprite in sprites
+            np.sqrt(np.maximum(self._apply(inside, self._kernel(crop**2))[0], 1e-6))
+            for crop in crops
         ]
 
     def _kernel(self, crop: Array) -> Array:

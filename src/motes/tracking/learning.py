@@ -69,6 +69,7 @@ def solve(
     size: tuple[int, int],
     num_frames: int,
     with_lag: bool = False,
+    joins: tuple[float, ...] = JOINS,
 ) -> Solution:
     """Return tracks of the candidates under given laws and rates.
 
@@ -79,9 +80,10 @@ def solve(
         size: height and width of a frame.
         num_frames: of the recording.
         with_lag: also return what the EM step of the laws needs.
+        joins: smallest losses of the rounds of `relink`.
     """
     links = link_frames(candidates, laws, rates, num_frames)
-    track = relink(candidates, links, laws, rates, JOINS)
+    track = relink(candidates, links, laws, rates, joins)
     return describe(candidates, track, laws, rates, size, num_frames, with_lag)
 
 
@@ -185,7 +187,7 @@ def learn(
     area = float(size[0] * size[1])
     laws, rates = first_guess(candidates, area, num_frames)
     for _ in range(rounds):
-        solution = solve(candidates, laws, rates, size, num_frames, with_lag=True)
+        solution = solve(candidates, laws, rates, size, num_frames, True, joins=JOINS[1:])
         laws = relearn_laws(solution, laws)
         rates = relearn_rates(solution, rates, area, num_frames)
     return laws, rates

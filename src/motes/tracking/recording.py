@@ -10,7 +10,7 @@ import torch
 
 from motes.core.errors import InputError, require
 from motes.tracking.appearance import Appearance, learn_appearance
-from motes.tracking.detection import Candidates, MatchedFilter, find_candidates, join
+from motes.tracking.detection import Candidates, find_candidates, join
 from motes.tracking.existence import Rates
 from motes.tracking.learning import JOINS, Solution, describe, learn
 from motes.tracking.linking import link_frames, relink
@@ -21,7 +21,7 @@ from motes.video.source import Video, grey, open_video
 
 SAMPLE = 31  # frames from which the looks are learned
 BLOCK_BYTES = 8 * 2**20  # of the float32 frames that are processed together
-LEARN_CANDIDATES = 5000  # detections from which motion and rates are learned
+LEARN_CANDIDATES = 2500  # detections from which motion and rates are learned
 MIN_LEARN_FRAMES = 20
 CHUNK_ROWS = 200_000  # rows of tracks that are smoothed together
 MIN_ODDS = -3.0  # log odds below which a track is chance
@@ -186,7 +186,7 @@ def _detect(blocks: Blocks, appearance: Appearance, progress: Progress) -> Candi
     done = 0
     for block in blocks():
         if matched is None:
-            matched = MatchedFilter(looks.sprites, block.shape[1], block.shape[2])
+            matched = looks.matched_filter(block.shape[1], block.shape[2])
         found, _ = find_candidates(appearance.deviation(block), looks, matched)
         parts.append(found.shifted(done))
         done += len(block)

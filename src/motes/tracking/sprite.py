@@ -110,6 +110,13 @@ def gaussian_sprite(scale: float, reach: int = 0) -> Sprite:
     return sprite_from_grid(line[:, None] * line, half)
 
 
+def gaussian_crop(scale: float) -> Array:
+    """Return the crop of a centred Gaussian spot."""
+    half = max(2, int(np.ceil(3 * scale)))
+    line = np.exp(-0.5 * (np.arange(-half, half + 1) / scale) ** 2)
+    return line[:, None] * line
+
+
 def learn_sprite(
     crops: Array, offsets: Array, amplitudes: Array, half: int, noise: float
 ) -> Sprite:
