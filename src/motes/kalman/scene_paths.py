@@ -1,0 +1,383 @@
+"""Evidence and draws of scenes with contacts: a mixture over the labels of all frames.
+
+A label s says which events every frame has. With the map of each frame expanded around a smoothed
+path, the law of a label is linear: q_s, with evidence Z_s. For any such expansion
+    p(a) = sum_s Z_s E_{q_s}[ [s(h) = s] prod_t p(h_t+1 | h_t) / q_s(h_t+1 | h_t) ],
+because q_s(h) is its linear law times p(a | h) / Z_s. The mean over draws is an unbiased estimate,
+any subset of labels a lower bound. Labels are proposed by a Gaussian-sum filter that simulates a
+few points of every hypothesis and splits it by the labels that they meet.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from motes.core.axes import Bool, Float, Int, Tensor
+from motes.kalman.events import (
+    EventLaw,
+    Guards,
+    Pass,
+    deviations,
+    innovation,
+    scatter_logsumexp,
+    smooth_pass,
+)
+from motes.kalman.model import identity, map_vector
+from motes.kalman.scenes import SceneLaw, linearise, simulate_scene, step_scene
+
+SLOTS = 8  # hypotheses of a scene
+POINTS = 32  # of each hypothesis, which are simulated to find labels
+BRANCHES = 4  # labels of a hypothesis in a frame
+EXPANSIONS = 2  # around smoothed paths
+NEGLIGIBLE = -9.0  # log weight of hypotheses that are dropped, relative to the best
+NUM_DRAWS = 256
+MIN_LOG_SHARE = -6.0
+LOWEST = -60.0  # log of the smallest probability of a label, which keeps weights finite
+
+
+class SceneRows(NamedTuple):
+    """M hypotheses about the events of several scenes."""
+
+    scene: Int[Tensor, " M"]
+    hits: Bool[Tensor, "M steps E"]
+    log_weight: Float[Tensor, " M"]  # the filter's estimate
+
+    def select(self, index: Int[Tensor, " m"]) -> "SceneRows":
+        """Return some of the hypotheses."""
+        return SceneRows(*(part[index] for part in self))
+
+
+class Belief(NamedTuple):
+    """Gaussian-sum filter: H hypotheses for each scene; dead ones have weight -inf."""
+
+    mean: Float[Tensor, "B H D"]
+    covariance: Float[Tensor, "B H D D"]
+    log_weights: Float[Tensor, "B H"]
+    hits: Bool[Tensor, "B H steps E"]
+
+    def best(self, number: int) -> "Belief":
+        """Return the likeliest hypotheses of each scene."""
+        index = self.log_weights.topk(min(number, self.log_weights.shape[1])).indices
+        return Belief(
+            *(
+                part.take_along_dim(index.view(*index.shape, *[1] * (part.ndim - 2)), 1)
+                for part in self
+            )
+        )
+
+
+def _points(
+    law: SceneLaw,
+    belief: Belief,
+    noise: Float[Tensor, "points D"],
+    following: Float[Tensor, "B P"],
+    known: Bool[Tensor, "B P"],
+) -> Float[Tensor, "B H G D"]:
+    """Return states to simulate: of every hypothesis, and of it given the next observation.
+
+    For the latter, observations are taken for twice as noisy, because they may follow an event.
+    """
+    D, P, A = belief.mean.shape[-1], following.shape[-1], law.model.transition
+
+    def around(mean: Tensor, covariance: Tensor, own: Tensor) -> Tensor:
+        root = torch.linalg.cholesky_ex(covariance + 1e-12 * identity(D, mean)).L
+        points = mean[:, :, None] + torch.einsum("bhij,gj->bhgi", root, own)
+        return torch.cat([mean[:, :, None], points], 2)
+
+    half = len(noise) // 2
+    free, spread = map_vector(A, belief.mean) + law.model.force, A @ belief.covariance @ A.mT
+    residual, _, precision, _ = innovation(
+        free, spread, following[:, None], known[:, None], 4 * law.model.position_noise
+    )
+    K = belief.covariance @ A.mT[:, :P] @ precision
+    ahead = belief.mean + map_vector(K, residual)
+    narrow = belief.covariance - K @ (A[:P] @ belief.covariance)
+    first = around(belief.mean, belief.covariance, noise[:half])
+    return torch.cat([first, around(ahead, 0.5 * (narrow + narrow.mT), noise[half:])], 2)
+
+
+def _branch(
+    law: SceneLaw, belief: Belief, points: Float[Tensor, "B H G D"]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return labels of a frame, a typical state and log share of each, with an axis for branches.
+
+    The first half of the points are of the hypothesis itself and count for the share; labels of
+    others alone count for half a point.
+    """
+    B, H = belief.mean.shape[:2]
+    alive = belief.log_weights.isfinite()
+    G = points.shape[2]
+    labels = torch.zeros(B, H, G, law.num_events, dtype=torch.bool, device=points.device)
+    labels[alive] = step_scene(law, points[alive].flatten(0, 1)).hits.unflatten(0, (-1, G))
+    equal = (labels[:, :, :, None] == labels[:, :, None]).all(-1)
+    left = torch.ones(B, H, G, dtype=torch.bool, device=points.device)
+    parts = []
+    for _ in range(BRANCHES):
+        counts = torch.where(left, (equal & left[:, :, None]).sum(-1), 0)
+        number, chosen = counts.max(-1)
+        same = equal.gather(2, chosen[..., None, None].expand(B, H, 1, G))[:, :, 0] & left
+        weight = same.to(points)
+        own = same[:, :, : G // 2].sum(-1).clamp(min=0.5)
+        own = torch.where(number > 0, own, 0.0)
+        typical = (weight[..., None] * points).sum(2) / number.clamp(min=1)[..., None]
+        label = labels.gather(2, chosen[..., None, None].expand(B, H, 1, labels.shape[-1]))[:, :, 0]
+        parts.append((label, typical, (own / (G // 2)).log().to(points)))
+        left &= ~same
+        if not bool(left.any()):
+            break
+    label, typical, share = (torch.stack(part, 2) for part in zip(*parts, strict=True))
+    return label, typical, share
+
+
+@torch.no_grad()
+def propose_scenes(
+    law: SceneLaw,
+    positions: Float[Tensor, "B T P"],
+    known: Bool[Tensor, "B T P"],
+    slots: int = SLOTS,
+    seed: int = 0,
+) -> SceneRows:
+    """Return the likely labels of each scene, by the Gaussian-sum filter."""
+    B, T, P = positions.shape
+    D, R = 2 * P, law.model.position_noise
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(POINTS, D, generator=generator, dtype=torch.float64).to(positions)
+    none = torch.zeros(B, 1, 0, law.num_events, dtype=torch.bool, device=positions.device)
+    belief = Belief(
+        law.model.initial_mean.expand(B, 1, D),
+        law.model.initial_covariance.expand(B, 1, D, D),
+        positions.new_zeros(B, 1),
+        none,
+    )
+    for t in range(T):
+        if t:
+            points = _points(law, belief, noise, positions[:, t], known[:, t])
+            label, typical, share = _branch(law, belief, points)
+            H, C, E = label.shape[1:]
+            some = (share + belief.log_weights[..., None]).isfinite().flatten()
+            F = law.model.transition.expand(B * H * C, D, D).clone()
+            b = law.model.force.expand(B * H * C, D).clone()
+            F[some], b[some] = linearise(
+                law, typical.flatten(0, 2)[some], label.flatten(0, 2)[some]
+            )
+            F, b = F.view(B, H, C, D, D), b.view(B, H, C, D)
+            mean = map_vector(F, belief.mean[:, :, None].expand(B, H, C, D)) + b
+            spread = F @ belief.covariance[:, :, None] @ F.mT + law.noise(label)
+            past = belief.hits[:, :, None].expand(B, H, C, t - 1, E)
+            belief = Belief(
+                mean.flatten(1, 2),
+                spread.flatten(1, 2),
+                (belief.log_weights[..., None] + share).flatten(1, 2),
+                torch.cat([past, label[:, :, :, None]], 3).flatten(1, 2),
+            ).best(4 * slots)
+        residual, K, _, log_density = innovation(
+            belief.mean, belief.covariance, positions[:, None, t], known[:, None, t], R
+        )
+        spread = belief.covariance - K @ belief.covariance[..., :P, :]
+        log_density = torch.where(log_density.isnan(), -torch.inf, log_density)
+        belief = Belief(
+            belief.mean + map_vector(K, residual),
+            0.5 * (spread + spread.mT),
+            belief.log_weights + log_density,
+            belief.hits,
+        ).best(slots)
+    weights = belief.log_weights
+    enough = weights > weights.amax(1, keepdim=True) + NEGLIGIBLE
+    scene, slot = enough.nonzero().unbind(1)
+    return SceneRows(scene, belief.hits[scene, slot], weights[scene, slot])
+
+
+@torch.no_grad()
+def run_scenes(
+    law: SceneLaw,
+    rows: SceneRows,
+    positions: Float[Tensor, "B T P"],
+    known: Bool[Tensor, "B T P"],
+    around: Float[Tensor, "M T D"] | None = None,
+) -> Pass:
+    """Filter each scene by the linear law of each hypothesis.
+
+    Args:
+        law: The law.
+        rows: The hypotheses.
+        positions: Of all scenes.
+        known: Which coordinates were observed.
+        around: Paths to expand the law around; None: the filter's own estimate.
+    """
+    a, seen, P = positions[rows.scene], known[rows.scene], positions.shape[-1]
+    M, T, D = len(a), a.shape[1], 2 * P
+    m = law.model.initial_mean.expand(M, D)
+    C = law.model.initial_covariance.expand(M, D, D)
+    noise = law.noise(rows.hits)
+    if around is not None:
+        F, b = linearise(law, around[:, :-1].flatten(0, 1), rows.hits.flatten(0, 1))
+        F, b = F.unflatten(0, (M, T - 1)), b.unflatten(0, (M, T - 1))
+    out, maps = [], []
+    for t in range(T):
+        residual, K, precision, log_density = innovation(
+            m, C, a[:, t], seen[:, t], law.model.position_noise
+        )
+        out.append((m, C, K, precision, residual, log_density))
+        if t + 1 < T:
+            m = m + map_vector(K, residual)
+            if around is None:
+                F_t, b_t = linearise(law, m, rows.hits[:, t])
+            else:
+                F_t, b_t = F[:, t], b[:, t]
+            maps.append((F_t, b_t))
+            m = map_vector(F_t, m) + b_t
+            C = F_t @ (C - K @ C[:, :P]) @ F_t.mT + noise[:, t]
+            C = 0.5 * (C + C.mT)
+    parts = [torch.stack(part, 1) for part in zip(*out, strict=True)]
+    if maps:
+        forward = [torch.stack(part, 1) for part in zip(*maps, strict=True)]
+    else:
+        forward = [C.new_zeros(M, 0, D, D), C.new_zeros(M, 0, D)]
+        noise = law.model.state_noise.expand(M, 1, D, D)
+    unused = Guards(*[C.new_zeros(0)] * 4, rows.hits.new_zeros(0))  # type: ignore[call-arg]
+    return Pass(*forward, noise, *parts, unused)  # type: ignore[call-arg, arg-type]
+
+
+class SceneEvidence(NamedTuple):
+    """Hypotheses with their weights, and draws of their states."""
+
+    rows: SceneRows
+    log_weight: Float[Tensor, " M"]  # of Z_s times the mean of `share`
+    states: Float[Tensor, "S M T D"]
+    log_share: Float[Tensor, "S M"]  # of each draw: [s(h) = s] prod p / q_s
+
+    def log_density(self, num_scenes: int) -> Float[Tensor, " B"]:
+        """Return log p(a) of each scene."""
+        return scatter_logsumexp(self.log_weight, self.rows.scene, num_scenes)
+
+
+@torch.no_grad()
+def weigh_scenes(
+    law: SceneLaw,
+    rows: SceneRows,
+    positions: Float[Tensor, "B T P"],
+    known: Bool[Tensor, "B T P"],
+    *,
+    num_draws: int = 64,
+    blur: Float[Tensor, "B T P"] | None = None,
+    seed: int = 0,
+) -> SceneEvidence:
+    """Return the weight of each hypothesis, an unbiased estimate, and draws of its states.
+
+    Args:
+        law: The law.
+        rows: The hypotheses.
+        positions: Of all scenes.
+        known: Which coordinates were observed.
+        num_draws: An even number; with 0 the weights are Z_s alone, smooth in the law's numbers.
+        blur: Standard deviations of the observations themselves; widens draws only.
+        seed: Of the draws.
+
+    Law: equals the mean density of many simulated scenes
+        (test_evidence_of_a_scene_is_that_of_many_particles).
+    """
+    run = run_scenes(law, rows, positions, known)
+    mean, _ = smooth_pass(run)
+    for _ in range(EXPANSIONS):
+        run = run_scenes(law, rows, positions, known, mean)
+        mean, _ = smooth_pass(run)
+    M, T, D = mean.shape
+    log_Z = run.log_density.sum(1)
+    log_Z = torch.where(log_Z.isnan(), -torch.inf, log_Z)
+    if num_draws == 0:
+        return SceneEvidence(rows, log_Z, mean[None], mean.new_zeros(1, M))
+    generator = torch.Generator().manual_seed(seed)
+    P = D // 2
+    noise = torch.randn(num_draws // 2, M, T, D + P, generator=generator, dtype=torch.float64)
+    noise = torch.cat([noise, -noise]).to(mean)
+    component = torch.zeros(M, dtype=torch.int64, device=mean.device)
+    plain = EventLaw(law.model, mean.new_zeros(1), law.walls)
+    spread = None
+    if blur is not None:
+        own = torch.randn(*noise.shape[:-1], P, generator=generator, dtype=torch.float64)
+        spread = own.to(mean) * blur[rows.scene]
+    states = mean + deviations(plain, run, component, noise, spread)
+    if T == 1:
+        return SceneEvidence(rows, log_Z, states, states.new_zeros(num_draws, M))
+    share = _log_shares(law, rows, run, states)
+    top = share.amax(0).clamp(min=LOWEST)
+    log_mean = ((share - top).exp().mean(0)).clamp(min=1e-300).log() + top
+    return SceneEvidence(rows, log_Z + log_mean.clamp(min=LOWEST), states, share)
+
+
+def _log_shares(
+    law: SceneLaw, rows: SceneRows, run: Pass, states: Float[Tensor, "S M T D"]
+) -> Float[Tensor, "S M"]:
+    """Return the log of [s(h) = s] prod_t p(h_t+1 | h_t) / q_s(h_t+1 | h_t)."""
+    S, M, T = states.shape[:3]
+    before = states[:, :, :-1]
+    step = step_scene(law, before.flatten(0, 2))
+    meant = rows.hits.expand(S, *rows.hits.shape).flatten(0, 2)
+    right = (step.hits == meant).all(1).view(S, M, T - 1)
+    index = meant.any(1).nonzero()[:, 0]
+    ratio = states.new_zeros(S * M * (T - 1))
+    if len(index):
+        after = states[:, :, 1:].flatten(0, 2)[index]
+        flat = index % (M * (T - 1))
+        F, b = run.transition.flatten(0, 1)[flat], run.force.flatten(0, 1)[flat]
+        guess = map_vector(F, before.flatten(0, 2)[index]) + b
+        precision = run.noise.flatten(0, 1).inverse()[flat]
+
+        def distance(from_: Tensor) -> Tensor:
+            away = after - from_
+            return (map_vector(precision, away) * away).sum(-1)
+
+        ratio[index] = 0.5 * (distance(guess) - distance(step.state[index]))
+    total: Tensor = torch.where(right, ratio.view(S, M, T - 1), -torch.inf).sum(2)
+    return total
+
+
+@torch.no_grad()
+def scene_log_density(
+    law: SceneLaw, positions: Float[Tensor, "B T P"], known: Bool[Tensor, "B T P"]
+) -> Float[Tensor, " B"]:
+    """Return a lower bound of log p(a) of each scene, by the labels that the filter proposes."""
+    rows = propose_scenes(law, positions, known)
+    return weigh_scenes(law, rows, positions, known).log_density(len(positions))
+
+
+@torch.no_grad()
+def draw_scenes(
+    law: SceneLaw,
+    positions: Float[Tensor, "B T P"],
+    known: Bool[Tensor, "B T P"],
+    blur: Float[Tensor, "B T P"] | None = None,
+    num_draws: int = NUM_DRAWS,
+    seed: int = 0,
+) -> Float[Tensor, "S B T D"]:
+    """Return equally likely draws of the states of all frames given the observed coordinates.
+
+    Frames after the last observation of any scene are simulated.
+    """
+    B, T = positions.shape[:2]
+    some = known.any(-1).any(0).nonzero()
+    last = int(some.max()) + 1 if len(some) else 1
+    a, seen = torch.where(known, positions, 0.0)[:, :last], known[:, :last]
+    rows = propose_scenes(law, a, seen, slots=2 * SLOTS)
+    share = rows.log_weight - scatter_logsumexp(rows.log_weight, rows.scene, B)[rows.scene]
+    rows = rows.select((share > MIN_LOG_SHARE).nonzero()[:, 0])
+    wide = None if blur is None else torch.where(seen, blur[:, :last], 0.0)
+    found = weigh_scenes(law, rows, a, seen, num_draws=num_draws, blur=wide, seed=seed)
+    weight = found.log_share - found.log_share.logsumexp(0)
+    weight = torch.where(weight.isnan(), -found.log_share.new_tensor(num_draws).log(), weight)
+    weight = weight + found.log_weight
+    generator = torch.Generator().manual_seed(seed + 1)
+    drawn = []
+    for scene in range(B):
+        own = (rows.scene == scene).nonzero()[:, 0]
+        total = weight[:, own].flatten().softmax(0).cumsum(0)
+        start = torch.rand(1, generator=generator, dtype=torch.float64).to(total)
+        at = (torch.arange(num_draws, device=total.device) + start) / num_draws
+        index = torch.searchsorted(total, at * total[-1]).clamp(max=len(total) - 1)
+        drawn.append(found.states[:, own].flatten(0, 1)[index])
+    states = torch.stack(drawn, 1)
+    if last == T:
+        return states
+    shape = (num_draws, B, T - last, states.shape[-1])
+    noise = torch.randn(shape, generator=generator, dtype=torch.float64).to(states)
+    return torch.cat([states, simulate_scene(law, states[:, :, -1], noise)], 2)

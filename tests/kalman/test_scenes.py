@@ -1,0 +1,201 @@
+"""Scenes with contacts against small steps, differences, enumeration of labels and particles."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from motes.kalman.events import Contacts, Walls
+from motes.kalman.model import LGSSM
+from motes.kalman.scene_paths import (
+    SceneRows,
+    draw_scenes,
+    propose_scenes,
+    scene_log_density,
+    weigh_scenes,
+)
+from motes.kalman.scenes import SceneLaw, linearise, simulate_scene, step_scene
+
+DISTANCE, BOUNCE, WALL, NOISE = 1.0, 0.9, -0.6, 0.25
+
+
+def numbers(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def scene(
+    num_objects: int = 2,
+    process_noise: float = 0.02,
+    *,
+    spread: float = 0.15,
+    noise: float = 0.1,
+    mass: tuple[float, ...] = (1.0, 2.0, 1.5),
+    speed: tuple[float, float] = (0.3, -0.3),
+    event: float = 1e-3,
+) -> SceneLaw:
+    P = 2 * num_objects
+    eye, zero = torch.eye(P, dtype=torch.float64), torch.zeros(P, P, dtype=torch.float64)
+    # Side by side and approaching.
+    places = torch.stack([1.3 * torch.arange(num_objects).double(), torch.zeros(num_objects)], 1)
+    speeds = torch.zeros_like(places)
+    speeds[0, 0], speeds[1, 0] = speed
+    model = LGSSM(
+        transition=torch.cat([torch.cat([eye, eye], 1), torch.cat([zero, eye], 1)]),
+        force=torch.zeros(2 * P, dtype=torch.float64),
+        emission=torch.cat([eye, zero], 1),
+        state_noise=process_noise**2 * torch.eye(2 * P, dtype=torch.float64),
+        position_noise=noise**2 * eye,
+        initial_mean=torch.cat([places.flatten(), speeds.flatten()])[None].double(),
+        initial_covariance=spread**2 * torch.eye(2 * P, dtype=torch.float64)[None],
+    )
+    walls = Walls(numbers(1.0, 0.0)[None], numbers(WALL), numbers(0.8))
+    contacts = Contacts(numbers(DISTANCE)[0], numbers(BOUNCE)[0], numbers(*mass[:num_objects]))
+    return SceneLaw(model, walls, contacts, numbers(event, event))
+
+
+def small_steps(law: SceneLaw, states: torch.Tensor, number: int) -> torch.Tensor:
+    """Return states after a frame of many small steps; a loop over pairs and walls."""
+    N, mass = law.num_objects, law.contacts.mass
+    x, v = (part.unflatten(-1, (N, 2)).clone() for part in states.chunk(2, -1))
+    for _ in range(number):
+        x = x + v / number
+        for normal, offset, kept in zip(*law.walls, strict=True):
+            speed = v @ normal
+            hit = (x @ normal < offset) & (speed < 0)
+            v = torch.where(hit[..., None], v - (1 + kept) * speed[..., None] * normal, v)
+        for i, j in itertools.combinations(range(N), 2):
+            line = x[:, i] - x[:, j]
+            distance = line.norm(dim=-1, keepdim=True)
+            line = line / distance
+            speed = ((v[:, i] - v[:, j]) * line).sum(-1, keepdim=True)
+            push = (1 + BOUNCE) * speed / (mass[i] + mass[j]) * line
+            push = torch.where((distance < DISTANCE) & (speed < 0), push, 0.0)
+            v[:, i] -= mass[j] * push
+            v[:, j] += mass[i] * push
+    return torch.cat([x.flatten(1), v.flatten(1)], 1)
+
+
+def test_a_frame_equals_many_small_steps() -> None:
+    law = scene(3)
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(60, 12, generator=generator, dtype=torch.float64)
+    states[:, :6] += law.model.initial_mean[0, :6] + numbers(0.0, 0.0, 0.4, 0.0, 0.8, 0.5)
+    apart = states[:, :6].view(-1, 3, 2)
+    distances = torch.cdist(apart, apart) + 9 * torch.eye(3, dtype=torch.float64)
+    states = states[(distances.flatten(1).amin(1) > DISTANCE) & (apart[..., 0].amin(1) > WALL)]
+    step = step_scene(law, states)
+    assert int(step.hits.any(1).sum()) >= 10
+    assert int((step.hits.sum(1) > 1).sum()) >= 3
+    many = small_steps(law, states, 1000)
+    # A small step is late by 1/1000 of a way of about one; a grazing contact turns it further.
+    errors = (step.state - many).abs().amax(1)
+    assert float(errors.median()) < 5e-3
+    assert float((errors < 0.03).double().mean()) > 0.9
+
+
+def test_linearised_frames_agree_with_differences_of_the_law() -> None:
+    law = scene(2)
+    state = law.model.initial_mean + 0.05 * torch.randn(
+        8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
+    step = step_scene(law, state)
+    hit = step.hits[:, -1].nonzero()[:, 0]
+    assert len(hit) >= 4
+    F, b = linearise(law, state[hit], step.hits[hit])
+    assert torch.allclose((F @ state[hit, :, None])[..., 0] + b, step.state[hit])
+    nudge = 1e-5 * torch.randn(len(hit), 8, generator=torch.Generator().manual_seed(2)).double()
+    moved = step_scene(law, state[hit] + nudge).state - step.state[hit]
+    # Second derivatives are of the order of one: 1e-10.
+    assert torch.allclose((F @ nudge[..., None])[..., 0], moved, atol=1e-8)
+
+
+def every_label(law: SceneLaw, steps: int) -> SceneRows:
+    """Return all sets of events of every frame, of one scene."""
+    single = list(itertools.product([False, True], repeat=law.num_events))
+    hits = torch.tensor(list(itertools.product(single, repeat=steps)))
+    return SceneRows(
+        torch.zeros(len(hits), dtype=torch.int64), hits, torch.zeros(len(hits)).double()
+    )
+
+
+@pytest.mark.parametrize("case", ["contact", "wall", "passing", "gap"])
+def test_evidence_of_a_scene_is_that_of_many_particles(case: str) -> None:
+    # Noise is wide, so that many of the particles are near the data; so is that of events, because
+    # contacts of such uncertain places are far from linear.
+    law = scene(
+        process_noise=0.05,
+        event=0.04,
+        noise=NOISE,
+        speed=(-0.5, 0.1) if case == "wall" else (0.3, -0.3),
+    )
+    path = {
+        "contact": [(0.0, 0.0, 1.3, 0.0), (0.1, 0.0, 1.15, 0.0), (-0.2, 0.0, 1.3, 0.0)],
+        "wall": [(-0.1, 0.0, 1.3, 0.1), (-0.5, 0.0, 1.4, 0.1), (-0.3, 0.0, 1.5, 0.1)],
+        "passing": [(0.0, -0.3, 1.3, 0.3), (0.3, -0.4, 1.1, 0.3), (0.5, -0.4, 0.8, 0.4)],
+        "gap": [(0.0, 0.0, 1.3, 0.0), (0.0, 0.0, 0.0, 0.0), (-0.2, 0.0, 1.3, 0.0)],
+    }[case]
+    positions = torch.tensor(path, dtype=torch.float64)[None]
+    known = torch.ones_like(positions, dtype=torch.bool)
+    known[0, 1] = case != "gap"
+    generator = torch.Generator().manual_seed(3)
+    shape, particles = (2, 8), 60_000
+    first = law.model.initial_mean + 0.15 * torch.randn(
+        particles, 8, generator=generator, dtype=torch.float64
+    )
+    noise = torch.randn(particles, *shape, generator=generator, dtype=torch.float64)
+    states = torch.cat([first[:, None], simulate_scene(law, first, noise)], 1)
+    away = torch.where(known, positions - states[..., :4], 0.0)
+    seen = known.sum() * math.log(2 * math.pi * NOISE**2) / 2
+    weights = (-0.5 * (away / NOISE).square().sum((1, 2)) - seen).exp()
+    expected = float(weights.mean())
+    error = float(weights.std()) / particles**0.5
+    found = weigh_scenes(law, every_label(law, 2), positions, known, num_draws=1024)
+    total = float(found.log_density(1).exp())
+    assert error < 0.05 * expected
+    # Weights of draws scatter by about 1: 1,024 of them err by 3 %.
+    assert abs(total - expected) < 4 * error + 0.1 * expected
+    few = propose_scenes(law, positions, known, slots=16)
+    bound = float(weigh_scenes(law, few, positions, known, num_draws=1024).log_density(1).exp())
+    assert bound < expected + 4 * error + 0.1 * expected
+    assert bound > 0.8 * expected
+    share = weights / weights.sum()
+    mean = (share[:, None, None] * states).sum(0)
+    spread = (share[:, None, None] * (states - mean).square()).sum(0).sqrt()
+    draws = draw_scenes(law, positions, known, num_draws=1024)[:, 0]
+    # Five deviations of 1,024 draws with a spread of at most 0.3, and labels that are left out.
+    assert torch.allclose(draws.mean(0), mean, atol=0.05)
+    assert torch.allclose(draws.std(0), spread, atol=0.05)
+
+
+def test_forecasts_through_contacts_cover_simulated_futures() -> None:
+    law = scene(2, process_noise=2e-3, spread=0.2, noise=0.03)
+    generator = torch.Generator().manual_seed(4)
+    first = law.model.initial_mean + 0.2 * torch.randn(
+        120, 8, generator=generator, dtype=torch.float64
+    )
+    noise = torch.randn(120, 7, 8, generator=generator, dtype=torch.float64)
+    states = torch.cat([first[:, None], simulate_scene(law, first, noise)], 1)
+    positions = states[..., :4] + 0.03 * torch.randn(
+        120, 8, 4, generator=generator, dtype=torch.float64
+    )
+    known = (torch.arange(8) < 4)[None, :, None].expand(120, 8, 4)
+    draws = draw_scenes(law, positions, known)[:, :, 4:, :4]
+    truth = states[:, 4:, :4]
+    low, high = draws.quantile(0.05, dim=0), draws.quantile(0.95, dim=0)
+    inside = float(((truth > low) & (truth < high)).double().mean())
+    # 120 scenes, frames and coordinates being alike: a deviation of 0.02.
+    assert 0.84 < inside < 0.96
+
+
+def test_scenes_without_observations_or_events_are_finite() -> None:
+    law = scene()
+    none = torch.zeros(2, 5, 4, dtype=torch.float64)
+    assert bool(
+        scene_log_density(law, none, torch.zeros_like(none, dtype=torch.bool)).isfinite().all()
+    )
+    at_rest = law._replace(
+        model=law.model._replace(initial_mean=torch.zeros(1, 8, dtype=torch.float64))
+    )
+    draws = draw_scenes(at_rest, none, torch.ones_like(none, dtype=torch.bool), num_draws=16)
+    assert bool(draws.isfinite().all())
