@@ -127,7 +127,7 @@ def _learn(few: Array, background: Array, kind: str) -> tuple[Appearance, float]
         signed = (few - background) * np.float32(polarity)
         matched = looks.matched_filter(*signed.shape[1:])
         found, residual = find_candidates(
-            signed, looks, matched, rounds=1 if turn == 0 else 2, least=STRONG if turn < 1 else 5.0
+            signed, looks, matched, rounds=1, least=STRONG if turn < 1 else 5.0
         )
         if kind == "smooth":
             background = background + polarity * _surface_change(residual, scale)
