@@ -13,6 +13,7 @@ time is that of all threads; a tracker that learns from the recording itself is 
 
 import argparse
 import importlib
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -86,6 +87,15 @@ def score_scenes(
     return found
 
 
+def without_nan(value: Any) -> Any:
+    """Return a record with None for NaN, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
 def main() -> None:
     """Score a tracker and write a record."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -102,7 +112,7 @@ def main() -> None:
         "command": f"python -m experiments.real_scenes.score_worlds {given.tracker}",
         "gate_px": GATE,
         "load_average": os.getloadavg()[0],
-        "scenes": scenes,
+        "scenes": without_nan(scenes),
     }
     write_record(record, given.out)
 
