@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares
 
-from motes.tracking.fitting import canvas, clusters, fit_objects, overlapping
+from motes.tracking.fitting import MAX_CLUSTER, canvas, clusters, fit_objects, overlapping
 from motes.tracking.sprite import gaussian_sprite, learn_sprite
 
 NOISE, SCALE = 0.03, 1.5
@@ -70,6 +70,24 @@ def test_clusters_join_objects_of_one_frame_that_overlap():
     assert pairs.tolist() == [[0, 1]]
     groups = clusters(4, pairs)
     assert [group.tolist() for group in groups] == [[[2], [3]], [[0, 1]]]
+
+
+def test_a_large_cluster_is_divided_and_still_fitted():
+    """A row of touching objects longer than MAX_CLUSTER: every object is found to its noise."""
+    count = MAX_CLUSTER + 20
+    truth = np.column_stack((8 + 4.0 * np.arange(count), np.full(count, 10.25)))
+    sprite = gaussian_sprite(SCALE)
+    x, y = np.meshgrid(np.arange(4.0 * count + 16), np.arange(20.0))
+    square = (x - truth[:, 0, None, None]) ** 2 + (y - truth[:, 1, None, None]) ** 2
+    picture = canvas(0.5 * np.exp(-square / (2 * SCALE**2)).sum(0)[None], sprite.half + 1)
+    groups = clusters(count, overlapping(np.zeros(count, int), truth, sprite))
+    assert sorted(group.shape[1] for group in groups for _ in group) == [20, MAX_CLUSTER]
+    prior = (np.full(count, 0.5), np.full(count, 0.1))
+    zeros = np.zeros(count, int)
+    fit, _ = fit_objects(
+        picture, (sprite,), zeros, truth + 0.3, prior[0], zeros, NOISE, prior, steps=12
+    )
+    np.testing.assert_allclose(fit.positions, truth, atol=0.02)
 
 
 def test_a_sprite_is_learned_from_noisy_crops():

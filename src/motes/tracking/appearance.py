@@ -34,6 +34,7 @@ STRONG = 6.0  # standard deviations of a peak that counts as an object at first
 NOISE_FLOOR = 1 / 255  # a grey level of 8 bits
 ROUNDS = 3
 LOOKS_SAMPLE = 6  # frames from which sprite, noise and amplitudes are learned
+MOST_OBJECTS = 5_000  # peaks in a frame with which a background counts as wrong
 OBJECT_COST = 12.0  # nats: what a detection must explain to be worth its position and amplitude
 
 
@@ -74,12 +75,11 @@ def learn_appearance(sample: Array) -> Appearance:
     options = [("smooth", smooth_surface(still))]
     if len(sample) >= 5:
         options.append(("still", still))
-    best, least = None, np.inf
+    best, least = Appearance(still, 1.0, None, "still"), np.inf
     for kind, background in options:
         found, cost = _learn(few, background, kind)
         if cost < least:
             best, least = found, cost
-    assert best is not None
     return best
 
 
@@ -121,6 +121,10 @@ def _learn(few: Array, background: Array, kind: str) -> tuple[Appearance, float]
     if scale is None:
         empty = Appearance(background, 1.0, None, kind)
         return empty, float(np.square(deviation / NOISE_FLOOR).mean() / 2 * deviation[0].size)
+    matched = MatchedFilter((gaussian_crop(scale),), *deviation.shape[1:])
+    response = matched.responses(deviation * np.float32(polarity))[0]
+    if len(peaks(response, STRONG * noise)[0]) > MOST_OBJECTS * len(few):
+        return Appearance(background, 1.0, None, kind), np.inf
     first = gaussian_sprite(scale, reach=2)
     looks = Looks((first,), noise, _first_amplitudes(deviation * polarity, first, noise))
     for turn in range(ROUNDS):

@@ -16,6 +16,7 @@ from motes.tracking.sprite import Array, Sprite
 
 STEPS = 5  # of Gauss-Newton
 MAX_MOVE = 0.6  # pixels a step
+MAX_CLUSTER = 100  # objects solved together, which bounds memory and time
 DAMPING = 1e-3  # relative; weak overlaps that are left out could make a cluster indefinite
 
 
@@ -165,11 +166,18 @@ def overlapping(frame: Array, positions: Array, sprite: Sprite) -> Array:
 
 
 def clusters(count: int, pairs: Array) -> list[Array]:
-    """Return arrays [number of clusters, size] of the objects of each cluster, one per size."""
+    """Return arrays [number of clusters, size] of the objects of each cluster, one per size.
+
+    A cluster of more than MAX_CLUSTER objects is divided; its parts see each other's residuals.
+    """
     graph = sparse.coo_matrix((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), (count, count))
     number, labels = csgraph.connected_components(graph, directed=False)
     order = np.argsort(labels, kind="stable")
     sizes = np.bincount(labels, minlength=number)
+    if count and sizes.max() > MAX_CLUSTER:
+        rank = np.arange(count) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        part = labels[order] * count + rank // MAX_CLUSTER
+        _, sizes = np.unique(part, return_counts=True)
     starts = np.cumsum(sizes) - sizes
     return [
         order[starts[sizes == size][:, None] + np.arange(size)]
@@ -219,9 +227,9 @@ def _solve(
         ones = np.arange(size)
         matrix[:, ones, :, ones, :] = own[group].transpose(1, 0, 2, 3)
         if size > 1:
-            in_group = np.zeros(count, bool)
-            in_group[group] = True
-            chosen = in_group[pairs[:, 0]]
+            cluster = np.full(count, -1)
+            cluster[group] = np.arange(len(group))[:, None]
+            chosen = (cluster[pairs[:, 0]] >= 0) & (cluster[pairs[:, 0]] == cluster[pairs[:, 1]])
             first, second = pairs[chosen].T
             matrix[member[first], place[first], :, place[second], :] = shared[chosen]
             matrix[member[second], place[second], :, place[first], :] = shared[chosen].transpose(
