@@ -112,6 +112,16 @@ def test_a_swap_made_on_purpose_is_mended_by_one_pin(throws):
     assert torch.equal(mended.pixels[0], told.pixels[0])
 
 
+def test_a_pin_mends_a_swap_of_the_only_two_objects(throws):
+    model, frames, _ = throws
+    told = motes.infer(model, frames[:1], 2)
+    swap = Swap(object=0, other=1, frame=14)
+    x, y = told.pixels[0, 0, 20].tolist()
+    mended = motes.infer(model, frames[:1], 2, corrections=[swap, Pin(0, 20, x, y)])
+    others = torch.arange(30) != 20
+    assert torch.equal(mended.pixels[:, :, others], told.pixels[:, :, others])
+
+
 def test_a_pin_that_agrees_moves_nothing_else(throws):
     model, frames, told = throws
     x, y = told.pixels[0, 1, 8].tolist()

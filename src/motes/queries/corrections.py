@@ -307,8 +307,8 @@ def _mend_identities(model: Model, seen: Observations, pins: list[Pin], count: i
         return seen
     for _ in range(MAX_EXCHANGES):
         gains = _exchange_gains(model, _one(seen, clip, count), mine)
-        chosen = [n for n in range(count) if n not in touched]
-        gains[torch.tensor(chosen)[:, None], torch.tensor(chosen)] = -torch.inf
+        chosen = torch.tensor([n in touched for n in range(count)], device=gains.device)
+        gains[~(chosen[:, None] | chosen)] = -torch.inf
         gain, best = gains.flatten().max(0)
         if not float(gain) > ROUNDING:
             break
