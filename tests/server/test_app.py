@@ -502,10 +502,12 @@ def test_the_page_refers_to_nothing_outside() -> None:
 
 
 def test_the_page_is_served_with_every_file_it_names(client: TestClient) -> None:
-    index = client.get("/")
-    assert index.status_code == 200
-    assert "text/html" in index.headers["content-type"]
-    named = set(re.findall(r'(?:src|href)="([\w.]+)"', index.text))
+    named = set()
+    for place in ("/", "/video.html"):
+        index = client.get(place)
+        assert index.status_code == 200
+        assert "text/html" in index.headers["content-type"]
+        named |= set(re.findall(r'(?:src|href)="(\w[\w.]*)"', index.text))
     modules = {m for _, text in page_files() for m in re.findall(r'from "\./(\w+\.js)"', text)}
     assert named >= {"main.js", "style.css", "icon.svg"}
     for name in named | modules:
@@ -515,8 +517,9 @@ def test_the_page_is_served_with_every_file_it_names(client: TestClient) -> None
 
 def test_every_element_that_the_page_looks_for_is_there() -> None:
     files = dict(page_files())
-    wanted = set(re.findall(r'find\("([\w-]+)"\)', files["main.js"]))
-    assert wanted <= set(re.findall(r'id="([\w-]+)"', files["index.html"]))
+    for script, page in (("main.js", "index.html"), ("video.js", "video.html")):
+        wanted = set(re.findall(r'find\("([\w-]+)"\)', files[script]))
+        assert wanted <= set(re.findall(r'id="([\w-]+)"', files[page]))
 
 
 def test_answers_are_small_enough_to_travel_quickly(

@@ -1,9 +1,13 @@
 """`motes serve`: the playground, a page in the browser."""
 
+import contextlib
 import os
 import socket
 import sys
+import tempfile
 import webbrowser
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from motes.cli.options import Json, ModelName
@@ -21,10 +25,14 @@ def serve(
     model: ModelName[str] = "cannonballs-structured",
     host: str = "127.0.0.1",
     port: int = 8765,
+    video: Path | None = None,
+    folder: Path | None = None,
     browser: bool = True,
     as_json: Json = False,
 ) -> None:
-    """Serve a web page: hide frames, throw balls, view predictions.
+    """Serve a web page: from your video to a table, or play with a model.
+
+    Example: motes serve --video juggling.mp4 --folder juggling
 
     Example: motes serve --model runs/small --port 8000
 
@@ -32,6 +40,9 @@ def serve(
         model: shipped model or run folder.
         host: address to listen on; the default accepts connections from this machine only.
         port: port to listen on; 0: any free port.
+        video: recording to open on the page for own videos.
+        folder: where that page keeps the model, the corrections and tables; default: a temporary
+            folder, which is deleted at the end.
         browser: open the page in a browser if there is a display.
         as_json: print one JSON line instead of text.
     """
@@ -40,6 +51,7 @@ def serve(
     try:
         from motes.server.app import create_app
         from motes.server.playground import Playground
+        from motes.server.workspace import Workspace
     except ModuleNotFoundError as error:
         if error.name not in ("fastapi", "pydantic", "starlette", "uvicorn"):
             raise
@@ -49,16 +61,37 @@ def serve(
     # A query returns to Python thousands of times, and each time it may wait this long for the
     # thread that serves other requests.
     sys.setswitchinterval(SWITCH_SECONDS)
-    app = create_app(Playground.of(model, find_preparation(model)), host)
-    with _listen(host, port) as listener:
+    with _workspace_folder(folder) as place, _listen(host, port) as listener:
+        workspace = Workspace(place)
+        if video is not None:
+            workspace.open_file(video.resolve(), video.name)
+        app = create_app(Playground.of(model, find_preparation(model)), host, workspace)
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{listener.getsockname()[1]}/"
+        opened = url if video is None else f"{url}video.html"
         record = {"verb": "serve", "model": model, "url": url}
-        print_result(record, as_json, f"playground of {model}: {url}  (stop with Ctrl-C)")
+        text = f"playground of {model}: {url}  your video: {url}video.html  (stop with Ctrl-C)"
+        print_result(record, as_json, text)
         sys.stdout.flush()
         if browser and not as_json and _has_display():
-            webbrowser.open(url)
-        _server(app).run(sockets=[listener])
+            webbrowser.open(opened)
+        try:
+            _server(app).run(sockets=[listener])
+        finally:
+            workspace.stop()
+
+
+@contextlib.contextmanager
+def _workspace_folder(folder: Path | None) -> Iterator[Path]:
+    """Yield a new or empty folder; without a name, a temporary one."""
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="motes-", ignore_cleanup_errors=True) as made:
+            yield Path(made)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise InputError(f"folder is {folder}, which is not empty; give a new one")
+    yield folder.resolve()
 
 
 def _listen(host: str, port: int) -> socket.socket:

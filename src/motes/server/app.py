@@ -18,6 +18,9 @@ from motes.server import schemas, uploads
 from motes.server.playground import MAX_WORK, Playground, Question
 from motes.server.schemas import to_json
 from motes.server.security import SecurityMiddleware
+from motes.server.video_routes import UPLOAD, add_video_routes
+from motes.server.workspace import MAX_BYTES as MAX_RECORDING
+from motes.server.workspace import Workspace
 
 PAGE = Path(__file__).parent / "page"
 MAX_BODY = 12 * 2**20  # of a request: base64 of MAX_PIXELS bytes, and masks
@@ -146,12 +149,15 @@ class QuestionQueue:
         return batch
 
 
-def create_app(playground: Playground, host: str = "127.0.0.1") -> SecurityMiddleware:
+def create_app(
+    playground: Playground, host: str = "127.0.0.1", workspace: Workspace | None = None
+) -> SecurityMiddleware:
     """Return the ASGI application of a playground, with its security checks.
 
     Args:
         playground: Answers the requests.
         host: Address that the server will listen on.
+        workspace: Of the page for own videos; None: without that page.
     """
     api = FastAPI(
         title="motes playground",
@@ -165,13 +171,14 @@ def create_app(playground: Playground, host: str = "127.0.0.1") -> SecurityMiddl
     _add_queries(api, playground, cheap, QuestionQueue(playground))
     _add_clips(api, playground, cheap)
     _add_uploads(api, playground, JobQueue(MAX_UPLOADS))
+    if workspace is not None:
+        add_video_routes(api, workspace, JobQueue(), ERRORS)
     for path in PAGE.iterdir():  # not a mount: it would answer other methods and paths too
         name = "" if path.name == "index.html" else path.name
         api.add_route(f"/{name}", partial(_send_file, path), include_in_schema=False)
     _add_error_handlers(api)
-    return SecurityMiddleware(
-        api, host=host, max_bytes={"": MAX_BODY, "/api/upload": uploads.MAX_BYTES}
-    )
+    longest = {"": MAX_BODY, "/api/upload": uploads.MAX_BYTES, UPLOAD: MAX_RECORDING}
+    return SecurityMiddleware(api, host=host, max_bytes=longest)
 
 
 def _add_queries(

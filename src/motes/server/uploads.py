@@ -59,7 +59,7 @@ def read_upload(content: bytes, name: str, playground: Playground) -> schemas.Cl
             raise InputError(str(error).replace(str(file), name[:80])) from None
 
 
-def run_limited(job: Callable[..., schemas.Clips], *arguments: object) -> bytes:
+def run_limited(job: Callable[..., schemas.Record], *arguments: object) -> bytes:
     """Run a job in a process with limits of time and memory; return its result as JSON.
 
     Law: hangs, memory blow-ups and crashes become one line
@@ -85,7 +85,7 @@ def run_limited(job: Callable[..., schemas.Clips], *arguments: object) -> bytes:
     return content
 
 
-def _report(pipe: Connection, job: Callable[..., schemas.Clips], arguments: tuple[object]) -> None:
+def _report(pipe: Connection, job: Callable[..., schemas.Record], arguments: tuple[object]) -> None:
     """Run the job with limited memory and send its result or error."""
     limit_memory(MEMORY)
     try:
