@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
-from motes.cli import data, doctor, evaluate, law, queries, serve, track, train
+from motes.cli import data, doctor, evaluate, law, queries, serve, track, train, watch
 from motes.core.errors import InputError
 
 GROUPS: dict[str, dict[str, Callable[..., None]]] = {
@@ -27,6 +27,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "forecast": queries.forecast,
         "interpolate": queries.interpolate,
         "sample": queries.sample,
+        "watch": watch.watch,
         "serve": serve.serve,
     },
     "Figures and timings": {"figures": evaluate.figures, "bench": evaluate.bench},

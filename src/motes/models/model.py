@@ -226,6 +226,11 @@ class Model(nn.Module):
         """What was learned about motion, in pixels and frames; print it for one line each."""
         return describe_law(self.dynamics, self.pixel_matrix, self.pixel_offset)
 
+    def _repr_html_(self) -> str:
+        from motes.models.display import model_html
+
+        return model_html(self)
+
     def to_pixels(self, positions: Float[Tensor, "*batch 2"]) -> Float[Tensor, "*batch 2"]:
         """Return latent positions as pixel coordinates (x to the right, y down)."""
         return positions @ self.pixel_matrix.to(positions.dtype).T + self.pixel_offset

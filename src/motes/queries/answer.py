@@ -93,6 +93,11 @@ class Answer:
             moved[name] = partial(_on_cpu, values[name])
         return replace(self, **moved)
 
+    def _repr_html_(self) -> str:
+        from motes.queries.display import answer_html
+
+        return answer_html(self)
+
     @property
     def detected(self) -> Bool[Tensor, "B N T"]:
         """Whether each object was detected in each frame; the same as `found`."""
