@@ -26,7 +26,7 @@ class Clock:
 
 
 def test_a_paced_file_comes_at_its_own_speed():
-    clock, video = Clock(), video_of_disks(crossing(8))  # at 10 frames a second
+    clock, video = Clock(), video_of_disks(crossing(8), fps=10.0)  # at 10 frames a second
     frames = paced(video, clock, clock.sleep)
     assert not frames.rereadable
     came = [(frame.time, round(clock.now - 100.0, 6)) for frame in frames.frames()]
@@ -35,7 +35,7 @@ def test_a_paced_file_comes_at_its_own_speed():
 
 
 def test_a_slow_reader_misses_frames():
-    clock, video = Clock(), video_of_disks(crossing(20))
+    clock, video = Clock(), video_of_disks(crossing(20), fps=10.0)
     seen = []
     for frame in paced(video, clock, clock.sleep).frames():
         seen.append(frame.time)
