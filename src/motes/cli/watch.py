@@ -1,15 +1,16 @@
 """`motes watch`: follow objects in a camera or stream as frames come."""
 
 import csv
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from tyro.conf import Positional, arg
 
-from motes.cli.options import ModelName, NumObjects, Out
+from motes.cli.options import Json, ModelName, NumObjects, Out
 from motes.core.errors import InputError, require
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def watch(
     ring: Path | None = None,
     ring_seconds: float = 60.0,
     seconds: Annotated[float | None, arg(aliases=("--for",))] = None,
+    as_json: Json = False,
 ) -> None:
     """Follow objects in a camera or stream; write rows as frames come.
 
@@ -53,6 +55,7 @@ def watch(
         ring: new folder that always holds the last pictures.
         ring_seconds: length of that buffer.
         seconds: stop after this time of the source; default: at its end, or with Ctrl-C.
+        as_json: write each row as one JSON line instead of CSV.
     """
     from motes.models.model import load
     from motes.video.live import Ring, open_source
@@ -64,8 +67,7 @@ def watch(
     frames = kept(video.frames(), buffer, rate, seconds)
     plan, count = prepare_live(model, loaded, video, frames, warm_up)
     with _rows_file(out) as file:
-        write = csv.writer(file).writerow
-        write(COLUMNS)
+        write = _writer(file, as_json)
         tracker = _tracker(loaded, num_objects or count, window, delay, every)
         fps = plan.preparation.fps or rate
         bound = tracker.longest_delay / fps
@@ -80,6 +82,15 @@ def watch(
                 file.flush()
         except KeyboardInterrupt:
             pass
+
+
+def _writer(file: TextIO, as_json: bool) -> Callable[[tuple[Any, ...]], object]:
+    """Return a function that writes a row, as CSV with a head or as a line of JSON."""
+    if as_json:
+        return lambda row: file.write(json.dumps(dict(zip(COLUMNS, row, strict=True))) + "\n")
+    table = csv.writer(file)
+    table.writerow(COLUMNS)
+    return table.writerow
 
 
 def _tracker(model: "Model", count: int, window: int, delay: int, every: int) -> "LiveTracker":
