@@ -21,7 +21,8 @@ def run(tmp_path):
     (tmp_path / "run").mkdir()
     save_model(tmp_path / "run", model, config)
     height, width = model.image_size
-    region = ((60.0, 0.0), (WIDTH, 0.0), (WIDTH, HEIGHT), (0.0, HEIGHT), (0.0, 40.0))
+    right, bottom = float(WIDTH), float(HEIGHT)
+    region = ((60.0, 0.0), (right, 0.0), (right, bottom), (0.0, bottom), (0.0, 40.0))
     prepared = Preparation(height, width, keep=(region,))
     (tmp_path / "run" / PREPARATION).write_text(preparation_to_json(prepared))
     return tmp_path / "run"

@@ -169,7 +169,7 @@ def test_the_routes_answer(client: TestClient, recording: Path) -> None:
     refused = client.get("/api/video/frames/0")
     assert (refused.status_code, refused.json()["error"][:20]) == (400, "no recording is open")
     opened = client.post(
-        "/api/video?name=balls.mp4",
+        "/api/video/open?name=balls.mp4",
         content=recording.read_bytes(),
         headers={"content-type": "application/octet-stream"},
     )
@@ -192,14 +192,14 @@ def test_the_routes_answer(client: TestClient, recording: Path) -> None:
 
 def test_long_recordings_are_refused(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     too_long = {"content-length": str(module.MAX_BYTES + 1), "content-type": "video/mp4"}
-    answer = client.post("/api/video?name=a.mp4", content=b"", headers=too_long)
+    answer = client.post("/api/video/open?name=a.mp4", content=b"", headers=too_long)
     assert (answer.status_code, answer.json()["error"][:20]) == (413, "the body is too long")
 
 
 def test_openapi_documents_the_routes(client: TestClient) -> None:
     paths = client.get("/api/openapi.json").json()["paths"]
     mine = {path: entry for path, entry in paths.items() if path.startswith("/api/video")}
-    assert len(mine) == 7
+    assert len(mine) == 8
     for entry in mine.values():
         for operation in entry.values():
             assert operation["summary"]

@@ -11,7 +11,7 @@ from motes.server.schemas import to_json
 from motes.server.workspace import Workspace
 
 Result = TypeVar("Result")
-UPLOAD = "/api/video"
+UPLOAD = "/api/video/open"
 
 
 class Queue(Protocol):
@@ -40,7 +40,7 @@ def _add_recording(
         """Open the recording in the body in place of the one before."""
         return await queue.run(lambda: workspace.open_upload(content, name))
 
-    @api.get(UPLOAD, responses=errors, summary="The recording and its training")
+    @api.get("/api/video", responses=errors, summary="The recording and its training")
     async def status() -> schemas.Status:
         """Return what is open and how far training is."""
         return workspace.status()

@@ -321,7 +321,9 @@ class Plan:
             yield PreparedFrame(number, frame.time, self.geometry.shrink(mask), shift)
 
 
-def _steady_part(picture: Picture, box: Box, shift: tuple[float, float]) -> Picture:
+def _steady_part(
+    picture: Picture, box: Box, shift: tuple[float, float]
+) -> UInt[np.ndarray, "rows columns channels"]:
     """Return the crop of a picture, with the shift of the camera taken out."""
     if shift == (0.0, 0.0):
         return picture[box.top : box.bottom, box.left : box.right]

@@ -239,7 +239,7 @@ const open = guarded(async (file) => {
   if (!file) return;
   tell("Reading the recording …", true);
   const headers = { "content-type": "application/octet-stream" };
-  const reply = await fetch(`api/video?name=${encodeURIComponent(file.name)}`, { method: "POST", headers, body: file });
+  const reply = await fetch(`api/video/open?name=${encodeURIComponent(file.name)}`, { method: "POST", headers, body: file });
   const record = await reply.json().catch(() => ({}));
   if (!reply.ok) throw new Error(record.error ?? `The server answered ${reply.status}.`);
   show(record);
