@@ -5,7 +5,7 @@ from scipy import ndimage
 
 from motes.video import Frame, Video
 
-HEIGHT, WIDTH, FPS = 60, 90, 10
+HEIGHT, WIDTH, FPS = 60, 90, 10.0
 
 
 def disk(x, y, radius, shape=(HEIGHT, WIDTH)):

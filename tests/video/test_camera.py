@@ -35,7 +35,8 @@ def test_a_shifted_picture_equals_scipy():
         box = Box(2, 1, 9, 8)
         np.testing.assert_allclose(shifted(picture, shift, box), expected[1:8, 2:9], atol=1e-6)
         known = ((place >= 0) & (place <= np.array((8, 10))[:, None, None])).all(0)
-        np.testing.assert_array_equal(inside(picture[..., None], shift, box), known[1:8, 2:9])
+        levels = (255 * picture[..., None]).astype(np.uint8)
+        np.testing.assert_array_equal(inside(levels, shift, box), known[1:8, 2:9])
 
 
 def test_known_shifts_are_found_among_objects():

@@ -89,7 +89,7 @@ def recordings(fault):
         ],
         "changing": [(video_of_disks(count_varies(n)), {}) for n in (some, [3] * T)],
         "empty": [(video_of_disks([*crossing(20), *([nothing] * more)]), {}) for more in (40, 20)],
-        "clock": [(video_of_disks(crossing(T), fps=fps), {}) for fps in (None, 10)],
+        "clock": [(video_of_disks(crossing(T), fps=fps), {}) for fps in (None, 10.0)],
     }[fault]
 
 
