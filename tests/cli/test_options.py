@@ -29,11 +29,18 @@ COMMON = {
     "--device": (set(), "STR", "cpu or cuda"),
     "--json": (set(), None, "print one JSON line instead of text"),
     "--fps": (set(), "FLOAT", "frames per second "),
+    "--source-fps": (set(), "FLOAT", "frames per second of a video without time stamps"),
+    "--jobs": (set(), "INT", "recordings to work on at a time"),
+    "--cluster": (set(), "STR", "address (tcp://host:8786) or scheduler file of a Dask cluster"),
+    "--scale": (set(), "STR", "length of a pixel of the video"),
+    "--ruler": (set(), "STR", "two points of the video and the distance"),
+    "--plane": (set(), "STR", "four points of the video and their places"),
 }
 OLD_NAMES = {"--clips", "--frames", "--results", "--seen"}  # of version 0.1, still accepted
 OTHER_MODELS = {"--from", "--teacher"}  # models in another role
 SHEET = "--sheet"  # a PNG in another role
 SOURCE_FPS = "--source-fps"  # a frame rate in another role
+RESUME = "--resume"  # of train the folder of a run, of others a switch
 
 
 def actions(verb: str) -> list[argparse.Action]:
@@ -76,7 +83,7 @@ def test_common_options_are_spelled_and_described_alike(verb: str) -> None:
 
 def test_options_of_two_commands_are_common_options() -> None:
     counts = Counter(name for verb in cli.VERBS for name, _, _ in named(verb))
-    assert {name for name, count in counts.items() if count > 1} <= set(COMMON)
+    assert {name for name, count in counts.items() if count > 1} <= {*COMMON, RESUME}
     assert set(COMMON) <= set(counts)
 
 

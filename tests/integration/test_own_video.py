@@ -2,16 +2,16 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageSequence
 
 import motes
 from motes import cli
-from motes.cli.queries import Options
 from motes.data import write_gif
 from motes.video import open_video
 
@@ -118,16 +118,98 @@ def test_a_video_is_answered_in_its_own_pixels_and_seconds(gif, run, tmp_path):
     assert np.abs(found - true_centres()).max() < 3
 
 
-def test_a_video_is_the_structured_models_unless_another_is_named(gif, tmp_path):
-    def table(*options: str) -> str:
-        out = tmp_path / "tracks.csv"
-        assert cli.main(["infer", str(gif), f"--out={out}", "--num-objects=1", *options]) == 0
-        return out.read_text()
+def test_without_a_model_a_quick_one_is_trained_on_the_recording(
+    gif, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("motes.cli.quick_model.STEPS", 24)
+    out = tmp_path / "tracks.csv"
+    assert cli.main(["infer", str(gif), f"--out={out}"]) == 0
+    told = capsys.readouterr().err
+    assert "a quick one is trained on the recording itself" in told
+    assert re.search(r"trained in \d+ s", told)
+    found = np.array([(float(row["x"]), float(row["y"])) for row in rows(out)])
+    assert len(found) == T  # one object, which was counted
+    assert np.abs(found - true_centres()).max() < 3  # as above
+    first = out.read_text()
+    assert cli.main(["infer", str(gif), f"--out={out}"]) == 0  # not trained again
+    assert "the quick model of before" in capsys.readouterr().err
+    assert out.read_text() == first
+    assert cli.main(["infer", str(gif), f"--out={tmp_path}/b.csv", f"--model={tmp_path}/no"]) == 2
 
-    unnamed = table()
-    assert unnamed == table("--model=cannonballs-structured")
-    assert unnamed != table("--model=cannonballs-48")
-    assert Options(tmp_path / "clips.npz").model_name == "cannonballs-48"
+
+def test_a_folder_of_the_name_of_a_quick_model_is_left_alone(gif, tmp_path, capsys):
+    (tmp_path / "tracks-model").mkdir()
+    assert cli.main(["infer", str(gif), f"--out={tmp_path}/tracks.csv"]) == 2
+    assert "tracks-model" in capsys.readouterr().err
+    assert list((tmp_path / "tracks-model").iterdir()) == []
+
+
+def test_tables_are_in_units_where_a_scale_is_known(gif, run, tmp_path, capsys):
+    asked = ["infer", str(gif), f"--model={run}", "--num-objects=1"]
+    plain, scaled = tmp_path / "a.csv", tmp_path / "b.csv"
+    assert cli.main([*asked, f"--out={plain}"]) == 0
+    assert cli.main([*asked, f"--out={scaled}", "--scale=0.5mm/px", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["unit"] == "mm"
+    for pixels, lengths in zip(rows(plain), rows(scaled), strict=True):
+        assert lengths["unit"] == "mm"
+        for name in ("x", "y", "sd_x", "sd_y", "vx", "vy"):
+            assert float(lengths[name]) == pytest.approx(0.5 * float(pixels[name]), rel=1e-5)
+        assert float(lengths["cov_xy"]) == pytest.approx(0.25 * float(pixels["cov_xy"]), rel=1e-4)
+        assert lengths["time"] == pixels["time"]
+
+
+def test_units_given_to_prepare_hold_for_clips_run_and_answers(gif, tmp_path):
+    clips, folder, out = (tmp_path / name for name in ("clips.npz", "run", "tracks.csv"))
+    asked = ["prepare", str(gif), "-o", str(clips), "--size=40", "--frames=12"]
+    assert cli.main([*asked, "--ruler=0,0 80,0 2m"]) == 0
+    train = ["train", "--preset=sprites-smoke", f"--data={clips}", f"--out={folder}"]
+    assert cli.main([*train, "--iterations=4"]) == 0
+    for source in (gif, clips):
+        asked = ["infer", str(source), f"--model={folder}", "--num-objects=1", f"--out={out}"]
+        assert cli.main(asked) == 0
+        first = [row for row in rows(out) if row["clip"] == "0"][:12]
+        assert {row["unit"] for row in first} == {"m"}
+        found = np.array([(float(row["x"]), float(row["y"])) for row in first])
+        assert np.abs(found * 40 - true_centres()[:12]).max() < 3
+
+
+def test_a_forecast_is_drawn_on_the_frames_that_came(gif, run, tmp_path):
+    overlay = tmp_path / "ahead.gif"
+    asked = ["forecast", str(gif), f"--model={run}", "--num-objects=1", f"--out={tmp_path}/a.csv"]
+    assert cli.main([*asked, "--end=0.7", "--horizon=30", f"--overlay={overlay}"]) == 0
+    drawn = [frame.picture.astype(int) for frame in open_video(overlay).frames()]
+    true = [frame.picture.astype(int) for frame in open_video(gif).frames()]
+    assert len(drawn) == 15 + 30
+    corner = (slice(-12, None), slice(-12, None))  # no track gets there
+    for t in (20, T - 1):  # after the last frame that was used, in the recording
+        assert np.abs(drawn[t][corner] - true[t][corner].mean(-1, keepdims=True)).mean() < 12
+    assert drawn[-1][corner].mean() < 0.5 * drawn[T - 1][corner].mean()  # after its end, darker
+
+
+def test_an_overlay_on_clips_shows_the_frames_that_came(run, tmp_path):
+    clips = run.parent / "clips.npz"
+    asked = ["forecast", str(clips), f"--model={run}", f"--out={tmp_path}/a.csv", "--seen=6"]
+    assert cli.main([*asked, "--horizon=6", f"--overlay={tmp_path}/a.gif"]) == 0
+    lit = [
+        (frame.picture > 200).all(-1).mean() for frame in open_video(tmp_path / "a.gif").frames()
+    ]
+    frames = motes.load_clips(clips).frames[0]
+    assert len(lit) == 12
+    assert lit[11] > 0.5 * float(frames[11].float().mean())
+
+
+def test_a_gif_without_delays_is_told_and_can_be_given_a_rate(gif, run, tmp_path, capsys):
+    still = tmp_path / "no_delays.gif"
+    with Image.open(gif) as source:
+        pictures = [picture.copy() for picture in ImageSequence.Iterator(source)]
+    pictures[0].save(still, save_all=True, append_images=pictures[1:], duration=0)
+    out = tmp_path / "a.csv"
+    asked = ["infer", str(still), f"--model={run}", "--num-objects=1", f"--out={out}"]
+    assert cli.main(asked) == 0
+    assert "no time stamps" in capsys.readouterr().err
+    assert cli.main([*asked, "--source-fps=20"]) == 0
+    assert "no time stamps" not in capsys.readouterr().err
+    assert float(rows(out)[-1]["time"]) == pytest.approx((T - 1) / 20)
 
 
 def test_clips_of_a_video_are_answered_in_its_pixels_too(gif, run, tmp_path):

@@ -11,6 +11,7 @@ SPEAKERS = ("cli/",)
 EXTRAS = (
     *("tyro", "rich", "matplotlib", "PIL", "pandas", "tensorboard", "jaxtyping", "beartype"),
     *("psutil", "jax", "dynamax", "pyro", "fastapi", "uvicorn", "pydantic", "starlette"),
+    *("dask", "distributed"),
 )
 BLOCKED = """
 import sys

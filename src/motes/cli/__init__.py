@@ -9,12 +9,13 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
-from motes.cli import data, doctor, evaluate, law, queries, serve, track, train, watch
+from motes.cli import data, doctor, evaluate, law, prepare, queries, serve, track, train, watch
+from motes.cli.batch import IncompleteError
 from motes.core.errors import InputError
 
 GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Get started": {"demo": data.demo, "doctor": doctor.doctor},
-    "Make clips": {"data": data.data, "prepare": data.prepare},
+    "Make clips": {"data": data.data, "prepare": prepare.prepare},
     "Train and score a model": {
         "train": train.train,
         "calibrate": evaluate.calibrate,
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"motes: {error}", file=sys.stderr)
         return 2
-    except FloatingPointError as error:
+    except (FloatingPointError, IncompleteError) as error:
         print(f"motes: {error}", file=sys.stderr)
         return 1
     except MemoryError:

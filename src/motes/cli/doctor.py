@@ -20,6 +20,7 @@ EXTRAS = {  # what each extra of the package provides, and a module that it inst
     "video": ("mp4, mov, avi, mkv and webm files", "av"),
     "serve": ("the playground, motes serve", "fastapi"),
     "table": ("answer.to_dataframe()", "pandas"),
+    "cluster": ("many recordings on a Dask cluster, --cluster", "distributed"),
     "tensorboard": ("motes train --tensorboard", "tensorboard"),
     "rivals": ("motes evaluate trackpy; scores of more than five objects", "trackpy"),
     "bench": ("motes bench kalman against dynamax and pyro", "dynamax"),

@@ -1,13 +1,24 @@
 """`motes infer | forecast | interpolate | sample`: read inputs, query the model, write outputs."""
 
-import sys
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from motes.cli.options import Json, ModelName, NumObjects, Out, time_span
+from motes.cli import batch
+from motes.cli.options import (
+    HERE,
+    NO_LENGTHS,
+    Json,
+    LengthOptions,
+    ModelName,
+    NumObjects,
+    Out,
+    ProcessOptions,
+    time_span,
+)
 from motes.cli.terminal import bar, join_paths, print_result, print_warnings
 from motes.core.errors import InputError
 from motes.core.files import all_or_none, check_output_paths
@@ -16,6 +27,7 @@ if TYPE_CHECKING:
     from motes.models.model import Model
     from motes.output.tracks import QueryClips
     from motes.queries.answer import Answer
+    from motes.video.recordings import Recording
 
 MAX_GIF_FPS = 50.0
 TableFormat = Literal["csv", "parquet", "trackpy", "napari", "trackmate", "mot"]
@@ -27,16 +39,27 @@ SUFFIXES = {  # the usual ones; `motes.output.formats` knows more
     "trackmate": ".xml",
     "mot": ".txt",
 }
+PICTURES = ("gif", "overlay", "plot")  # options that name further outputs
 
 
 @dataclass(frozen=True)
 class Options:
     """Options that infer, forecast and interpolate share."""
 
-    clips: Positional[Path]
-    """npz or npy file of clips, or a video: mp4, mov, avi, GIF, TIFF, folder of images."""
-    model: ModelName[str | None] = None
-    """shipped model or run folder; default: cannonballs-48, for a video cannonballs-structured."""
+    clips: Annotated[
+        Positional[tuple[Path, ...]],
+        arg(
+            help="npz or npy file of clips, or a video: mp4, mov, avi, GIF, TIFF, folder of "
+            "images; several, folders of videos and patterns in quotes give one table."
+        ),
+    ]
+    model: Annotated[
+        ModelName[str | None],
+        arg(
+            help="shipped model or run folder; default: for clips cannonballs-48, for a video a "
+            "quick model that is trained on the video itself."
+        ),
+    ] = None
     num_objects: NumObjects[int | None] = None
     """number of objects in a clip; default: the number in the file, else inferred."""
     out: Out[Path | None] = None
@@ -55,6 +78,14 @@ class Options:
     """first second of the video to use."""
     end: float | None = None
     """last second of the video to use; default: all."""
+    source_fps: float | None = None
+    """frames per second of a video without time stamps (folder, TIFF, array, some GIFs)."""
+    lengths: LengthOptions = NO_LENGTHS
+    """the size of things."""
+    processes: ProcessOptions = HERE
+    """where the work is done."""
+    resume: bool = False
+    """skip recordings that are done."""
     seed: int = 0
     """random seed of the draws that predicted frames average."""
     device: str = "cpu"
@@ -62,25 +93,35 @@ class Options:
     as_json: Json = False
     """print one JSON line instead of text."""
 
-    @property
-    def has_video(self) -> bool:
-        """Whether the input is a video, not a file of clips."""
-        return self.clips.suffix.lower() not in (".npz", ".npy")
-
-    @property
-    def model_name(self) -> str:
-        """The model to query; the default for videos needs no training on similar clips."""
-        default = "cannonballs-structured" if self.has_video else "cannonballs-48"
-        return default if self.model is None else self.model
-
     def table(self, command: str) -> Path:
         """Return the path of the table to write."""
-        source = self.clips.resolve() if self.clips.name in ("", "..") else self.clips  # a folder
         suffix = SUFFIXES[self.format or "csv"]
-        return self.out or source.with_name(f"{source.stem}-{command}{suffix}")
+        if self.out is not None:
+            return self.out
+        if len(self.clips) != 1:
+            return Path(f"recordings-{command}{suffix}")
+        (given,) = self.clips
+        source = given.resolve() if given.name in ("", "..") else given  # a folder
+        return source.with_name(f"{source.stem.strip('*?[]') or 'recordings'}-{command}{suffix}")
 
 
 QueryOptions = Annotated[Options, arg(name="")]  # its fields become options of the command
+
+
+@dataclass(frozen=True)
+class Query:
+    """A question about one or several recordings; can be sent to another process."""
+
+    command: str
+    options: Options
+    num_observed: int | None = None  # use only this many frames of each clip; None: all
+    horizon: int = 0  # frames to predict after them
+    hide: tuple[str, ...] = ()  # frames to hide
+
+
+def is_video(path: Path) -> bool:
+    """Return whether an input is a video, not a file of clips."""
+    return path.suffix.lower() not in (".npz", ".npy")
 
 
 def infer(options: QueryOptions) -> None:
@@ -89,9 +130,10 @@ def infer(options: QueryOptions) -> None:
     Example: motes infer clips.npz --out tracks.csv
 
     Example: motes infer juggling.mp4 --model runs/juggling --overlay tracks.mp4
+
+    Example: motes infer monday/ 'tuesday/*.mp4' --model runs/rig --scale 0.5mm/px -o tracks.csv
     """
-    model, clips = read_inputs("infer", options)
-    _answer("infer", options, model, clips)
+    run(Query("infer", options))
 
 
 def forecast(
@@ -111,8 +153,8 @@ def forecast(
     """
     from motes.queries import MAX_FRAMES, check_whole
 
-    model, clips = read_inputs("forecast", options, num_observed)
-    _answer("forecast", options, model, clips, check_whole("horizon", horizon, 1, MAX_FRAMES))
+    frames = check_whole("horizon", horizon, 1, MAX_FRAMES)
+    run(Query("forecast", options, num_observed, frames))
 
 
 def interpolate(options: QueryOptions, *, hide: tuple[str, ...]) -> None:
@@ -124,15 +166,7 @@ def interpolate(options: QueryOptions, *, hide: tuple[str, ...]) -> None:
         options: options of every query.
         hide: frames to hide, counted from 0: numbers, or ranges start:end that exclude the end.
     """
-    import torch
-
-    model, clips = read_inputs("interpolate", options)
-    observed = torch.ones(clips.frames.shape[:2], dtype=torch.bool)
-    if clips.observed is not None:
-        observed &= clips.observed
-    for text in hide:
-        observed[:, _frame_range(text, clips.frames.shape[1])] = False
-    _answer("interpolate", options, model, replace(clips, observed=observed))
+    run(Query("interpolate", options, hide=hide))
 
 
 def sample(
@@ -177,114 +211,233 @@ def sample(
     print_result(record, as_json, text)
 
 
-def read_inputs(
-    command: str, options: Options, num_observed: int | None = None
-) -> tuple["Model", "QueryClips"]:
-    """Return the model and the clips of a query.
+def run(query: Query) -> None:
+    """Answer a query about one recording or several; write the table and print the result."""
+    from motes.output.tracks import check_overlay
+    from motes.video.recordings import are_many, find_recordings
 
-    Everything that can be checked before the query runs is checked here, output paths too.
+    options, table = query.options, query.options.table(query.command)
+    if options.overlay is not None:
+        check_overlay(options.overlay)
+    check_output_paths(table, *(getattr(options, name) for name in PICTURES))
+    options.lengths.units()  # whether they can be read
+    if are_many(options.clips):
+        _run_many(query, find_recordings(options.clips), table)
+        return
+    query = replace(query, options=replace(options, model=_model_of(query, options.clips, table)))
+    record = answer(query, table, show_progress=True)
+    print_warnings(record["warnings"])
+    text = f"{query.command}: {record['clips']} clips, {sum(record['num_objects'])} tracks of "
+    files = join_paths(table, *(getattr(options, name) for name in PICTURES))
+    print_result(record, options.as_json, f"{text}{record['frames']} frames: {files}")
 
-    Args:
-        command: infer, forecast or interpolate.
-        options: Of the command line.
-        num_observed: Keep only this many frames of each clip; None: all.
+
+def _model_of(query: Query, paths: tuple[Path, ...], table: Path) -> str:
+    """Return the model to query; for videos, without one, a quick model of the videos."""
+    if query.options.model is not None:
+        return query.options.model
+    videos = [path for path in paths if is_video(path)]
+    if not videos:
+        return "cannonballs-48"
+    from motes.cli.quick_model import quick_model
+
+    return str(quick_model(videos, query.options, table.with_name(f"{table.stem}-model")))
+
+
+def _run_many(query: Query, recordings: "list[Recording]", table: Path) -> None:
+    """Answer a query about several recordings, in one table, and say which of them failed."""
+    from motes.models.model import find_model
+    from motes.output.merge import merge_tables
+
+    options, folder = query.options, batch.parts_folder(table)
+    if options.corrections is not None:
+        raise InputError(
+            f"corrections is {options.corrections} for {len(recordings)} recordings; expected one "
+            "recording; correct them one by one"
+        )
+    model = find_model(_model_of(query, tuple(found.path for found in recordings), table)).resolve()
+    weights = [(file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(model.iterdir())]
+    jobs = []
+    for recording in recordings:
+        own = replace(
+            options,
+            clips=(recording.path.resolve(),),
+            model=str(model),
+            gif=_named(options.gif, recording),
+            overlay=_named(options.overlay, recording),
+            plot=_named(options.plot, recording),
+            # What changes nothing in the part of a recording:
+            out=None,
+            format=None,
+            processes=HERE,
+            resume=False,
+            as_json=False,
+        )
+        part, one = batch.part_path(folder, recording, ".csv"), replace(query, options=own)
+        key = batch.job_key(recording.path, one, weights)
+        jobs.append(batch.Job(recording.name, answer, one, part, key))
+    places = options.processes
+    results = batch.run_jobs(jobs, batch.Workers(places.jobs, places.cluster, options.resume))
+    batch.write_summary(folder, results)
+    batch.require_some(results)
+    done = [result for result in results if result.failed is None]
+    parts = [(result.recording, result.part) for result in done]
+    tracks = merge_tables(table, parts, options.format, done[0].record["diameter"])
+    record = {
+        "verb": query.command,
+        "recordings": {result.recording: result.record["num_objects"] for result in done},
+        "failed": batch.failures(results),
+        "tracks": tracks,
+        "warnings": batch.recording_warnings(results),
+        "out": str(table),
+    }
+    print_warnings(batch.recording_warnings(results))
+    text = f"{query.command}: {len(done)} of {len(results)} recordings, {tracks} tracks: {table}"
+    print_result(record, options.as_json, text)
+    batch.require_all(results, folder)
+
+
+def _named(path: Path | None, recording: "Recording") -> Path | None:
+    """Return the path of a further output with the name of the recording in it."""
+    if path is None:
+        return None
+    name = recording.name.replace("/", "_")
+    return Path(os.path.abspath(path.with_name(f"{path.stem}-{name}{path.suffix}")))
+
+
+def answer(query: Query, table: Path, show_progress: bool = False) -> dict[str, Any]:
+    """Query the model about one recording, write the requested files, all or none.
+
+    Return what was written, with the warnings.
     """
+    from motes.data import write_gif
+    from motes.output import tracks
+    from motes.output.formats import object_diameter
+
+    options = query.options
+    model, clips, warnings = read_inputs(query, show_progress)
+    found = _query(model, clips, query.horizon, options.seed)
+    num_clips, num_frames = found.observed.shape
+    with all_or_none():
+        if options.gif is not None:
+            # The first clip is queried alone: frames of all clips would take long to draw.
+            first = replace(clips.select(slice(1)), num_objects=found.num_objects[:1])
+            drawn = _query(model, first, query.horizon, options.seed).frames[0]
+            write_gif(options.gif, drawn, min(clips.fps, MAX_GIF_FPS))
+        if options.plot is not None:
+            tracks.plot_answer(options.plot, clips, found)
+        if options.overlay is not None:
+            with bar("drawing", num_frames, hidden=not show_progress) as progress:
+                tracks.overlay_answer(options.overlay, clips, found, progress)
+        diameter = object_diameter(model, clips.video_map)
+        tracks.write_table(table, found, clips.video_map, options.format, diameter)
+    record: dict[str, Any] = {
+        "verb": query.command,
+        "clips": num_clips,
+        "frames": num_frames,
+        "num_objects": found.num_objects.tolist(),
+        "unit": tracks.unit_of(clips.video_map),
+        "diameter": diameter,
+        "out": str(table),
+        **{name: _text(getattr(options, name)) for name in PICTURES},
+    }
+    warning = found.fit.warning if found.fit is not None else None
+    if warning is not None:
+        record["warning"] = warning
+        warnings = [*warnings, warning]
+    return {**record, "warnings": warnings}
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def read_inputs(
+    query: Query, show_progress: bool = False
+) -> tuple["Model", "QueryClips", list[str]]:
+    """Return the model, the clips of a query and warnings about them.
+
+    Everything that can be checked before the query runs is checked here.
+    """
+    import torch
+
     from motes.models.model import load
     from motes.output.corrections import in_clip, read_corrections
     from motes.output.tracks import check_overlay
 
-    if options.overlay is not None:
-        check_overlay(options.overlay)
-    check_output_paths(options.table(command), options.gif, options.overlay, options.plot)
-    model = load(options.model_name, device=options.device)
-    clips = _read_video(model, options) if options.has_video else _read_clips(options)
+    options, (path,) = query.options, query.options.clips
+    name = options.model or "cannonballs-48"
+    model = load(name, device=options.device)
+    read = _read_video if is_video(path) else _read_clips
+    clips, warnings = read(model, options, name, show_progress)
     if options.corrections is not None:
         listed = read_corrections(options.corrections)
         clips = replace(clips, corrections=tuple(in_clip(listed, clips.video_map)))
-    if num_observed is not None:
+    units = options.lengths.units()
+    if units is not None and clips.video_map is not None:
+        clips = replace(clips, video_map=replace(clips.video_map, units=units))
+    elif units is not None:
+        raise InputError(
+            f"{path} does not say where its clips are in a video, so lengths mean nothing; give a "
+            "video or clips by motes prepare"
+        )
+    if query.num_observed is not None:
         num_frames = clips.frames.shape[1]
-        if not 2 <= num_observed <= num_frames:
+        if not 2 <= query.num_observed <= num_frames:
             raise InputError(
-                f"num_observed is {num_observed}; give 2 to {num_frames}, the frames of the clips"
+                f"num_observed is {query.num_observed}; give 2 to {num_frames}, the frames of the "
+                "clips"
             )
-        clips = clips.select(slice(None), slice(num_observed))
+        clips = clips.select(slice(None), slice(query.num_observed))
+    if query.command == "interpolate":
+        observed = torch.ones(clips.frames.shape[:2], dtype=torch.bool)
+        if clips.observed is not None:
+            observed &= clips.observed
+        for text in query.hide:
+            observed[:, _frame_range(text, clips.frames.shape[1])] = False
+        clips = replace(clips, observed=observed)
     if options.overlay is not None:
         check_overlay(options.overlay, clips.frames.shape[1])
-    return model, clips
+    return model, clips, warnings
 
 
-def _read_clips(options: Options) -> "QueryClips":
+def _read_clips(
+    model: "Model", options: Options, name: str, show_progress: bool
+) -> tuple["QueryClips", list[str]]:
     from motes.data import load_clips
     from motes.output.tracks import QueryClips
     from motes.video import load_video_map
 
     if (options.start, options.end) != (0.0, None):
         raise InputError("start and end are for videos; a file of clips is used as a whole")
-    clips, stored = load_clips(options.clips), load_video_map(options.clips)
+    (path,) = options.clips
+    clips, stored = load_clips(path), load_video_map(path)
     counts = clips.num_objects if options.num_objects is None else options.num_objects
-    return QueryClips(clips.frames, clips.observed, counts, stored and stored[0])
+    return QueryClips(clips.frames, clips.observed, counts, stored and stored[0]), []
 
 
-def _read_video(model: "Model", options: Options) -> "QueryClips":
+def _read_video(
+    model: "Model", options: Options, name: str, show_progress: bool
+) -> tuple["QueryClips", list[str]]:
     """Return a video as one clip, prepared like the clips that the model was trained on."""
     from motes.output.tracks import QueryClips
     from motes.video import find_preparation, open_video, whole_clip
 
-    span = time_span(options.start, options.end)
-    video, (height, width) = open_video(options.clips), model.image_size
+    (path,), span = options.clips, time_span(options.start, options.end)
+    video, (height, width) = open_video(path), model.image_size
     if not model.black_and_white and (video.height, video.width) != (height, width):
         raise InputError(
-            f"{options.clips} has {video.height}x{video.width} pixels; this model was trained on "
+            f"{path} has {video.height}x{video.width} pixels; this model was trained on "
             f"unprepared frames of {height}x{width}: scale the video to that size"
         )
-    with bar("reading", video.num_frames) as progress:
-        preparation = find_preparation(options.model_name)
+    with bar("reading", video.num_frames, hidden=not show_progress) as progress:
         whole = whole_clip(
-            options.clips, height, width, preparation, span, progress, in_colour=model.in_colour
+            *(path, height, width, find_preparation(name), span, progress),
+            in_colour=model.in_colour,
+            source_fps=options.source_fps,
         )
-    print_warnings(whole.warnings)
-    return QueryClips(whole.frames, None, options.num_objects, whole.where, whole.pictures)
-
-
-def _answer(
-    command: str, options: Options, model: "Model", clips: "QueryClips", horizon: int = 0
-) -> None:
-    """Query the model, write the requested files, all or none, and print the result."""
-    from motes.data import write_gif
-    from motes.output import tracks
-    from motes.output.formats import object_diameter
-
-    answer = _query(model, clips, horizon, options.seed)
-    (num_clips, num_frames), table = answer.observed.shape, options.table(command)
-    with all_or_none():
-        if options.gif is not None:
-            # The first clip is queried alone: frames of all clips would take long to draw.
-            first = replace(clips.select(slice(1)), num_objects=answer.num_objects[:1])
-            drawn = _query(model, first, horizon, options.seed).frames[0]
-            write_gif(options.gif, drawn, min(clips.fps, MAX_GIF_FPS))
-        if options.plot is not None:
-            tracks.plot_answer(options.plot, clips, answer)
-        if options.overlay is not None:
-            with bar("drawing", num_frames) as progress:
-                tracks.overlay_answer(options.overlay, clips, answer, progress)
-        diameter = object_diameter(model, clips.video_map)
-        tracks.write_table(table, answer, clips.video_map, options.format, diameter)
-    counts = answer.num_objects.tolist()
-    others = {name: getattr(options, name) for name in ("gif", "overlay", "plot")}
-    record = {
-        "verb": command,
-        "clips": num_clips,
-        "frames": num_frames,
-        "num_objects": counts,
-        "out": str(table),
-        **{name: path and str(path) for name, path in others.items()},
-    }
-    warning = answer.fit.warning if answer.fit is not None else None
-    if warning is not None:
-        print(f"motes: warning: {warning}", file=sys.stderr)
-        record["warning"] = warning
-    text = f"{command}: {num_clips} clips, {sum(counts)} tracks of {num_frames} frames: "
-    print_result(record, options.as_json, text + join_paths(table, *others.values()))
+    clips = QueryClips(whole.frames, None, options.num_objects, whole.where, whole.pictures)
+    return clips, list(whole.warnings)
 
 
 def _query(model: "Model", clips: "QueryClips", horizon: int, seed: int) -> "Answer":

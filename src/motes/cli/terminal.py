@@ -28,12 +28,12 @@ def join_paths(*paths: Path | None) -> str:
 
 
 @contextlib.contextmanager
-def bar(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+def bar(title: str, total: int | None, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
     """Show a bar on standard error if it is a terminal; yield a function that sets the progress."""
     from rich.console import Console
     from rich.progress import Progress
 
-    console, hidden = Console(stderr=True), not sys.stderr.isatty()
+    console, hidden = Console(stderr=True), hidden or not sys.stderr.isatty()
     with Progress(console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task(title, total=total)
         yield lambda done: progress.update(task, completed=done)

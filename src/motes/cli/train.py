@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from motes.cli.options import Data, Json, Out
-from motes.cli.terminal import print_result, training_bar
+from motes.cli import batch
+from motes.cli.options import HERE, Data, Json, Out, Processes, ProcessOptions
+from motes.cli.prepare import Cutting
+from motes.cli.terminal import print_result, print_warnings, training_bar
 from motes.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,9 +20,10 @@ if TYPE_CHECKING:
 
 
 def train(
+    processes: ProcessOptions = HERE,
     preset: str | None = None,
     family: Literal["paper", "structured"] | None = None,
-    data: Data[Path | None] = None,
+    data: Data[tuple[Path, ...]] = (),
     out: Out[Path | None] = None,
     begin_with: Annotated[str | None, arg(name="from")] = None,
     teacher: str | None = None,
@@ -40,11 +43,14 @@ def train(
 
     Example: motes train --data clips.npz --from runs/other --out runs/mine
 
+    Example: motes train --data monday/ 'tuesday/*.mp4' --out runs/rig
+
     Example: motes train --preset paper-distilled --data clips.npz --teacher runs/mine -o runs/net
 
     Example: motes train --resume runs/small
 
     Args:
+        processes: where several videos are prepared.
         preset: networks of the paper: paper (as published, GPU), paper-curriculum (GPU),
             paper-distilled (from a sprite model, GPU), paper-scratch (self-distillation, GPU),
             paper-scratch-small (the same on two cores), paper-small (minutes on two cores),
@@ -53,8 +59,9 @@ def train(
             frames of a still camera); default: sprites-video with --data, else paper-small.
         family: deprecated, the preset implies it; selects between equal preset names of version
             0.1 (small, robust, smoke).
-        data: clip file: npz from motes prepare, or any with frames and num_objects; default: the
-            paper's cannonballs.
+        data: clip file: npz from motes prepare, or any with frames and num_objects; or videos,
+            which are prepared first; several, folders and patterns are merged into OUT-clips.npz;
+            default: the paper's cannonballs.
         out: output folder: the new run; must be new or empty.
         begin_with: shipped model or run folder to initialize sprite and dynamics from.
         teacher: shipped model or run folder that gives the pseudo-labels for distillation; default:
@@ -79,10 +86,11 @@ def train(
     from motes.training.step import with_initial_model
 
     check_device(device)
-    name = _preset_name(preset, family, own_clips=data is not None, initial_model=begin_with)
+    name = _preset_name(preset, family, own_clips=bool(data), initial_model=begin_with)
     config = dataclasses.replace(PRESETS[name], seed=seed)
-    if data is not None:
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(data)))
+    if data:
+        path = _clip_file(data, out, processes)
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(path)))
         if name in ("sprites-video", "sprites-occluded"):
             config = fit_sprite_size(config)
     if begin_with is not None:
@@ -108,7 +116,7 @@ def train(
             assert out is not None
             outcome = training.train(config, out, replicas=replicas, **options)
     if os.environ.get("RANK", "0") == "0":  # of the processes that torchrun starts
-        _store_preparation(outcome.folder)
+        store_preparation(outcome.folder)
         _print_outcome(outcome, as_json)
 
 
@@ -134,7 +142,28 @@ def _preset_name(
     return find_name(preset, family)
 
 
-def _store_preparation(folder: Path) -> None:
+def _clip_file(data: tuple[Path, ...], out: Path | None, processes: Processes) -> Path:
+    """Return the clip file to train on, made from videos or several files if need be."""
+    from motes.cli.gather import gather_clips
+    from motes.video.recordings import are_many
+
+    if not are_many(data) and data[0].suffix.lower() in (".npz", ".npy"):
+        return data[0]
+    if out is None or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError(
+            "videos and several clip files are merged by one process that has an --out FOLDER; "
+            "make one clip file with motes prepare first"
+        )
+    made = out.with_name(f"{out.name}-clips.npz")
+    made.parent.mkdir(parents=True, exist_ok=True)
+    workers = batch.Workers(processes.jobs, processes.cluster)
+    path, results = gather_clips(data, made, Cutting(), workers)
+    if failed := batch.failures(results):
+        print_warnings(f"left out {name}: {why}" for name, why in failed.items())
+    return path
+
+
+def store_preparation(folder: Path) -> None:
     """Store how the clips of a run were made from a video, so that queries prepare videos alike."""
     from motes.models.model import read_config, write_text
     from motes.video import load_video_map

@@ -109,7 +109,7 @@ def object_diameter(model: Model, where: VideoMap | None = None) -> float:
 
     Args:
         model: Renders the object.
-        where: Scales pixels to those of a video.
+        where: Scales pixels to those of a video, or to its units in the middle of the picture.
     """
     height, width = model.image_size
     centre = model.pixel_offset.new_tensor([(width - 1) / 2, (height - 1) / 2])
@@ -123,8 +123,13 @@ def object_diameter(model: Model, where: VideoMap | None = None) -> float:
         )
         change = (shown - empty).abs().reshape(height, width, -1).sum(-1)
     area = int((change > change.max() / 2).sum())
-    scale = 1.0 if where is None else float(np.sqrt(np.prod(where.scale)))
-    return 2 * float(np.sqrt(area / np.pi)) * scale
+    diameter = 2 * float(np.sqrt(area / np.pi))
+    if where is None:
+        return diameter
+    if where.units is not None:
+        middle = where.scene_points(centre.expand(len(where.times), 1, 1, 2).double())
+        diameter *= float(where.units.jacobians(middle)[0].det().abs().sqrt())
+    return diameter * float(np.sqrt(np.prod(where.scale.reshape(-1, 2)[0])))
 
 
 def save_tracks(

@@ -1,6 +1,7 @@
 """Tracks as files: tables, overlays on the video, plots of the paths.
 
-Units are pixels and seconds of the video where its map is known, else pixels and frames of clips.
+Units are those of the map to the video, or its pixels and seconds; without a map, pixels and frames
+of clips.
 """
 
 import math
@@ -44,16 +45,22 @@ class QueryClips:
     video_map: VideoMap | None = None  # from clip pixels and frames to those of the video
     images: Callable[[], Iterator[Picture]] | None = None  # of the video
     corrections: tuple[Correction, ...] = ()  # in pixels and frames of the clips
+    shown: Tensor | None = None  # frames to draw on, if there are more than those of the query
 
     def select(self, clips: slice, frames: slice = slice(None)) -> "QueryClips":
-        """Return the same for some of the clips or frames."""
+        """Return the same for some of the clips or frames; the others can still be drawn on."""
         observed = None if self.observed is None else self.observed[clips, frames]
         kept = range(len(self.frames))[clips]
         corrections = tuple(entry for entry in self.corrections if entry.clip in kept)
         if kept and kept[0] > 0:
             corrections = tuple(replace(part, clip=part.clip - kept[0]) for part in corrections)
-        shown = self.frames[clips, frames]
-        return replace(self, frames=shown, observed=observed, corrections=corrections)
+        return replace(
+            self,
+            frames=self.frames[clips, frames],
+            observed=observed,
+            corrections=corrections,
+            shown=(self.frames if self.shown is None else self.shown)[clips],
+        )
 
     @property
     def fps(self) -> float:
@@ -69,7 +76,7 @@ class QueryClips:
         return VideoMap(scale, offset, times / CLIP_FPS, times), self._enlarged(factor)
 
     def _enlarged(self, factor: int) -> Iterator[Picture]:
-        for frame in self.frames[0]:
+        for frame in (self.frames if self.shown is None else self.shown)[0]:
             levels = (255 * frame.float()).round().to(torch.uint8).numpy()
             large = levels.repeat(factor, axis=0).repeat(factor, axis=1)
             yield large if large.ndim == 3 else np.repeat(large[..., None], 3, axis=2)
@@ -93,16 +100,50 @@ def answer_in_video(answer: Answer, where: VideoMap) -> Answer:
     )
 
 
+def answer_in_units(answer: Answer, where: VideoMap) -> Answer:
+    """Return the answer in lengths and seconds, or in video pixels if the map has no units.
+
+    Covariances follow by the delta method. The motion of a camera is taken out.
+    """
+    units = where.units
+    if units is None:
+        return answer_in_video(answer, where)
+    pixels, path = where.scene_points(answer.pixels), where.scene_points(answer.path_pixels)
+    spread, path_spread = answer.pixel_covariances, answer.path_pixel_covariances
+    return replace(
+        answer,
+        pixels=units.points(pixels),
+        pixel_covariances=units.covariances(pixels, where.covariances(spread)),
+        pixel_velocities=units.velocities(path, where.velocities(answer.pixel_velocities)),
+        path_pixels=units.points(path),
+        path_pixel_covariances=units.covariances(path, where.covariances(path_spread)),
+    )
+
+
+def unit_of(where: VideoMap | None) -> str:
+    """Return the unit of the lengths in a table."""
+    return "px" if where is None or where.units is None else where.units.length
+
+
 def table(answer: Answer, where: VideoMap | None) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
-    """Return column names and rows; with a map, video frame numbers and times in seconds."""
+    """Return column names and rows; with a map, video frame numbers and times in seconds.
+
+    With units there is a column of their name; if there are several recordings, one of theirs.
+    """
     if where is None:
         return list(COLUMNS), answer.rows()
     where = where.extended(answer.observed.shape[1])
-    timed = (
-        (clip, int(where.numbers[clip, frame]), *rest, float(where.times[clip, frame]))
-        for clip, frame, *rest in answer_in_video(answer, where).rows()
-    )
-    return [*COLUMNS, "time"], timed
+    names = where.recordings
+    unit = () if where.units is None else (where.units.length,)
+
+    def rows() -> Iterator[tuple[Any, ...]]:
+        for clip, frame, *rest in answer_in_units(answer, where).rows():
+            name = () if names is None else (names[clip],)
+            number, time = int(where.numbers[clip, frame]), float(where.times[clip, frame])
+            yield (*name, clip, number, *rest, time, *unit)
+
+    columns = [*(["recording"] if names else []), *COLUMNS, "time", *(["unit"] if unit else [])]
+    return columns, rows()
 
 
 def write_table(

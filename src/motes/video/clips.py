@@ -5,7 +5,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, count, islice
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,7 @@ CHUNK_BYTES = 2**20  # copied at a time
 NO_PIXELS: UInt8[np.ndarray, "0 0"] = np.zeros((0, 0), dtype=np.uint8)
 MEMBERS = ("video_scale", "video_offset", "video_times", "video_numbers", "video_preparation")
 SHIFTS = "video_shifts"  # stored if the camera moves
+RECORDINGS = "video_recordings"  # names, one a clip, stored if there are several recordings
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,11 +68,14 @@ def cut_clips(
     stride: int,
     num_objects: int | None,
     progress: Callable[[int], None] = lambda done: None,
+    *,
+    shortest: int | None = None,
 ) -> CutSummary:
     """Write the clips of a video to an npz file and return their summary.
 
     Clips of `num_frames` frames start `stride` frames apart; `num_objects` None estimates the
-    number for each clip; `progress` is called with the number of frames read.
+    number for each clip; `progress` is called with the number of frames read. A shorter video is
+    one clip of its own length if it has `shortest` frames or more.
     """
     counts: list[int] = []
     sheet: list[SheetRow] = []
@@ -84,7 +88,7 @@ def cut_clips(
             yield prepared, blob_masses(prepared.frame)
 
     with clip_writer(path, plan.geometry, plan.preparation) as write:
-        for clip, masses in clip_windows(frames(), num_frames, stride):
+        for clip, masses in clip_windows(frames(), num_frames, stride, shortest):
             estimate = typical_count(masses)
             if estimate == 0:
                 num_empty += 1
@@ -93,7 +97,7 @@ def cut_clips(
             count = estimate if num_objects is None else num_objects
             write(clip, count)
             if len(counts) % every == 0:
-                columns = np.linspace(0, num_frames - 1, SHEET_FRAMES).round().astype(int)
+                columns = np.linspace(0, len(clip) - 1, SHEET_FRAMES).round().astype(int)
                 shown = np.stack([clip[t].frame for t in columns])
                 sheet.append(SheetRow(clip[0].time, count, shown))
             counts.append(count)
@@ -111,15 +115,21 @@ def cut_clips(
 
 
 def clip_windows(
-    frames: Iterator[tuple[PreparedFrame, list[float]]], num_frames: int, stride: int
+    frames: Iterator[tuple[PreparedFrame, list[float]]],
+    num_frames: int,
+    stride: int,
+    shortest: int | None = None,
 ) -> Iterator[tuple[list[PreparedFrame], list[list[float]]]]:
     """Yield clips of `num_frames` frames with the blob masses of their frames.
 
-    Clips start `stride` frames (at most `num_frames`) apart.
+    Clips start `stride` frames (at most `num_frames`) apart. If there are fewer frames, but
+    `shortest` or more, they are one clip.
 
     Law: a clip starts at every multiple of the stride (test_clips_start_at_every_stride).
     """
     held = list(islice(frames, num_frames))
+    if shortest is not None and shortest <= len(held) < num_frames:
+        yield [prepared for prepared, _ in held], [masses for _, masses in held]
     while len(held) == num_frames:
         yield [prepared for prepared, _ in held], [masses for _, masses in held]
         held = held[stride:] + list(islice(frames, stride))
@@ -187,21 +197,26 @@ def load_video_map(path: Path) -> tuple[VideoMap, Preparation] | None:
     """Return the video map and the preparation of a clip file, or None if it stores none."""
     if path.suffix.lower() != ".npz":
         return None
-    arrays = load_arrays(path, (*MEMBERS, SHIFTS))
-    shifts = arrays.pop(SHIFTS, None)
+    arrays = load_arrays(path, (*MEMBERS, SHIFTS, RECORDINGS))
+    shifts, names = arrays.pop(SHIFTS, None), arrays.pop(RECORDINGS, None)
     if len(arrays) < len(MEMBERS):
         return None
     scale, offset, times, numbers = (arrays[name] for name in MEMBERS[:4])
-    shapes = (scale.shape, offset.shape, numbers.shape, times.ndim)
+    num_clips = len(times) if times.ndim == 2 else 0
     kinds = [array.dtype.kind for array in (scale, offset, times, numbers)]
     require(
-        shapes == ((2,), (2,), times.shape, 2)
+        scale.shape in ((2,), (num_clips, 2))
+        and (offset.shape, numbers.shape, times.ndim) == (scale.shape, times.shape, 2)
         and kinds == ["f", "f", "f", "i"]
-        and (shifts is None or (shifts.shape == (*times.shape, 2) and shifts.dtype.kind == "f")),
+        and (shifts is None or (shifts.shape == (*times.shape, 2) and shifts.dtype.kind == "f"))
+        and (names is None or (names.shape == (num_clips,) and names.dtype.kind == "U")),
         f"{path} holds a damaged map to its video; prepare the video again",
     )
     text = arrays["video_preparation"].tobytes().decode("utf-8", "replace")
-    return VideoMap(scale, offset, times, numbers, shifts), preparation_from_json(text, str(path))
+    preparation = preparation_from_json(text, str(path))
+    recordings = None if names is None else tuple(names.tolist())
+    where = VideoMap(scale, offset, times, numbers, shifts, recordings, preparation.units)
+    return where, preparation
 
 
 def write_sheet(path: Path, rows: Sequence[SheetRow]) -> None:
@@ -236,13 +251,21 @@ class WholeClip:
     warnings: tuple[str, ...] = ()  # of the preparation, one line each
 
     def pictures(self) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-        """Yield the original images of these frames in RGB, in a second pass over the video."""
-        wanted = iter(self.where.numbers[0].tolist())
-        number = next(wanted, None)
-        for count, frame in enumerate(self.video.frames()):
-            while number == count:
+        """Yield the original images of these frames in RGB, in a second pass over the video.
+
+        They go on, at the same steps, to the end of the video, where a forecast meets them.
+
+        Law: images after the span are those of the video
+        (test_pictures_go_on_to_the_end_of_the_video).
+        """
+        numbers = self.where.numbers[0]
+        step = max(round(float(np.median(np.diff(numbers)))), 1)
+        wanted = chain(numbers.tolist(), count(int(numbers[-1]) + step, step))
+        number = next(wanted)
+        for here, frame in enumerate(self.video.frames()):
+            while number == here:
                 yield to_rgb(frame.picture)
-                number = next(wanted, None)
+                number = next(wanted)
 
 
 def whole_clip(
@@ -254,6 +277,7 @@ def whole_clip(
     progress: Callable[[int], None] = lambda done: None,
     *,
     in_colour: bool = False,
+    source_fps: float | None = None,
 ) -> WholeClip:
     """Return the frames of a video for a model with frames of height x width pixels.
 
@@ -268,14 +292,17 @@ def whole_clip(
         span: first and last second to use.
         progress: called with the number of frames read.
         in_colour: whether a video that is used unchanged keeps its colours.
+        source_fps: frames per second of a video without time stamps; None: of the preparation.
     """
-    video = open_video(path)
+    video = with_frame_rate(open_video(path), source_fps)
     if preparation is None and (video.height, video.width) == (height, width):
         clip = _collect(_unchanged(video, span, in_colour), video)
         scale, offset = (1.0, 1.0), (0.0, 0.0)
         warnings = clock_warnings(video)
     else:
         preparation = replace(preparation or Preparation(height, width), height=height, width=width)
+        if source_fps is not None:
+            preparation = replace(preparation, source_fps=source_fps)
         found = plan(video, preparation, span, progress)
         clip = _collect(found.frames(), video)
         scale, offset = found.geometry.scale, found.geometry.offset
@@ -286,7 +313,8 @@ def whole_clip(
     numbers = np.array([[prepared.number for prepared in clip]])
     shifts = np.array([[prepared.shift for prepared in clip]])
     moved = shifts if shifts.any() else None
-    where = VideoMap(np.array(scale), np.array(offset), times, numbers, moved)
+    units = None if preparation is None else preparation.units
+    where = VideoMap(np.array(scale), np.array(offset), times, numbers, moved, None, units)
     return WholeClip(torch.from_numpy(frames)[None], where, video, tuple(warnings))
 
 

@@ -1,7 +1,7 @@
 """Coordinates: between the pixels and seconds of a recording and the frames of a model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from motes.core.axes import Bool, Float, Int, Tensor, UInt8
 from motes.core.errors import require
+from motes.video.units import Units
 
 
 class Box(NamedTuple):
@@ -149,41 +150,64 @@ class VideoMap:
     """The map from prepared pixels and frames to the pixels and seconds of the recording.
 
     Positions, velocities and covariances of answers leave the package through this object, in
-    recording units. A calibration to physical units (metres per recording pixel along each axis,
-    which scales all three in the same way) belongs here, as a further field.
+    recording units; `units` leads on to lengths.
     """
 
-    scale: Float[np.ndarray, "2"]  # recording pixels per prepared pixel, along x and y
-    offset: Float[np.ndarray, "2"]  # recording (x, y) of the centre of the first prepared pixel
+    # Recording pixels per prepared pixel, along x and y; one row a clip if recordings differ.
+    scale: Float[np.ndarray, "*B 2"]
+    # Recording (x, y) of the centre of the first prepared pixel; one row a clip if they differ.
+    offset: Float[np.ndarray, "*B 2"]
     times: Float[np.ndarray, "B T"]  # seconds
     numbers: Int[np.ndarray, "B T"]  # of the frame in the recording
     # Recording pixels by which the camera displaces each frame; None: a camera at rest. Velocities
     # are those against the scene.
     shifts: Float[np.ndarray, "B T 2"] | None = None
+    recordings: tuple[str, ...] | None = None  # name of each clip's recording, if there are several
+    units: Units | None = None  # from recording pixels to lengths
 
     @property
     def fps(self) -> float:
-        """Frames per second of the clips."""
-        return float(1 / np.median(np.diff(self.times, axis=1)))
+        """Frames per second of the clips.
+
+        The time between frames of the recording, times the mean step between those that were used.
+
+        Law: resampled clips have the rate that was asked for
+        (test_the_rate_of_resampled_clips_is_the_one_that_was_asked_for).
+        """
+        apart, steps = np.diff(self.times, axis=1), np.diff(self.numbers, axis=1)
+        moved = steps > 0
+        if not moved.any():
+            return float(1 / np.median(apart))
+        return float(1 / (np.median(apart[moved] / steps[moved]) * steps.mean()))
 
     def points(self, pixels: Tensor) -> Tensor:
         """Return positions [..., 2] in recording pixels; [B, N, T, 2] if the camera moves.
 
         Law: the shifts of a camera are those of the frames (test_shifts_are_added_frame_by_frame).
         """
-        points = pixels * pixels.new_tensor(self.scale) + pixels.new_tensor(self.offset)
+        points = self.scene_points(pixels)
         if self.shifts is None:
             return points
         return points + pixels.new_tensor(self.extended(pixels.shape[-2]).shifts)[:, None]
 
+    def scene_points(self, pixels: Tensor) -> Tensor:
+        """Return positions [..., 2] in recording pixels, the motion of the camera taken out."""
+        return pixels * self._of_clips(pixels, self.scale) + self._of_clips(pixels, self.offset)
+
     def covariances(self, pixels: Tensor) -> Tensor:
         """Return position covariances [..., 2, 2] in squared recording pixels."""
-        scale = pixels.new_tensor(self.scale)
-        return pixels * scale[:, None] * scale
+        scale = self._of_clips(pixels, self.scale)
+        return pixels * scale[..., :, None] * scale[..., None, :]
 
     def velocities(self, pixels: Tensor) -> Tensor:
         """Return velocities [..., 2], given in prepared pixels a frame, in recording pixels/s."""
-        return pixels * pixels.new_tensor(self.scale * self.fps)
+        return pixels * self._of_clips(pixels, self.scale * self.fps)
+
+    @staticmethod
+    def _of_clips(like: Tensor, values: Float[np.ndarray, "*B 2"]) -> Tensor:
+        """Return values so that they multiply [B, N, T, 2]."""
+        found = like.new_tensor(values)
+        return found if found.ndim == 1 else found[:, None, None]
 
     def extended(self, num_frames: int) -> "VideoMap":
         """Return the map of longer clips, with times and numbers continued at the same rate."""
@@ -192,10 +216,9 @@ class VideoMap:
         if shifts is not None:
             shifts = np.concatenate([shifts, shifts[:, -1:].repeat(len(more), 1)], 1)
         step = max(round(float(np.median(np.diff(self.numbers, axis=1)))), 1)
-        return VideoMap(
-            self.scale,
-            self.offset,
-            np.concatenate([self.times, self.times[:, -1:] + more / self.fps], 1),
-            np.concatenate([self.numbers, self.numbers[:, -1:] + more * step], 1),
-            shifts,
+        return replace(
+            self,
+            times=np.concatenate([self.times, self.times[:, -1:] + more / self.fps], 1),
+            numbers=np.concatenate([self.numbers, self.numbers[:, -1:] + more * step], 1),
+            shifts=shifts,
         )

@@ -23,6 +23,7 @@ from motes.video.checks import (
 )
 from motes.video.geometry import Box, Geometry, Polygon, fit_box, polygon_region
 from motes.video.source import MAX_SIDE, Frame, Picture, Video, grey
+from motes.video.units import Units, units_from_json, units_to_json
 
 Progress = Callable[[int], None]
 PREPARATION = "preparation.json"  # in a run folder: the preparation of the training clips
@@ -62,6 +63,7 @@ class Preparation:
     camera: CameraKind = "auto"  # motion of the camera is taken out, or it is taken to be at rest
     keep: tuple[Polygon, ...] = ()  # regions of the video outside which nothing is foreground
     leave_out: tuple[Polygon, ...] = ()  # regions in which nothing is foreground
+    units: Units | None = None  # from pixels of the video to lengths
 
     def __post_init__(self) -> None:
         require(
@@ -479,7 +481,7 @@ def find_preparation(folder: str | Path) -> Preparation | None:
 
 def preparation_to_json(preparation: Preparation) -> str:
     """Return the preparation as JSON text."""
-    return json.dumps(asdict(preparation))
+    return json.dumps({**asdict(preparation), "units": units_to_json(preparation.units)})
 
 
 def preparation_from_json(text: str, origin: str) -> Preparation:
@@ -490,7 +492,8 @@ def preparation_from_json(text: str, origin: str) -> Preparation:
         for name in ("keep", "leave_out"):  # lists in JSON
             regions = raw.get(name, ())
             raw[name] = tuple(tuple((float(x), float(y)) for x, y in region) for region in regions)
-        return Preparation(**raw, crop=None if crop is None else Box(*map(int, crop)))
+        units = units_from_json(raw.pop("units", None))
+        return Preparation(**raw, units=units, crop=None if crop is None else Box(*map(int, crop)))
     except InputError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

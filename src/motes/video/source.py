@@ -225,7 +225,8 @@ def open_pages(path: Path) -> Video:
 def open_folder(folder: Path) -> Video:
     """Return the video of the PNG or JPEG images in a folder, in the order of their numbers."""
     paths = [path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES]
-    paths = sorted((path for path in paths if not path.name.startswith(".")), key=_natural_order)
+    shown = (path for path in paths if not path.name.startswith("."))
+    paths = sorted(shown, key=lambda path: natural_order(path.name))
     require(paths, f"got {folder}; expected PNG or JPEG images in it; choose another folder")
     with _opened_image(paths[0]) as first:
         size = first.size
@@ -240,9 +241,9 @@ def open_folder(folder: Path) -> Video:
     return Video(folder.resolve().name, size[1], size[0], len(paths), None, frames)
 
 
-def _natural_order(path: Path) -> list[tuple[int, str]]:
+def natural_order(name: str) -> list[tuple[int, str]]:
     """Return a sort key by which frame 9 comes before frame 10."""
-    words = re.split("([0-9]+)", path.name.lower())
+    words = re.split("([0-9]+)", name.lower())
     return [(int(word) if odd % 2 else 0, word) for odd, word in enumerate(words)]
 
 

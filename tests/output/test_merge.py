@@ -1,0 +1,42 @@
+"""One table of many."""
+
+import csv
+
+import pytest
+
+from motes.output.merge import merge_tables
+
+
+def write(path, header, *rows):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def test_merged_rows_are_those_of_the_parts(tmp_path):
+    columns = ["clip", "frame", "particle", "x", "observed"]
+    one = write(tmp_path / "1.csv", columns, [0, 0, 0, 1.5, True], [0, 0, 1, 2.5, False])
+    two = write(
+        *(tmp_path / "2.csv", [*columns, "unit"]),
+        *([0, 0, 0, 3.5, True, "mm"], [1, 0, 0, 4.5, True, "mm"], [0, 1, 0, 5.5, True, "mm"]),
+    )
+    assert merge_tables(tmp_path / "all.csv", [("a", one), ("b", two)]) == 4
+    with (tmp_path / "all.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["recording", *columns, "unit"]
+    assert [row["recording"] for row in rows] == ["a", "a", "b", "b", "b"]
+    assert [row["particle"] for row in rows] == ["0", "1", "2", "3", "2"]
+    assert [row["x"] for row in rows] == ["1.5", "2.5", "3.5", "4.5", "5.5"]
+    assert [row["unit"] for row in rows] == ["", "", "mm", "mm", "mm"]
+
+
+def test_a_parquet_table_has_types(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    columns = ["clip", "frame", "particle", "x", "observed"]
+    one = write(tmp_path / "1.csv", columns, [0, 0, 0, 1.5, True], [0, 1, 0, 2.5, False])
+    merge_tables(tmp_path / "all.parquet", [("a", one)])
+    table = pandas.read_parquet(tmp_path / "all.parquet")
+    assert table["x"].tolist() == [1.5, 2.5]
+    assert table["observed"].tolist() == [True, False]
+    assert table["frame"].dtype.kind == "i"
