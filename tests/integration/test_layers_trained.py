@@ -105,7 +105,7 @@ def test_a_video_of_another_size_is_refused(run, tmp_path):
     folder, _ = run
     write_gif(tmp_path / "a.gif", torch.rand(4, 30, 40, generator=torch.Generator().manual_seed(0)))
     with pytest.raises(InputError, match=r"30x40 pixels; .* frames of 24x24"):
-        ask.infer(Options(tmp_path / "a.gif", model=str(folder)))
+        ask.infer(Options((tmp_path / "a.gif",), model=str(folder)))
 
 
 def test_samples_are_written_unchanged(trained, tmp_path, monkeypatch):

@@ -523,7 +523,7 @@ REST = [
         ("if not 0 <= first < last <= num_frames:", "if not 0 <= first < last:"),
         ("last = int(end) if colon else first + 1", "last = int(end) if colon else first + 2"),
         ("observed &= clips.observed", "pass"),
-        ("clips = clips.select(slice(None), slice(num_observed))", "pass"),
+        ("clips = clips.select(slice(None), slice(query.num_observed))", "pass"),
         (
             "counts = clips.num_objects if options.num_objects is None else options.num_objects",
             "counts = clips.num_objects",

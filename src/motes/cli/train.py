@@ -165,14 +165,12 @@ def _clip_file(data: tuple[Path, ...], out: Path | None, processes: Processes) -
 
 def store_preparation(folder: Path) -> None:
     """Store how the clips of a run were made from a video, so that queries prepare videos alike."""
-    from motes.models.model import read_config, write_text
-    from motes.video import load_video_map
-    from motes.video.prepare import PREPARATION, preparation_to_json
+    from motes.models.model import read_config
+    from motes.video.clips import store_video_map
 
     path = read_config(folder).data.path
-    stored = load_video_map(Path(path)) if path is not None and Path(path).is_file() else None
-    if stored is not None:
-        write_text(folder / PREPARATION, preparation_to_json(stored[1]))
+    if path is not None:
+        store_video_map(folder, Path(path))
 
 
 def _print_outcome(outcome: "Outcome", as_json: bool) -> None:

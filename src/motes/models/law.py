@@ -1,22 +1,27 @@
 """The law of motion that a model learned, in words, numbers and error bars.
 
-Lengths are pixels and times frames, or metres and seconds where a scale is given. Error bars are
-standard deviations; a quantity without one was not fitted by curvature.
+Lengths are pixels and times frames, or the units and seconds that are given. Error bars are
+standard deviations, carried to units by the delta method; a quantity without one was not fitted by
+curvature. Where the size of a pixel changes over the picture, accelerations are those in its
+middle.
 """
 
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from motes.core.axes import Float, Tensor
 from motes.kalman.dynamics import require_linear
 from motes.kalman.event_dynamics import EventDynamics
+from motes.video.units import Units
 
 # Names of walls by the direction of their normal in the image, whose y axis points down.
 SIDES = {(0, -1): "floor", (0, 1): "ceiling", (1, 0): "left wall", (-1, 0): "right wall"}
 NAMED = math.cos(math.radians(10))  # cosine of the largest angle from such a direction
+STEP = 1e-4  # of an angle or an offset, for derivatives
 FREE = 1e-3  # changes per frame of velocity below this are no drag and no spring
 
 
@@ -68,47 +73,102 @@ def describe_law(
     dynamics: Any,
     pixel_matrix: Float[Tensor, "2 2"],
     pixel_offset: Float[Tensor, " 2"],
-    metres_per_pixel: float | None = None,
+    units: Units | None = None,
     frames_per_second: float | None = None,
 ) -> Law:
-    """Return the law of a model's dynamics in pixels, or in metres and seconds."""
+    """Return the law of a model's dynamics in pixels and frames, or in units and seconds.
+
+    Args:
+        dynamics: of the model.
+        pixel_matrix: from latent units to pixels of its clips.
+        pixel_offset: pixels of the latent origin.
+        units: from pixels of its clips to lengths; None: pixels.
+        frames_per_second: of its clips; None: times are in frames.
+
+    Law: lengths scale, and times by the rate (test_the_law_in_units_is_that_in_pixels_scaled);
+    under a projective map walls are the images of walls (test_walls_of_a_plane_are_their_images).
+    """
     linear = require_linear(dynamics)
-    M = pixel_matrix.double()
-    length, metres = (1.0, "px") if metres_per_pixel is None else (metres_per_pixel, "m")
+    units = units or Units.by_scale(1.0, "px")
+    middle, length = pixel_offset.double().cpu(), units.length
+    slope = units.jacobians(middle)
+    M = slope.to(pixel_matrix.device) @ pixel_matrix.double()
     rate, seconds = (1.0, "frame") if frames_per_second is None else (frames_per_second, "s")
     delta = linear.log_delta.exp()
     pull = M @ (delta * linear.force[2:])
     errors = linear.force_error if isinstance(linear, EventDynamics) else None
     spread = None if errors is None else float((M @ (delta * errors).diag()).norm(dim=1).max())
-    scale = length * rate**2
+    where = "" if units.is_uniform else " in the middle of the frame"
     terms = [
         Term(
             "acceleration",
-            scale * float(pull.norm()),
-            None if spread is None else scale * spread,
-            f"{metres}/{seconds}^2",
-            f"{math.degrees(math.atan2(-float(pull[1]), float(pull[0]))):.0f} degrees from +x",
+            rate**2 * float(pull.norm()),
+            None if spread is None else rate**2 * spread,
+            f"{length}/{seconds}^2",
+            f"{_degrees(units, *pull.tolist()):.0f} degrees from +x{where}",
         )
     ]
     terms += _field_terms(linear, rate, seconds)
     walls = []
     if isinstance(linear, EventDynamics):
-        for wall, bars in _walls(linear, M, pixel_offset.double()):
+        for wall, bars in _walls(linear, pixel_matrix.double(), pixel_offset.double()):
             walls.append(wall)
-            (x, y), middle = wall.normal, pixel_offset.tolist()
-            turned = math.degrees(math.atan2(-y, x))
-            if wall.name in ("floor", "ceiling"):
-                place, where = (wall.offset - x * middle[0]) / y, "y in the middle of the frame"
-            elif wall.name != "wall":
-                place, where = (wall.offset - y * middle[1]) / x, "x in the middle of the frame"
-            else:
-                place, where = wall.offset - x * middle[0] - y * middle[1], "from the middle"
-            normal = f"normal {turned:.1f} +- {math.degrees(bars[0]):.1g} degrees from +x"
-            terms.append(Term(wall.name, place, bars[1], "px", f"{where}, {normal}"))
-            terms.append(Term(f"restitution of the {wall.name}", wall.restitution, bars[2], ""))
+            terms += _wall_terms(wall, bars, units, middle)
     noise = (M @ linear.components().position_noise @ M.mT).diagonal().sqrt()
-    terms.append(Term("observation noise", length * float(noise.mean()), None, metres))
+    terms.append(Term("observation noise", float(noise.mean()), None, length))
     return Law(tuple(terms), tuple(walls))
+
+
+def _degrees(units: Units, x: float, y: float) -> float:
+    """Return the direction of a vector; the y axis of a picture points down."""
+    return math.degrees(math.atan2(-y if units.is_uniform else y, x))
+
+
+def _wall_terms(
+    wall: Wall, bars: list[float], units: Units, middle: Float[Tensor, " 2"]
+) -> Iterator[Term]:
+    """Yield place and restitution of a wall, with error bars of the angle and of the offset."""
+    angle = math.atan2(wall.normal[1], wall.normal[0])
+    at_middle = math.cos(angle) * float(middle[0]) + math.sin(angle) * float(middle[1])
+    apart = wall.offset - at_middle  # from the middle of the frame, about which walls turn
+    place, turned = _wall_in_units(wall.name, units, middle, angle, apart)
+    up, down = (
+        _wall_in_units(wall.name, units, middle, angle, apart + step) for step in (STEP, -STEP)
+    )
+    left, right = (
+        _wall_in_units(wall.name, units, middle, angle + step, apart) for step in (STEP, -STEP)
+    )
+    spread = abs(up[0] - down[0]) / (2 * STEP) * bars[1]
+    swing = abs((left[1] - right[1] + 180) % 360 - 180) / (2 * STEP) * bars[0]
+    where = "from the middle"
+    if wall.name != "wall":
+        axis = "y" if wall.name in ("floor", "ceiling") else "x"
+        where = f"{axis} in the middle of the frame"
+    normal = f"normal {turned:.1f} +- {swing:.1g} degrees from +x"
+    yield Term(wall.name, place, spread, units.length, f"{where}, {normal}")
+    yield Term(f"restitution of the {wall.name}", wall.restitution, bars[2], "")
+
+
+def _wall_in_units(
+    name: str, units: Units, middle: Float[Tensor, " 2"], angle: float, apart: float
+) -> tuple[float, float]:
+    """Return where a wall is in units, and the direction of its normal in degrees.
+
+    A line l with l'x = 0 for homogeneous pixels x becomes H^-T l under the map H.
+    """
+    normal = np.array([math.cos(angle), math.sin(angle)])
+    line = np.append(normal, -(apart + normal @ middle.numpy()))
+    a, b, c = np.linalg.solve(np.array(units.matrix).T, line)
+    x, y = units.points(middle).tolist()
+    # The normal keeps pointing to the same side, whatever the map mirrors.
+    inward = units.jacobians(middle) @ torch.from_numpy(normal)
+    side = 1.0 if a * float(inward[0]) + b * float(inward[1]) > 0 else -1.0
+    turned = _degrees(units, side * a, side * b)
+    if name in ("floor", "ceiling"):
+        return -(a * x + c) / b, turned
+    if name != "wall":
+        return -(b * y + c) / a, turned
+    return -side * (a * x + b * y + c) / math.hypot(a, b), turned
 
 
 def _field_terms(linear: Any, rate: float, seconds: str) -> Iterator[Term]:

@@ -1,5 +1,6 @@
 """Clips of a video: cut into an npz file with the map back, or one clip of all its frames."""
 
+import json
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,16 +13,18 @@ import numpy as np
 import torch
 
 from motes.core.axes import Float, Tensor, UInt8
-from motes.core.errors import require
+from motes.core.errors import InputError, require
 from motes.core.files import atomic_path
 from motes.data.clips import MAX_BYTES, load_arrays
 from motes.video.checks import ClipCounts, clock_warnings, count_warnings
 from motes.video.geometry import Geometry, VideoMap
 from motes.video.prepare import (
+    PREPARATION,
     Plan,
     Preparation,
     PreparedFrame,
     blob_masses,
+    find_preparation,
     object_counts,
     plan,
     preparation_from_json,
@@ -38,6 +41,7 @@ GAP, LABEL = 4, 64  # pixels between frames, and for the label of a row
 CHUNK_BYTES = 2**20  # copied at a time
 NO_PIXELS: UInt8[np.ndarray, "0 0"] = np.zeros((0, 0), dtype=np.uint8)
 MEMBERS = ("video_scale", "video_offset", "video_times", "video_numbers", "video_preparation")
+MAP = "video_map.json"  # in a run folder: where its clips are in the video
 SHIFTS = "video_shifts"  # stored if the camera moves
 RECORDINGS = "video_recordings"  # names, one a clip, stored if there are several recordings
 
@@ -217,6 +221,40 @@ def load_video_map(path: Path) -> tuple[VideoMap, Preparation] | None:
     recordings = None if names is None else tuple(names.tolist())
     where = VideoMap(scale, offset, times, numbers, shifts, recordings, preparation.units)
     return where, preparation
+
+
+def store_video_map(folder: Path, clips: Path) -> None:
+    """Store in a run folder how its clips were made from a video, and where they are in it.
+
+    Queries then prepare videos alike, and the law is known in units of the scene.
+    """
+    stored = load_video_map(clips) if clips.is_file() else None
+    if stored is None:
+        return
+    where, preparation = stored
+    place = {"scale": where.scale.tolist(), "offset": where.offset.tolist()}
+    first = {"times": where.times[:1].tolist(), "numbers": where.numbers[:1].tolist()}
+    for name, text in (
+        (PREPARATION, preparation_to_json(preparation)),
+        (MAP, json.dumps({**place, **first})),
+    ):
+        with atomic_path(folder / name) as temporary:
+            temporary.write_text(text, "utf-8")
+
+
+def find_video_map(folder: Path) -> VideoMap | None:
+    """Return the map of the first clip of a run, that `store_video_map` wrote; None without it."""
+    path, preparation = folder / MAP, find_preparation(folder)
+    if not path.is_file() or preparation is None:
+        return None
+    try:
+        raw = json.loads(path.read_text("utf-8"))
+        rows = (np.array(raw[name], float).reshape(-1, 2) for name in ("scale", "offset"))
+        scale, offset = (row[0] for row in rows)
+        times, numbers = np.array(raw["times"], float), np.array(raw["numbers"], int)
+    except (ValueError, KeyError, TypeError, IndexError):
+        raise InputError(f"{path} holds no map to a video; delete it") from None
+    return VideoMap(scale, offset, times, numbers, units=preparation.units)
 
 
 def write_sheet(path: Path, rows: Sequence[SheetRow]) -> None:

@@ -103,6 +103,13 @@ class Units:
         first, second, third = (matrix / depth.mean()).tolist()
         return cls((tuple(first), tuple(second), tuple(third)), length)
 
+    def of_clips(self, scale: Any, offset: Any) -> "Units":
+        """Return the map from pixels of clips, which `VideoMap` scales and shifts."""
+        affine = np.diag([*map(float, scale), 1.0])
+        affine[:2, 2] = offset
+        first, second, third = (np.array(self.matrix) @ affine).tolist()
+        return Units((tuple(first), tuple(second), tuple(third)), self.length)
+
     def points(self, pixels: Float[Tensor, "*shape 2"]) -> Float[Tensor, "*shape 2"]:
         """Return positions in the plane."""
         u, w = self._parts(pixels)
