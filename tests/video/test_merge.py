@@ -11,7 +11,7 @@ from motes.video.merge import merge_clips
 from videos import crossing, video_of_disks
 
 
-def cut(path, size, num_frames, fps=10, total=40):
+def cut(path, size, num_frames, fps=10.0, total=40):
     video = video_of_disks(crossing(total), fps=fps)
     cut_clips(plan(video, Preparation(*size)), path, num_frames, num_frames, 2)
     return path
@@ -53,15 +53,15 @@ def test_merged_clips_keep_their_pixels_and_maps(tmp_path):
 def test_clips_of_different_rates_are_refused(tmp_path):
     parts = [
         ("a", cut(tmp_path / "a.npz", (20, 30), 8)),
-        ("b", cut(tmp_path / "b.npz", (20, 30), 8, 15)),
+        ("b", cut(tmp_path / "b.npz", (20, 30), 8, 15.0)),
     ]
     with pytest.raises(InputError, match="--fps 10"):
         merge_clips(tmp_path / "all.npz", parts)
 
 
 def test_the_rate_of_resampled_clips_is_the_one_that_was_asked_for(tmp_path):
-    video = video_of_disks(crossing(60), fps=30)
-    cut_clips(plan(video, Preparation(20, 30, fps=25)), tmp_path / "a.npz", 40, 40, 2)
+    video = video_of_disks(crossing(60), fps=30.0)
+    cut_clips(plan(video, Preparation(20, 30, fps=25.0)), tmp_path / "a.npz", 40, 40, 2)
     where, _ = load_video_map(tmp_path / "a.npz")
     # Steps of one frame and now and then two; 39 steps fix the mean to half a frame.
     assert where.fps == pytest.approx(25, rel=0.5 / 39 + 1e-9)
