@@ -80,7 +80,8 @@ def test_progress_is_a_bar_that_moves():
     assert "step 20 of 40, 10 s left, bound -25.0" in shown[1]
 
 
-def test_progress_without_a_notebook_is_lines(capsys):
+def test_progress_without_a_notebook_is_logged(caplog):
+    caplog.set_level("INFO", logger="motes")
     line = {"step": 1, "of": 4, "bound": -5.0, "iterations_per_second": 1.0}
     training_progress()(line)
-    assert capsys.readouterr().err == "step 1 of 4, 3 s left, bound -5.0\n"
+    assert caplog.messages == ["step 1 of 4, 3 s left, bound -5.0"]

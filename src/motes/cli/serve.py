@@ -26,13 +26,13 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8765,
     video: Path | None = None,
-    folder: Path | None = None,
+    workspace: Path | None = None,
     browser: bool = True,
     as_json: Json = False,
 ) -> None:
     """Serve a web page: from your video to a table, or play with a model.
 
-    Example: motes serve --video juggling.mp4 --folder juggling
+    Example: motes serve --video juggling.mp4 --workspace juggling
 
     Example: motes serve --model runs/small --port 8000
 
@@ -41,7 +41,7 @@ def serve(
         host: address to listen on; the default accepts connections from this machine only.
         port: port to listen on; 0: any free port.
         video: recording to open on the page for own videos.
-        folder: where that page keeps the model, the corrections and tables; default: a temporary
+        workspace: where that page keeps the model, the corrections and tables; default: a temporary
             folder, which is deleted at the end.
         browser: open the page in a browser if there is a display.
         as_json: print one JSON line instead of text.
@@ -61,7 +61,7 @@ def serve(
     # A query returns to Python thousands of times, and each time it may wait this long for the
     # thread that serves other requests.
     sys.setswitchinterval(SWITCH_SECONDS)
-    with _workspace_folder(folder) as place, _listen(host, port) as listener:
+    with _workspace_folder(workspace) as place, _listen(host, port) as listener:
         workspace = Workspace(place)
         if video is not None:
             workspace.open_file(video.resolve(), video.name)
@@ -90,7 +90,7 @@ def _workspace_folder(folder: Path | None) -> Iterator[Path]:
         return
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
-        raise InputError(f"folder is {folder}, which is not empty; give a new one")
+        raise InputError(f"workspace is {folder}, which is not empty; give a new one")
     yield folder.resolve()
 
 

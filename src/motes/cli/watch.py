@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional
 
 from motes.cli.options import Json, ModelName, NumObjects, Out
 from motes.core.errors import InputError, require
@@ -35,7 +35,7 @@ def watch(
     warm_up: float = 3.0,
     ring: Path | None = None,
     ring_seconds: float = 60.0,
-    seconds: Annotated[float | None, arg(aliases=("--for",))] = None,
+    seconds: float | None = None,
     as_json: Json = False,
 ) -> None:
     """Follow objects in a camera or stream; write rows as frames come.
@@ -45,9 +45,9 @@ def watch(
     Args:
         source: camera number or device, stream (rtsp://...), - for standard input, or a video file,
             which is played at its own speed.
-        model: run folder of a model that was trained on such recordings.
-        num_objects: number of objects; default: the usual number during the warm-up.
-        out: CSV file to write rows to as they come; default: standard output.
+        model: shipped model or run folder, trained on such recordings.
+        num_objects: number of objects in a clip; default: the usual number during the warm-up.
+        out: output file: CSV rows as they come; default: standard output.
         delay: later frames that confirm a position before it is written.
         every: frames between two updates; a row waits for at most delay + every - 1 later frames.
         window: frames that a position may depend on.
@@ -55,7 +55,7 @@ def watch(
         ring: new folder that always holds the last pictures.
         ring_seconds: length of that buffer.
         seconds: stop after this time of the source; default: at its end, or with Ctrl-C.
-        as_json: write each row as one JSON line instead of CSV.
+        as_json: print one JSON line instead of text for each row.
     """
     from motes.models.model import load
     from motes.video.live import Ring, open_source

@@ -1,7 +1,7 @@
 """Runs in notebooks: a training curve as inline SVG, and a progress bar that updates in place."""
 
 import json
-import sys
+import logging
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 
 from motes.core.errors import require
 
+LOG = logging.getLogger("motes")
 WIDTH, HEIGHT = 420, 140  # pixels of a curve
 
 
@@ -72,7 +73,7 @@ def training_progress(
 ) -> Callable[[dict[str, Any]], None]:
     """Return a `report` for `motes.training.train.train` that shows a bar in the notebook.
 
-    Without a notebook it prints lines. `show` receives the HTML instead, for tests.
+    Without a notebook it logs lines to the logger `motes`. For tests, `show` receives the HTML.
     """
     shown = show or _notebook_display()
     points: list[tuple[int, float]] = []
@@ -84,7 +85,7 @@ def training_progress(
         left = (line["of"] - line["step"]) / max(float(line["iterations_per_second"]), 1e-9)
         text = f"step {line['step']} of {line['of']}, {left:.0f} s left, bound {line['bound']:.1f}"
         if shown is None:
-            print(text, file=sys.stderr, flush=True)
+            LOG.info(text)
         else:
             bar = f'<progress max="{line["of"]}" value="{line["step"]}"></progress>'
             shown(f'<div class="motes">{bar} {escape(text)}<br>{curve(points)}</div>')
