@@ -62,10 +62,10 @@ def serve(
     # thread that serves other requests.
     sys.setswitchinterval(SWITCH_SECONDS)
     with _workspace_folder(workspace) as place, _listen(host, port) as listener:
-        workspace = Workspace(place)
+        videos = Workspace(place)
         if video is not None:
-            workspace.open_file(video.resolve(), video.name)
-        app = create_app(Playground.of(model, find_preparation(model)), host, workspace)
+            videos.open_file(video.resolve(), video.name)
+        app = create_app(Playground.of(model, find_preparation(model)), host, videos)
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{listener.getsockname()[1]}/"
         opened = url if video is None else f"{url}video.html"
@@ -78,7 +78,7 @@ def serve(
         try:
             _server(app).run(sockets=[listener])
         finally:
-            workspace.stop()
+            videos.stop()
 
 
 @contextlib.contextmanager
