@@ -5,6 +5,7 @@ import csv
 import pytest
 
 from motes.output.merge import merge_tables
+from motes.queries.answer import COLUMNS
 
 
 def write(path, header, *rows):
@@ -33,10 +34,13 @@ def test_merged_rows_are_those_of_the_parts(tmp_path):
 def test_a_parquet_table_has_types(tmp_path):
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
-    columns = ["clip", "frame", "particle", "x", "observed"]
-    one = write(tmp_path / "1.csv", columns, [0, 0, 0, 1.5, True], [0, 1, 0, 2.5, False])
+    numbers = len(COLUMNS) - 2
+    own = [(*range(numbers), True, False), (*[0] * numbers, False, True)]
+    one = write(tmp_path / "1.csv", COLUMNS, *own)
     merge_tables(tmp_path / "all.parquet", [("a", one)])
     table = pandas.read_parquet(tmp_path / "all.parquet")
-    assert table["x"].tolist() == [1.5, 2.5]
+    assert list(table.columns) == ["recording", *COLUMNS]
+    assert table["x"].tolist() == [3.0, 0.0]
     assert table["observed"].tolist() == [True, False]
+    assert table["seen"].tolist() == [False, True]
     assert table["frame"].dtype.kind == "i"

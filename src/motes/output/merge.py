@@ -8,7 +8,7 @@ from typing import Any
 from motes.output.formats import format_of, write_tracks
 
 WHOLE = ("clip", "frame", "particle")
-BOOLEAN = ("observed", "detected")
+BOOLEAN = ("observed", "seen")
 TEXT = ("recording", "unit")
 
 
