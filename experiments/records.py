@@ -47,6 +47,13 @@ _MODELS = (
 _SPRITES = (*_MODELS, f"{PACKAGE}models/sprites/*.py")
 _TRAINED = (*_SPRITES, f"{PACKAGE}models/layers/*.py", f"{PACKAGE}training/*.py")
 _GPU = (*_MODELS, f"{PACKAGE}training/*.py", f"{PACKAGE}training/gpu/*.py")
+_TRACKERS = (
+    f"{PACKAGE}data/worlds/arrivals.py",
+    *(
+        f"{PACKAGE}evaluation/{name}.py"
+        for name in ("tracking_metrics", "baselines/point_trackers")
+    ),
+)
 FRESH_SEED = 2_000_000  # of clips that nobody looked at while models were chosen
 
 
@@ -213,6 +220,35 @@ RECIPES: dict[str, Recipe] = {
     "rnem": _script(
         "experiments.relational_nem.score_rnem", "NPZ --out {out}", *_TRAINED,
         minutes=60, needs="the data of Relational NEM",
+    ),
+    # Real scenes and other programs
+    **{
+        f"worlds_{name}": _script(
+            "experiments.real_scenes.score_worlds", f"{name} --out {{out}}", *_TRACKERS,
+            minutes=60, needs=needs,
+        )
+        for name, needs in (("trackpy", "trackpy"), ("kalman", ""))
+    },
+    "changing": _script(
+        "experiments.real_scenes.score_changing", "{runs} --out {out}", *_TRAINED,
+        f"{PACKAGE}data/worlds/changing.py", minutes=20, needs="three runs, see the script",
+    ),
+    "other_kinds": _script(
+        "experiments.real_scenes.score_other_kinds",
+        "DATA --model cannonballs-structured --out {out}", *_SPRITES, minutes=10,
+        needs="the recordings",
+    ),
+    **{
+        name: _script(
+            f"experiments.real_scenes.score_{name}", "VIDEO RUN --out {out}",
+            *(*_TRAINED, f"{PACKAGE}video/*.py"), minutes=10, needs="the recording and a run of it",
+        )
+        for name in ("seen", "full_resolution")
+    },
+    "opened": _script(
+        "experiments.formats.open_tables", "-o {out}", f"{PACKAGE}output/formats.py",
+        f"{PACKAGE}output/trackmate.py", f"{PACKAGE}output/napari_reader.py", minutes=5,
+        needs="napari, pytrackmate, supervision, trackpy and pyarrow",
     ),
     # Training of the paper's networks
     "taught_seeds": _replicas("taught", ""),

@@ -35,7 +35,7 @@ def test_the_peak_counts_what_came_and_went() -> None:
     assert grown.kept < 10
     with peak_memory() as grown:
         held = torch.ones(2**26, dtype=torch.uint8)
-    assert 60 < grown.kept <= grown.peak
+    assert 60 < grown.kept <= grown.peak + 1  # counted in small lots, at two moments
     del held
     with peak_memory() as grown:
         pass

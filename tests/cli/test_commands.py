@@ -23,7 +23,7 @@ from motes.training.presets import PRESETS
 from motes.video import read_frames
 
 T, SIZE, NUM_CLIPS = 12, 16, 6
-TESTED_ELSEWHERE = {"track", "demo", "figures", "prepare", "serve", "doctor"}
+TESTED_ELSEWHERE = {"track", "watch", "demo", "figures", "prepare", "serve", "doctor"}
 
 
 @pytest.fixture(scope="module")

@@ -553,4 +553,28 @@ REST = [
     ),
 ]
 
-FAULTS = [*KALMAN, *MODELS, *QUERIES, *EVALUATION, *DATA, *VIDEO, *TRAINING, *REST]
+TRACKING = [
+    *faults(
+        "tracking/existence.py",
+        "tracking/test_existence",
+        ("(stay * rates.on, stay * (1 - rates.on), rates.death)", "(stay * rates.on, stay, 0.0)"),
+        ("(stay * (1 - rates.off), stay * rates.off,", "(stay * rates.off, stay * rates.off,"),
+    ),
+    *faults(
+        "tracking/assignment.py",
+        "tracking/test_assignment",
+        ("useful = np.flatnonzero(gains > 0)", "useful = np.arange(len(gains))"),
+        ("part[gain[part].argmax()]", "part[gain[part].argmin()]"),
+    ),
+    *faults(
+        "tracking/fitting.py",
+        "tracking/test_fitting",
+        ("own[:, 2, 2] += 1 / prior[1] ** 2", "pass  # no prior"),
+        (
+            "shared = cross_products(jacobian, centres, pairs) * precision",
+            "shared = 0 * cross_products(jacobian, centres, pairs)",
+        ),
+    ),
+]
+
+FAULTS = [*TRACKING, *KALMAN, *MODELS, *QUERIES, *EVALUATION, *DATA, *VIDEO, *TRAINING, *REST]

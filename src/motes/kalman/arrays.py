@@ -19,7 +19,7 @@ from motes.kalman.model import EPSILON, LGSSM, Smoothed
 
 Array = np.ndarray
 MAX_TRACKS = 512  # tracks times components; PyTorch is as fast for more
-MAX_STATES = 2**17  # of all tracks, components and frames, which bounds memory
+MAX_STATES = 2**13  # of all tracks, components and frames, which bounds memory: 1 kB each
 
 
 class Tracks(NamedTuple):
