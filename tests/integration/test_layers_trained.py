@@ -110,7 +110,7 @@ def test_a_video_of_another_size_is_refused(run, tmp_path):
 
 def test_samples_are_written_unchanged(trained, tmp_path, monkeypatch):
     model, clips = trained
-    monkeypatch.setattr("motes.models.model.load", lambda name: model)
+    monkeypatch.setattr("motes.models.model.load", lambda name, device: model)
     ask.sample(tmp_path / "samples.npz", num_clips=2, num_frames=5, gif=tmp_path / "a.gif")
     written = load_clips(tmp_path / "samples.npz").frames
     assert written.shape[2:] == clips.frames.shape[2:]
