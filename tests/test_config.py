@@ -89,7 +89,7 @@ FIELDS = every_field(dataclasses.asdict(PRESETS["paper-smoke"]))
 NEWER = [
     *("initial_model", "single_object_schedule"),
     *("data.colour_axis", "data.channels", "schedule.frozen_occlusion"),
-    *("hidden_clips", "dynamics.num_walls"),
+    *("hidden_clips", "precision", "dynamics.num_walls"),
 ]
 NEWER_OF_THE_PAPER = ["model.gap_passes"]
 # Fields of version 1 that its first files lacked, and the default that they had.
@@ -300,3 +300,7 @@ def test_a_stretched_schedule_has_its_knots_at_the_same_shares() -> None:
     assert longer.kl_weight == ((0, 1.0), (150, 4.0))
     assert longer.blur == ((60, 0.0),)
     assert (longer.iterations, longer.frozen_dynamics) == (300, 30)
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    assert "precision is 'half'; give mixed or float32" in refusal(changed("precision", "half"))

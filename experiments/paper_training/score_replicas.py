@@ -42,7 +42,7 @@ def configuration(given: argparse.Namespace) -> RunConfig:
     size = dataclasses.replace(
         config.data, height=given.size, width=given.size, num_frames=given.frames
     )
-    config = dataclasses.replace(config, data=size)
+    config = dataclasses.replace(config, data=size, precision=given.precision)
     return config if given.teacher is None else with_teacher(config, given.teacher)
 
 
@@ -132,6 +132,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=48)
     parser.add_argument("--frames", type=int, default=30)
     parser.add_argument("--teacher", help="a model of the structured family, of that size")
+    parser.add_argument("--precision", choices=("mixed", "float32"), default="mixed")
     parser.add_argument("--replicas", type=int, default=8)
     parser.add_argument("--clips", type=int, default=600)
     parser.add_argument("--device", default="cpu")

@@ -180,10 +180,15 @@ class RunConfig:
     # `schedule.distillation_steps`; see `motes.training.self_distillation`.
     single_object_schedule: ScheduleConfig | None = optional(None)  # noqa: RUF009
     hidden_clips: float = optional(0.0)  # clips with hidden frames for each other combined clip
+    precision: str = optional("mixed")  # of training on a GPU [Choice 21]; or "float32"
     log_every: int = 100
     checkpoint_every: int = 2_000
 
     def __post_init__(self) -> None:
+        require(
+            self.precision in ("mixed", "float32"),
+            f"precision is {self.precision!r:.40}; give mixed or float32",
+        )
         require(
             0 <= self.hidden_clips <= 1, f"hidden_clips is {self.hidden_clips!r:.40}; give 0 to 1"
         )

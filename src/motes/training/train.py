@@ -408,7 +408,7 @@ def running(
     """Start runs; yield a function that returns whether a signal asked any process to stop."""
     for run in runs:
         run.start(teacher)
-    with stop_signals() as stopping, fast_arithmetic():
+    with stop_signals() as stopping, fast_arithmetic(runs[0].config.precision):
         yield lambda: distributed.any_process(stopping(), device)
 
 
@@ -594,13 +594,13 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
 
 
 @contextlib.contextmanager
-def fast_arithmetic() -> Iterator[None]:
-    """Use TensorFloat-32 products on GPUs and flush denormals on CPUs.
+def fast_arithmetic(precision: str = "mixed") -> Iterator[None]:
+    """Use TensorFloat-32 products on GPUs, unless in "float32", and flush denormals on CPUs.
 
     Blurred frames contain many denormals, on which a CPU is a hundred times slower.
     """
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision("high" if precision == "mixed" else "highest")
     torch.set_flush_denormal(True)
     try:
         yield

@@ -25,22 +25,33 @@ FACTORS = {
 }
 
 
-class Factor(NamedTuple):
-    """A matrix of weights as products read it.
+class Precision(NamedTuple):
+    """Types of the matrices that products on a GPU read."""
 
-    On a GPU both are 16 bits, and its gradient is that of `backward`, in its type [Choice 21].
-    """
+    forward: torch.dtype
+    backward: torch.dtype  # of gradients and of what is read where they are passed on
+
+
+# By `RunConfig.precision`: float16 keeps as many bits of small values as TF32, bfloat16 has the
+# range of float32.
+PRECISIONS = {
+    "mixed": Precision(torch.float16, torch.bfloat16),
+    "float32": Precision(torch.float32, torch.float32),
+}
+
+
+class Factor(NamedTuple):
+    """A matrix of weights as products read it; its gradient is that of `backward`, in its type."""
 
     forward: Float[Tensor, "R inner outer"]
     backward: Float[Tensor, "R inner outer"]  # read where gradients are passed on
 
 
-def factor(*parts: Float[Tensor, "R _ outer"]) -> Factor:
+def factor(*parts: Float[Tensor, "R _ outer"], precision: str = "mixed") -> Factor:
     """Return stacked weights as a factor, through which gradients reach them."""
     joined = torch.cat(parts, 1)
-    # float16 keeps as many bits of small values as TF32.
-    forward = torch.float16 if joined.is_cuda else joined.dtype
-    return Factor(joined.detach().to(forward), joined.to(gradient_type(joined)))
+    forward, backward = types_of(joined, precision)
+    return Factor(joined.detach().to(forward), joined.to(backward))
 
 
 def parts_of_factors() -> set[str]:
@@ -48,9 +59,12 @@ def parts_of_factors() -> set[str]:
     return {part for parts in FACTORS.values() for part in parts}
 
 
-def factors(weights: Mapping[str, Tensor]) -> dict[str, Factor]:
+def factors(weights: Mapping[str, Tensor], precision: str = "mixed") -> dict[str, Factor]:
     """Return the factors of `FACTORS` by name, from stacked weights by name."""
-    return {name: factor(*(weights[part] for part in parts)) for name, parts in FACTORS.items()}
+    return {
+        name: factor(*(weights[part] for part in parts), precision=precision)
+        for name, parts in FACTORS.items()
+    }
 
 
 def encode(
@@ -238,9 +252,9 @@ def backend(like: Tensor) -> ModuleType:
     return kernels
 
 
-def gradient_type(like: Tensor) -> torch.dtype:
-    """Return the type of gradients: bfloat16, which has the range of float32."""
-    return torch.bfloat16 if like.is_cuda else like.dtype
+def types_of(like: Tensor, precision: str) -> Precision:
+    """Return the types that products read: on a CPU always those of the weights [Choice 21]."""
+    return PRECISIONS[precision] if like.is_cuda else Precision(like.dtype, like.dtype)
 
 
 def _product(

@@ -72,7 +72,8 @@ class Replicas:
         self.stacks = stack_parameters([trainer.model for trainer in trainers])
         self.moments = stack_moments(trainers, list(self.stacks))
         # On a GPU kept from step to step and updated with the weights by Adam.
-        self.kept_factors = keep_factors(self.stacks) if self.device.type == "cuda" else None
+        precision, on_gpu = self.config.precision, self.device.type == "cuda"
+        self.kept_factors = keep_factors(self.stacks, precision) if on_gpu else None
         self.bad = torch.zeros(len(trainers), dtype=torch.int32, device=self.device)
         self.monitor = Monitor(len(trainers), self.device)
         for row, trainer in enumerate(trainers):
@@ -291,10 +292,12 @@ def stack_parameters(models: Sequence[Model]) -> dict[str, Tensor]:
     return stacks
 
 
-def keep_factors(stacks: Mapping[str, Tensor]) -> dict[str, networks.Factor]:
+def keep_factors(
+    stacks: Mapping[str, Tensor], precision: str = "mixed"
+) -> dict[str, networks.Factor]:
     """Return the factors of the stacks as leaves for differentiation."""
     with torch.no_grad():
-        made = networks.factors(stacks)
+        made = networks.factors(stacks, precision)
     # Pixels get no gradient, so this one is never read, only differentiated.
     image = made["inference.from_image"]
     hollow = image.backward.new_zeros(()).expand_as(image.backward)
@@ -328,7 +331,8 @@ def stack_moments(trainers: Sequence[Trainer], names: Sequence[str]) -> Moments:
             for slot in ("exp_avg", "exp_avg_sq")
         )
         if name in inside:
-            means[name] = means[name].to(networks.gradient_type(zero))
+            kind = networks.types_of(zero, trainers[0].config.precision).backward
+            means[name] = means[name].to(kind)
         for row, (state, parameter) in enumerate(zip(states, own, strict=True)):
             steps[row] = state[parameter].get("step", 0)
             state[parameter] = dict(
