@@ -4,7 +4,8 @@ import csv
 
 import pytest
 
-from motes.output.merge import merge_tables
+from motes.output.formats import write_tracks
+from motes.output.merge import convert_table, merge_tables
 from motes.queries.answer import COLUMNS
 
 
@@ -44,3 +45,13 @@ def test_a_parquet_table_has_types(tmp_path):
     assert table["observed"].tolist() == [True, False]
     assert table["seen"].tolist() == [False, True]
     assert table["frame"].dtype.kind == "i"
+
+
+def test_a_converted_table_equals_the_one_written_at_once(tmp_path):
+    numbers = len(COLUMNS) - 2
+    rows = [(0, frame, 0, *[frame / 3] * (numbers - 3), True, frame > 1) for frame in range(3)]
+    part = write(tmp_path / "1.csv", COLUMNS, *rows)
+    for name in ("mot.txt", "trackpy.trackpy.csv", "track.xml"):
+        convert_table(tmp_path / name, part, None, 2.0)
+        write_tracks(tmp_path / f"once-{name}", COLUMNS, rows, None, 2.0)
+        assert (tmp_path / name).read_bytes() == (tmp_path / f"once-{name}").read_bytes()

@@ -71,7 +71,7 @@ def test_pictures_go_on_to_the_end_of_the_video(tmp_path, monkeypatch):
     from motes.video import whole_clip
 
     video = video_of_disks(crossing(20))
-    monkeypatch.setattr("motes.video.clips.open_video", lambda path: video)
+    monkeypatch.setattr("motes.video.streaming.open_video", lambda path: video)
     whole = whole_clip("disks", 20, 30, span=(0.0, 0.9))
     assert whole.frames.shape[1] == 10
     shown, true = list(whole.pictures()), [frame.picture for frame in video.frames()]

@@ -14,6 +14,7 @@ from motes.video import Preparation, plan
 from motes.video import prepare as fg
 from motes.video.prepare import (
     MIN_LEVEL,
+    Place,
     blob_masses,
     dilate,
     find_background,
@@ -235,3 +236,41 @@ def test_the_typical_count_is_the_most_frequent_and_of_equal_ones_the_larger():
     assert typical_count([two, two, two, three]) == 2
     assert typical_count([one, one, two, two]) == 2
     assert typical_count([[], []]) == 0
+
+
+@pytest.mark.parametrize("fps", [None, 7.0, 4.0])
+def test_a_pass_goes_on_after_a_place(fps):
+    found = plan(video_of_disks(crossing(40)), Preparation(30, 45, fps=fps), span=(0.3, 3.5))
+    whole = list(found.frames())
+    for used in range(1, len(whole)):
+        last = whole[used - 1]
+        rest = list(found.frames(Place(used, last.number, last.time, last.shift)))
+        assert [p.number for p in rest] == [p.number for p in whole[used:]]
+        assert all(
+            np.array_equal(one.frame, two.frame)
+            for one, two in zip(rest, whole[used:], strict=True)
+        )
+
+
+def test_a_plan_by_seeking_reads_a_sample(monkeypatch):
+    """Seeking finds the background of a whole pass, or is not used if it finds few frames."""
+    video = video_of_disks(crossing(60))
+    frames = list(video.frames())
+    monkeypatch.setattr(fg, "MIN_SEEKABLE", 20)
+
+    def sample(count):
+        places = np.linspace(0, 58, min(count, 59)).astype(int)
+        return ((frames[t], frames[t + 1]) for t in places)
+
+    def no_pass():
+        raise AssertionError
+
+    whole = plan(video, Preparation(30, 45))
+    sought = plan(
+        replace(video, sample=sample, frames=no_pass), Preparation(30, 45), by_seeking=True
+    )
+    apart = sought.foreground.background.astype(int) - whole.foreground.background
+    assert np.abs(apart).max() <= 4  # of noise of 2 levels
+    few = replace(video, sample=lambda count: iter([(frames[0], frames[1])]))
+    by_pass = plan(few, Preparation(30, 45), by_seeking=True)
+    assert np.array_equal(by_pass.foreground.background, whole.foreground.background)

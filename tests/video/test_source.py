@@ -1,6 +1,7 @@
 """Videos from GIFs, TIFFs and folders of pictures, written and read back."""
 
 import contextlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from PIL import Image
 from motes.core.errors import InputError
 from motes.data import Clips, save_clips, worlds, write_gif
 from motes.video import open_video, read_frames
-from motes.video.source import grey
+from motes.video.source import frames_from, grey, write_mp4
 
 
 @pytest.fixture
@@ -209,3 +210,37 @@ def test_grey_of_16_bits_is_that_of_8_bits():
     # 257 x levels are the same fractions of the full scale; luma is rounded to a level of 8 bits.
     deep = grey(levels.astype(np.uint16) * np.uint16(257))
     np.testing.assert_allclose(deep, grey(levels), rtol=0, atol=0.51 / 255)
+
+
+def test_a_pass_from_a_frame_on_equals_the_end_of_a_whole_pass(tmp_path, levels):
+    write_pictures(tmp_path, levels)
+    write_mp4(
+        tmp_path / "clip.mp4",
+        (np.full((16, 16, 3), 20 * (t % 12), np.uint8) for t in range(600)),
+        25.0,
+    )
+    folder, container = open_video(tmp_path), open_video(tmp_path / "clip.mp4")
+    for video, places in ((folder, (0, 5, 11)), (container, (0, 1, 249, 250, 251, 599))):
+        whole = list(video.frames())
+        for number in places:
+            rest = list(frames_from(video, number, whole[number].time))
+            assert [frame.time for frame in rest] == [frame.time for frame in whole[number:]]
+            assert all(
+                np.array_equal(one.picture, other.picture)
+                for one, other in zip(rest, whole[number:], strict=True)
+            )
+    misled = replace(container, start_at=lambda number, time: folder.frames())
+    assert len(list(frames_from(misled, 590, whole[590].time))) == 10
+
+
+def test_sampled_frames_are_those_of_the_video_with_their_successors(tmp_path, levels):
+    write_pictures(tmp_path, levels)
+    write_mp4(
+        tmp_path / "clip.mp4", (np.full((16, 16, 3), t % 250, np.uint8) for t in range(900)), 25.0
+    )
+    for video, count in ((open_video(tmp_path), 4), (open_video(tmp_path / "clip.mp4"), 3)):
+        whole = {frame.time: number for number, frame in enumerate(video.frames())}
+        pairs = [[whole[frame.time] for frame in pair] for pair in video.sample(30)]
+        assert len(pairs) >= count
+        assert all(two == one + 1 for one, two in pairs)
+        assert sorted(pairs) == pairs

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from motes.cli import batch
+from motes.cli import batch, long_recordings
 from motes.cli.options import (
     HERE,
     NO_LENGTHS,
@@ -84,8 +84,10 @@ class Options:
     """the size of things."""
     processes: ProcessOptions = HERE
     """where the work is done."""
+    stretch: int | None = None
+    """frames of a video that infer takes at once; default: all up to 10,000, else 2,000."""
     resume: bool = False
-    """skip recordings that are done."""
+    """skip recordings that are done, and stretches of a long one."""
     seed: int = 0
     """random seed of the draws that predicted frames average."""
     device: str = "cpu"
@@ -275,6 +277,7 @@ def _run_many(query: Query, recordings: "list[Recording]", table: Path) -> None:
         )
         part, one = batch.part_path(folder, recording, ".csv"), replace(query, options=own)
         key = batch.job_key(recording.path, one, weights)
+        one = replace(one, options=replace(own, resume=options.resume))
         jobs.append(batch.Job(recording.name, answer, one, part, key))
     places = options.processes
     results = batch.run_jobs(jobs, batch.Workers(places.jobs, places.cluster, options.resume))
@@ -315,6 +318,8 @@ def answer(query: Query, table: Path, show_progress: bool = False) -> dict[str, 
     from motes.output.formats import object_diameter
 
     options = query.options
+    if is_video(options.clips[0]) and long_recordings.is_long(query, options.clips[0]):
+        return long_recordings.answer(query, table, show_progress)
     model, clips, warnings = read_inputs(query, show_progress)
     found = _query(model, clips, query.horizon, options.seed)
     num_clips, num_frames = found.observed.shape
@@ -408,8 +413,10 @@ def _read_clips(
     from motes.output.tracks import QueryClips
     from motes.video import load_video_map
 
-    if (options.start, options.end) != (0.0, None):
-        raise InputError("start and end are for videos; a file of clips is used as a whole")
+    if (options.start, options.end, options.stretch) != (0.0, None, None):
+        raise InputError(
+            "start, end and stretch are for videos; a file of clips is used as a whole"
+        )
     (path,) = options.clips
     clips, stored = load_clips(path), load_video_map(path)
     counts = clips.num_objects if options.num_objects is None else options.num_objects

@@ -45,6 +45,22 @@ def merge_tables(
     return len(numbers)
 
 
+def convert_table(
+    out: Path, table: Path, format: str | None = None, diameter: float | None = None
+) -> None:
+    """Write a CSV table in another format; arguments are those of `merge_tables`.
+
+    Law: equals the table that is written in the format at once
+    (test_a_converted_table_equals_the_one_written_at_once).
+    """
+    columns = _head(table)
+    with table.open(newline="", encoding="utf-8") as file:
+        rows = csv.reader(file)
+        next(rows)
+        typed = (tuple(map(_value, columns, row)) for row in rows)
+        write_tracks(out, columns, typed, format, diameter)
+
+
 def _head(path: Path) -> list[str]:
     """Return the column names of a CSV table."""
     with path.open(newline="", encoding="utf-8") as file:

@@ -191,9 +191,16 @@ class CameraSample:
         self._pairs: list[list[Image]] = []
         self._every, self._count, self.factor = 1, 0, 1
 
-    def add(self, picture: Picture) -> None:
-        """Take the next frame into account."""
+    def add(self, picture: Picture, successor: Picture | None = None) -> None:
+        """Take the next frame into account; its successor is the next one, if not given."""
         self.factor = -(-max(picture.shape[:2]) // LONGEST)
+        if successor is not None:
+            if len(self._pairs) == 2 * SAMPLE:
+                self._pairs, self._every = self._pairs[::2], 2 * self._every
+            if self._count % self._every == 0:
+                self._pairs.append([shrunk(part, self.factor) for part in (picture, successor)])
+            self._count += 1
+            return
         if len(self._pairs) == 2 * SAMPLE:
             self._pairs, self._every = self._pairs[::2], 2 * self._every
         if self._count % self._every < 2:

@@ -5,7 +5,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, count, islice
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from motes.core.axes import Float, Tensor, UInt8
 from motes.core.errors import InputError, require
 from motes.core.files import atomic_path
 from motes.data.clips import MAX_BYTES, load_arrays
-from motes.video.checks import ClipCounts, clock_warnings, count_warnings
+from motes.video.checks import ClipCounts, count_warnings
 from motes.video.geometry import Geometry, VideoMap
 from motes.video.prepare import (
     PREPARATION,
@@ -26,13 +26,12 @@ from motes.video.prepare import (
     blob_masses,
     find_preparation,
     object_counts,
-    plan,
     preparation_from_json,
     preparation_to_json,
     typical_count,
-    with_frame_rate,
 )
-from motes.video.source import Video, grey, open_video, to_rgb
+from motes.video.source import Video, to_rgb
+from motes.video.streaming import prepared_video
 
 MAX_FRAMES = 10_000  # of a whole clip
 SHEET_CLIPS, SHEET_FRAMES = 8, 10  # rows and columns of a contact sheet
@@ -332,36 +331,15 @@ def whole_clip(
         in_colour: whether a video that is used unchanged keeps its colours.
         source_fps: frames per second of a video without time stamps; None: of the preparation.
     """
-    video = with_frame_rate(open_video(path), source_fps)
-    if preparation is None and (video.height, video.width) == (height, width):
-        clip = _collect(_unchanged(video, span, in_colour), video)
-        scale, offset = (1.0, 1.0), (0.0, 0.0)
-        warnings = clock_warnings(video)
-    else:
-        preparation = replace(preparation or Preparation(height, width), height=height, width=width)
-        if source_fps is not None:
-            preparation = replace(preparation, source_fps=source_fps)
-        found = plan(video, preparation, span, progress)
-        clip = _collect(found.frames(), video)
-        scale, offset = found.geometry.scale, found.geometry.offset
-        warnings = list(found.warnings)
-        video = with_frame_rate(video, preparation.source_fps)
+    found = prepared_video(
+        *(path, height, width, preparation, span, progress),
+        in_colour=in_colour,
+        source_fps=source_fps,
+    )
+    clip = _collect(found.frames(None), found.video)
     frames = np.stack([prepared.frame for prepared in clip]) / np.float32(255)
-    times = np.array([[prepared.time for prepared in clip]])
-    numbers = np.array([[prepared.number for prepared in clip]])
-    shifts = np.array([[prepared.shift for prepared in clip]])
-    moved = shifts if shifts.any() else None
-    units = None if preparation is None else preparation.units
-    where = VideoMap(np.array(scale), np.array(offset), times, numbers, moved, None, units)
-    return WholeClip(torch.from_numpy(frames)[None], where, video, tuple(warnings))
-
-
-def _unchanged(video: Video, span: tuple[float, float], in_colour: bool) -> Iterator[PreparedFrame]:
-    for number, frame in enumerate(video.frames()):
-        if span[0] <= frame.time <= span[1]:
-            picture = frame.picture
-            levels = to_rgb(picture) if in_colour else (255 * grey(picture)).round()
-            yield PreparedFrame(number, frame.time, levels.astype(np.uint8))
+    whole = torch.from_numpy(frames)[None]
+    return WholeClip(whole, found.map_of(clip), found.video, found.warnings)
 
 
 def _collect(frames: Iterable[PreparedFrame], video: Video) -> list[PreparedFrame]:
@@ -370,8 +348,8 @@ def _collect(frames: Iterable[PreparedFrame], video: Video) -> list[PreparedFram
     for prepared in frames:
         require(
             len(clip) < MAX_FRAMES,
-            f"{video.name} has more than {MAX_FRAMES} frames; select a part of it with --start and "
-            "--end",
+            f"{video.name} has more than {MAX_FRAMES} frames, too many for one clip; select a part "
+            "of it with --start and --end, or infer it with --stretch 2000",
         )
         clip.append(prepared)
     require(len(clip) >= 2, f"{video.name} has {len(clip)} frames there; expected at least two")

@@ -22,7 +22,7 @@ from motes.video.checks import (
     growth_warnings,
 )
 from motes.video.geometry import Box, Geometry, Polygon, fit_box, polygon_region
-from motes.video.source import MAX_SIDE, Frame, Picture, Video, grey
+from motes.video.source import MAX_SIDE, Frame, Picture, Video, frames_from, grey
 from motes.video.units import Units, units_from_json, units_to_json
 
 Progress = Callable[[int], None]
@@ -37,6 +37,7 @@ Mask = Bool[np.ndarray, "rows columns"]
 
 SAMPLE_BYTES = 256 * 2**20  # of the sampled frames of a video
 MIN_SAMPLE, MAX_SAMPLE = 9, 101  # frames in a sample, whatever their size
+MIN_SEEKABLE = 40  # different frames that seeking must find
 BINS = 512
 HUE_TOLERANCE = 25.0  # degrees
 MAX_GREY_SATURATION, MIN_HUE_SATURATION = 0.3, 0.2
@@ -298,6 +299,15 @@ class PreparedFrame(NamedTuple):
     shift: tuple[float, float] = (0.0, 0.0)  # of the camera in video pixels, see `VideoMap`
 
 
+class Place(NamedTuple):
+    """The last prepared frame before a pass that goes on."""
+
+    used: int  # prepared frames up to here
+    number: int  # of the frame in the video
+    time: float  # seconds
+    shift: tuple[float, float] = (0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class Plan:
     """A video with the background and settings that a first pass over it determined."""
@@ -310,10 +320,13 @@ class Plan:
     camera: Camera | None = None  # of a camera that moves a little
     warnings: tuple[str, ...] = ()  # one line each, with the option that helps
 
-    def frames(self) -> Iterator[PreparedFrame]:
-        """Yield the prepared frames in a second pass over the video."""
-        shift = (0.0, 0.0)
-        for number, frame in _timed(self.video, self.span, self.preparation.fps):
+    def frames(self, after: Place | None = None) -> Iterator[PreparedFrame]:
+        """Yield the prepared frames in a second pass over the video, or those after a place.
+
+        Law: equals the end of a whole pass (test_a_pass_goes_on_after_a_place).
+        """
+        shift = (0.0, 0.0) if after is None else after.shift
+        for number, frame in timed_frames(self.video, self.span, self.preparation.fps, after):
             if self.camera is not None:
                 shift = self.camera.shift(frame.picture, shift)
             mask = self.foreground.mask(_steady_part(frame.picture, self.geometry.box, shift))
@@ -337,10 +350,13 @@ def plan(
     preparation: Preparation,
     span: tuple[float, float] = (0.0, float("inf")),
     progress: Progress = lambda done: None,
+    *,
+    by_seeking: bool = False,
 ) -> Plan:
     """Return the plan of a preparation, after a first pass that estimates settings that are None.
 
-    `span` is the first and the last second to use; `progress` is called with the frames read.
+    `span` is the first and the last second to use; `progress` is called with the frames read. With
+    `by_seeking`, the first pass reads a few frames all over the video, where that is possible.
     """
     require(
         video.rereadable,
@@ -356,16 +372,17 @@ def plan(
     box = fit_box(preparation.crop and Box(*preparation.crop), video.width, video.height)
 
     seen = CameraSample()
+    seekable = by_seeking and _is_sampled_by_seeking(video, span)
 
     def parts(camera: Camera | None = None) -> Iterator[Picture]:
         shift = (0.0, 0.0)
-        for count, (_, frame) in enumerate(_timed(video, span, None)):
+        for count, (picture, successor) in enumerate(_first_pass(video, span, seekable)):
             if camera is not None:
-                shift = camera.shift(frame.picture, shift)
+                shift = camera.shift(picture, shift)
             elif preparation.camera == "auto":
-                seen.add(frame.picture)
+                seen.add(picture, successor)
             progress(count + 1)
-            yield _steady_part(frame.picture, box, shift)
+            yield _steady_part(picture, box, shift)
 
     sample = sample_frames(parts())
     motion = seen.find_motion()
@@ -393,6 +410,31 @@ def plan(
         *growth_warnings(*_blob_counts(masks, grow, geometry), grow),
     ]
     return Plan(video, found, geometry, foreground, span, motion.camera, tuple(warnings))
+
+
+def _first_pass(
+    video: Video, span: tuple[float, float], seekable: bool
+) -> Iterator[tuple[Picture, Picture | None]]:
+    """Yield all pictures of a span, or by seeking some of them, each with its successor."""
+    if not seekable or video.sample is None:
+        yield from ((frame.picture, None) for _, frame in timed_frames(video, span, None))
+        return
+    for frame, successor in video.sample(_sample_places(video, span)):
+        if span[0] <= frame.time <= span[1]:
+            yield frame.picture, successor.picture
+
+
+def _sample_places(video: Video, span: tuple[float, float]) -> int:
+    """Return the places in a whole video of which about MAX_SAMPLE lie in a span."""
+    length = (video.num_frames or 1) / (video.fps or 1.0)
+    share = (min(span[1], length) - min(span[0], length)) / length
+    return math.ceil(MAX_SAMPLE / max(share, 0.01))
+
+
+def _is_sampled_by_seeking(video: Video, span: tuple[float, float]) -> bool:
+    """Return whether seeking finds enough different frames of a span for a background."""
+    found = enumerate(_first_pass(video, span, True), 1) if video.sample is not None else ()
+    return any(count >= MIN_SEEKABLE for count, _ in found)
 
 
 def required_growth(masks: list[Mask], geometry: Geometry) -> int:
@@ -443,19 +485,42 @@ def with_frame_rate(video: Video, fps: float | None) -> Video:
         for number, frame in enumerate(video.frames()):
             yield frame._replace(time=number / fps)
 
-    return replace(video, fps=fps, frames=frames)
+    def start_at(number: int, time: float) -> Iterator[Frame]:
+        assert video.start_at is not None
+        for count, frame in enumerate(video.start_at(number, number / rate), number):
+            yield frame._replace(time=count / fps)
+
+    def sample(count: int) -> Iterator[tuple[Frame, Frame]]:
+        assert video.sample is not None
+        for pair in video.sample(count):
+            one, two = (frame._replace(time=frame.time * rate / fps) for frame in pair)
+            yield one, two
+
+    rate = video.fps or 1.0  # of the source; folders have one frame a second
+    constant = replace(video, fps=fps, frames=frames, start_at=None)
+    if video.sample is not None:
+        constant = replace(constant, sample=sample)
+    # Numbers lead to frames only where there are no time stamps.
+    return replace(constant, start_at=start_at) if video.start_at and not video.fps else constant
 
 
-def _timed(
-    video: Video, span: tuple[float, float], fps: float | None
+def timed_frames(
+    video: Video, span: tuple[float, float], fps: float | None, after: Place | None = None
 ) -> Iterator[tuple[int, Frame]]:
     """Yield (number, frame) within a span of seconds, resampled to fps by the nearest frame.
 
+    Those after a place only, if one is given.
+
     Law: a video at its own rate is used whole (test_resampling_takes_the_nearest_frame).
     """
-    tick = 0
+    tick = 0 if after is None else after.used
     before: tuple[int, Frame] | None = None
-    for number, frame in enumerate(video.frames()):
+    frames = enumerate(video.frames())
+    if after is not None:
+        frames = enumerate(frames_from(video, after.number, after.time), after.number)
+    if after is not None and fps is None:
+        next(frames, None)
+    for number, frame in frames:
         if frame.time > span[1]:
             break  # times never decrease, and the rest may be long
         if frame.time < span[0]:

@@ -9,8 +9,10 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
+from itertools import dropwhile, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -63,6 +65,10 @@ class Video:
         rereadable: whether `frames` may be called again. A live source (a camera, a pipe) sets
             False: it is read once, so it cannot be prepared with an estimated background and its
             frames cannot be drawn on afterwards.
+        start_at: starts a pass at a frame, given its number and time, without decoding those
+            before it; None: see `frames_from`.
+        sample: yields about so many frames spread evenly over the video, each with its successor,
+            without decoding the others; None where that takes a pass over the video.
     """
 
     name: str
@@ -72,6 +78,23 @@ class Video:
     fps: float | None
     frames: Callable[[], Iterator[Frame]]
     rereadable: bool = True
+    start_at: Callable[[int, float], Iterator[Frame]] | None = None
+    sample: Callable[[int], Iterator[tuple[Frame, Frame]]] | None = None
+
+
+def frames_from(video: Video, number: int, time: float) -> Iterator[Frame]:
+    """Yield the frames of a video from one on, given its number and its time.
+
+    Law: equals a pass that skips the frames before
+    (test_a_pass_from_a_frame_on_equals_the_end_of_a_whole_pass).
+    """
+    found = iter(()) if video.start_at is None else video.start_at(number, time)
+    first = next(found, None)
+    if first is None or abs(first.time - time) > 1e-6:  # a file whose time stamps mislead
+        yield from islice(video.frames(), number, None)
+        return
+    yield first
+    yield from found
 
 
 def require_size(path: object, width: int, height: int) -> None:
@@ -108,17 +131,19 @@ def open_container(path: Path) -> Video:
         first = next(iter(_decoded(container)), None)
         if first is None:
             raise InputError(f"got {path}, which holds no frames; expected at least one")
-        size = first.picture.shape[1::-1]
+        size, start = first.picture.shape[1::-1], first.time
 
     def frames() -> Iterator[Frame]:
-        count, start, time = 0, 0.0, 0.0
         with _opened_container(path) as (container, _):
-            for frame in _decoded(container):
-                _require_same_size(path, f"frame {count}", frame.picture.shape[1::-1], size)
-                start = frame.time if count == 0 else start
-                time = frame.time - start
-                yield Frame(time, frame.picture)
-                count += 1
+            yield from checked(_decoded(container), 0)
+
+    def checked(decoded: Iterator[Frame], count: int) -> Iterator[Frame]:
+        time = 0.0
+        for frame in decoded:
+            _require_same_size(path, f"frame {count}", frame.picture.shape[1::-1], size)
+            time = frame.time - start
+            yield Frame(time, frame.picture)
+            count += 1
         # The duration is compared as well: players skip frames that an edit list removes.
         require(
             count >= (declared or 0) or time + 3 / (fps or 1) >= length,
@@ -126,7 +151,34 @@ def open_container(path: Path) -> Video:
             "whole file; copy or record it again",
         )
 
-    return Video(path.name, size[1], size[0], declared, fps, frames)
+    def start_at(number: int, time: float) -> Iterator[Frame]:
+        with _opened_container(path) as (container, stream):
+            seek(container, stream, time)
+            before = partial(_is_before, start + time)
+            yield from checked(dropwhile(before, _decoded(container)), number)
+
+    def sample(count: int) -> Iterator[tuple[Frame, Frame]]:
+        last = -1.0
+        with _opened_container(path) as (container, stream):
+            for place in range(count):
+                seek(container, stream, length * (place + 0.5) / count)
+                pair = list(islice(_decoded(container), 2))
+                if len(pair) == 2 and pair[0].time > last:
+                    last = pair[0].time
+                    one, two = (Frame(frame.time - start, frame.picture) for frame in pair)
+                    yield one, two
+
+    def seek(container: Any, stream: Any, time: float) -> None:
+        container.seek(round((start + time) / stream.time_base), stream=stream)
+
+    video = Video(path.name, size[1], size[0], declared, fps, frames)
+    if path.suffix.lower() == ".avi" or not length:  # no reliable time stamps
+        return video
+    return replace(video, start_at=start_at, sample=sample)
+
+
+def _is_before(time: float, frame: Frame) -> bool:
+    return frame.time < time - 1e-6
 
 
 @contextmanager
@@ -232,13 +284,21 @@ def open_folder(folder: Path) -> Video:
         size = first.size
     require_size(folder, *size)
 
-    def frames() -> Iterator[Frame]:
-        for t, path in enumerate(paths):
-            with _opened_image(path) as picture:
-                _require_same_size(folder, path.name, picture.size, size)
-                yield Frame(float(t), _pixels(picture, path))
+    def start_at(number: int, time: float) -> Iterator[Frame]:
+        return (read(t) for t in range(number, len(paths)))
 
-    return Video(folder.resolve().name, size[1], size[0], len(paths), None, frames)
+    def sample(count: int) -> Iterator[tuple[Frame, Frame]]:
+        places = np.linspace(0, len(paths) - 2, min(count, len(paths) - 1)).round().astype(int)
+        return ((read(t), read(t + 1)) for t in places.tolist())
+
+    def read(t: int) -> Frame:
+        with _opened_image(paths[t]) as picture:
+            _require_same_size(folder, paths[t].name, picture.size, size)
+            return Frame(float(t), _pixels(picture, paths[t]))
+
+    name, frames = folder.resolve().name, partial(start_at, 0, 0.0)
+    video = Video(name, size[1], size[0], len(paths), None, frames, start_at=start_at)
+    return replace(video, sample=sample)
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:
