@@ -71,7 +71,8 @@ def test_a_longer_video_takes_little_more_memory(
         words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
     ).stdout
     before, after = map(float, told.split())
-    assert (after - before) * 2**20 < (long - short) * of_a_frame
+    # Resident memory is counted in pages of many small blocks: equal queries differ by up to 4 MiB.
+    assert (after - before - 4) * 2**20 < (long - short) * of_a_frame
 
 
 def test_growth_is_the_power_of_the_last_tenfold() -> None:
