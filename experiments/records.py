@@ -169,6 +169,10 @@ RECIPES: dict[str, Recipe] = {
         "experiments.events.score_events",
         "--worlds bounce --seeds 0 1 2 --jobs 8 --runs {runs} --out {out}", *_TRAINED, minutes=120,
     ),
+    "rooms": _script(
+        "experiments.events.score_rooms", "--jobs 8 --runs {runs}/rooms --out {out}",
+        *_TRAINED, f"{PACKAGE}data/worlds/walled.py", minutes=120,
+    ),
     **{
         f"misfit_{short}": _script(
             "experiments.misfit.score_misfit", f"--model cannonballs-{short} --out {{out}}",
