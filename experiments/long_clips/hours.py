@@ -2,7 +2,8 @@
 
 The recording is made: disks on a textured background with camera noise, on paths that never repeat.
 The command runs in a process of its own, whose peak memory is that of the system's accounting. A
-recording an eighth as long is timed beside it: bounded memory must not grow.
+recording an eighth as long is measured beside it: bounded memory must not grow. With --images the
+recordings are folders of PNG images, for machines without PyAV.
 
 Usage: python -m experiments.long_clips.hours --frames 108000
            --out experiments/long_clips/hours.json
@@ -12,12 +13,14 @@ import argparse
 import csv
 import json
 import math
-import resource
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -96,23 +99,37 @@ def pictures(at: Float[np.ndarray, "T N 2"]) -> Iterator[UInt8[np.ndarray, "heig
         yield np.repeat(level.round().clip(0, 255).astype(np.uint8)[..., None], 3, axis=2)
 
 
+def write_images(folder: Path, frames: Iterator[UInt8[np.ndarray, "height width 3"]]) -> None:
+    """Write the recording as a folder of PNG images."""
+    from PIL import Image
+
+    folder.mkdir()
+    for t, picture in enumerate(frames):
+        Image.fromarray(picture[..., 0]).save(folder / f"{t:07d}.png", compress_level=0)
+
+
 def infer(video: Path, run: Path, out: Path, num_objects: int) -> dict[str, Any]:
     """Run the command; return its time and the peak of its memory."""
     command = [sys.executable, "-m", "motes", "infer", str(video), "--model", str(run)]
     command += ["--num-objects", str(num_objects), "--out", str(out), "--json"]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    record = json.loads(done.stdout.splitlines()[-1])
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    if video.is_dir():
+        command += ["--source-fps", str(FPS)]
+    with tempfile.TemporaryFile("w+") as printed:
+        process = subprocess.Popen(command, stdout=printed)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != 0:
+            raise RuntimeError(f"motes infer ended with exit code {process.returncode}")
+        printed.seek(0)
+        record = json.loads(printed.read().splitlines()[-1])
+    cpu = usage.ru_utime + usage.ru_stime
     return {
         "frames": record["frames"],
         "stretches": record.get("stretches", 1),
         "warnings": record["warnings"],
         "cpu_seconds": round(cpu, 1),
         "cpu_ms_per_frame": round(1e3 * cpu / record["frames"], 3),
-        # Of all children so far: the shorter recording comes first.
-        "peak_mib": round(after.ru_maxrss / 1024),
+        "peak_mib": round(usage.ru_maxrss / 1024),
     }
 
 
@@ -136,31 +153,38 @@ def scores(table: Path, truth: Float[np.ndarray, "T N 2"]) -> dict[str, Any]:
     }
 
 
-def measure(num_frames: int, num_objects: int, folder: Path) -> dict[str, Any]:
+def measure(num_frames: int, num_objects: int, folder: Path, images: bool) -> dict[str, Any]:
     """Return what the command does with a recording of this length."""
-    truth, video, table = places(num_frames, num_objects), folder / "long.mp4", folder / "long.csv"
-    write_mp4(video, pictures(truth), FPS)
+    folder.mkdir(exist_ok=True)
+    truth, table = places(num_frames, num_objects), folder / "long.csv"
+    video = folder / ("images" if images else "long.mp4")
+    if images:
+        write_images(video, pictures(truth))
+    else:
+        write_mp4(video, pictures(truth), FPS)
     run, config = folder / "model", disk_config(num_objects)
-    if not run.is_dir():
-        run.mkdir()
-        save_model(run, disk_model(config), config)
+    run.mkdir()
+    save_model(run, disk_model(config), config)
     return {**infer(video, run, table, num_objects), **scores(table, truth)}
 
 
 def main() -> None:
-    """Measure both recordings and write the record."""
+    """Measure both recordings at the same time and write the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--frames", type=int, default=108_000)
     parser.add_argument("--objects", type=int, default=2)
+    parser.add_argument("--images", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        lengths = (given.frames // 8, given.frames)
-        found = [measure(length, given.objects, Path(folder)) for length in lengths]
+    lengths = (given.frames // 8, given.frames)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
+        folders = [Path(folder) / str(length) for length in lengths]
+        objects, images = repeat(given.objects), repeat(given.images)
+        found = list(pool.map(measure, lengths, objects, folders, images))
     record = {
         "environment": environment(torch.device("cpu")),
-        "task": f"{given.objects} disks, video of {SCALE * SIZE}x{SCALE * SIZE} pixels at "
-        f"{FPS:g} frames/s, prepared frames of {SIZE}x{SIZE}",
+        "task": f"{given.objects} disks, {'images' if given.images else 'H.264 video'} of "
+        f"{SCALE * SIZE}x{SCALE * SIZE} pixels, prepared frames of {SIZE}x{SIZE}",
         "recordings": found,
         "seed": 0,
     }

@@ -1,10 +1,12 @@
 import numpy as np
+import pytest
 
 from experiments.long_clips import hours
 
 
-def test_a_short_recording_is_tracked_without_switches(tmp_path):
-    found = hours.measure(150, 2, tmp_path)
+@pytest.mark.parametrize("images", [False, True])
+def test_a_short_recording_is_tracked_without_switches(tmp_path, images):
+    found = hours.measure(150, 2, tmp_path, images)
     assert (found["frames"], found["switches"], found["rows_missing"]) == (150, 0, 0)
     assert found["near"] == 1.0
     assert found["rmse_px"] < 1.0
