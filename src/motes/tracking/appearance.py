@@ -5,11 +5,22 @@ surface, right where objects are slow or many. The one that leaves less to expla
 """
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy import ndimage
 
+from motes.tracking.classes import (
+    MAX_CROPS,
+    OBJECT_COST,
+    frame_surfaces,
+    is_alone,
+    is_structured,
+    object_crops,
+    robust_scale,
+    with_structure,
+)
 from motes.tracking.detection import (
     Candidates,
     Looks,
@@ -17,7 +28,6 @@ from motes.tracking.detection import (
     find_candidates,
     peaks,
 )
-from motes.tracking.fitting import canvas, overlapping
 from motes.tracking.sprite import (
     OVERSAMPLING,
     Array,
@@ -29,13 +39,12 @@ from motes.tracking.sprite import (
 )
 
 SCALES = tuple(1.0 * 1.4**power for power in range(9))  # pixels, of Gaussian first guesses
-MIN_CROPS, MAX_CROPS = 40, 400  # crops from which a sprite is learned
 STRONG = 6.0  # standard deviations of a peak that counts as an object at first
 NOISE_FLOOR = 1 / 255  # a grey level of 8 bits
 ROUNDS = 3
+TILE = 16  # pixels, the smallest
 LOOKS_SAMPLE = 6  # frames from which sprite, noise and amplitudes are learned
 MOST_OBJECTS = 5_000  # peaks in a frame with which a background counts as wrong
-OBJECT_COST = 12.0  # nats: what a detection must explain to be worth its position and amplitude
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,18 +56,23 @@ class Appearance:
         polarity: 1 if objects are brighter than the background, -1 if darker.
         looks: sprites, noise, amplitudes; None where no object was found.
         kind: "still" or "smooth" background.
+        tile: side of the tiles through which the background of each frame is corrected; 0 for no
+            correction, which is for white noise.
     """
 
     background: Array
     polarity: float
     looks: Looks | None
     kind: str
+    tile: int = 0
 
     def deviation(self, frames: Array) -> Array:
         """Return frames minus background, objects brighter."""
         out: Array = frames - self.background
         if self.polarity < 0:
             np.negative(out, out)
+        if self.tile:
+            out -= frame_surfaces(out, self.tile)
         return out
 
 
@@ -75,12 +89,16 @@ def learn_appearance(sample: Array) -> Appearance:
     options = [("smooth", smooth_surface(still))]
     if len(sample) >= 5:
         options.append(("still", still))
-    best, least = Appearance(still, 1.0, None, "still"), np.inf
+    best, least = _Learned(Appearance(still, 1.0, None, "still"), np.inf, few, 0), np.inf
     for kind, background in options:
-        found, cost = _learn(few, background, kind)
-        if cost < least:
-            best, least = found, cost
-    return best
+        learned = _learn(few, background, kind)
+        if learned.cost < least:
+            best, least = learned, learned.cost
+    appearance, looks = best.appearance, best.appearance.looks
+    if looks is None or not is_structured(best.residual, best.count, looks):
+        return appearance
+    appearance = replace(appearance, tile=max(TILE, int(4 * looks.sprites[0].radius)))
+    return replace(appearance, looks=with_structure(appearance.deviation(few), looks))
 
 
 def smooth_surface(image: Array, tile: int = 16) -> Array:
@@ -107,24 +125,28 @@ def smooth_surface(image: Array, tile: int = 16) -> Array:
     return ndimage.gaussian_filter(surface, tile / 2, mode="nearest").astype(np.float32)
 
 
-def robust_scale(values: Array) -> float:
-    """Return the standard deviation of the bulk of the values."""
-    flat = values.ravel()[:: max(1, values.size // 40_000)]
-    return float(np.median(np.abs(flat - np.median(flat))) / 0.6745)
+class _Learned(NamedTuple):
+    """Appearance with one background, nats to describe the sample by it, residual, objects."""
+
+    appearance: Appearance
+    cost: float
+    residual: Array
+    count: int
 
 
-def _learn(few: Array, background: Array, kind: str) -> tuple[Appearance, float]:
-    """Return the appearance with one background, and nats needed to describe the sample by it."""
+def _learn(few: Array, background: Array, kind: str) -> _Learned:
+    """Return the appearance with one background, and how well it describes the sample."""
     deviation = few - background
     noise = max(robust_scale(deviation), NOISE_FLOOR)
     polarity, scale = _polarity_and_scale(deviation[:: max(1, len(deviation) // 2)][:2], noise)
     if scale is None:
         empty = Appearance(background, 1.0, None, kind)
-        return empty, float(np.square(deviation / NOISE_FLOOR).mean() / 2 * deviation[0].size)
+        cost = np.square(deviation / NOISE_FLOOR).mean() / 2 * deviation[0].size
+        return _Learned(empty, float(cost), deviation, 0)
     matched = MatchedFilter((gaussian_crop(scale),), *deviation.shape[1:])
     response = matched.responses(deviation * np.float32(polarity))[0]
     if len(peaks(response, STRONG * noise)[0]) > MOST_OBJECTS * len(few):
-        return Appearance(background, 1.0, None, kind), np.inf
+        return _Learned(Appearance(background, 1.0, None, kind), np.inf, deviation, 0)
     first = gaussian_sprite(scale, reach=2)
     looks = Looks((first,), noise, _first_amplitudes(deviation * polarity, first, noise))
     for turn in range(ROUNDS):
@@ -138,7 +160,8 @@ def _learn(few: Array, background: Array, kind: str) -> tuple[Appearance, float]
         looks = _relook(signed, residual, found, looks, last=turn == ROUNDS - 1)
     level = float(np.mean(np.minimum(np.square(residual / NOISE_FLOOR), 1e4))) / 2
     cost = 0.5 * residual[0].size * np.log(max(level, 0.5)) + OBJECT_COST * len(found) / len(few)
-    return Appearance(background, polarity, looks, kind), float(cost)
+    appearance = Appearance(background, polarity, looks, kind)
+    return _Learned(appearance, float(cost), residual, len(found))
 
 
 def _polarity_and_scale(deviation: Array, noise: float) -> tuple[float, float | None]:
@@ -193,7 +216,7 @@ def _relook(signed: Array, residual: Array, found: Candidates, looks: Looks, las
         return looks
     old = looks.sprites[0]
     strong = found.evidence > max(OBJECT_COST, 0.2 * np.median(found.evidence))
-    chosen = np.flatnonzero(strong & _alone(found, old, signed.shape[1:]))
+    chosen = np.flatnonzero(strong & is_alone(found, old, signed.shape[1:]))
     if len(chosen) < 5:
         chosen = np.flatnonzero(strong)
     if len(chosen) == 0:
@@ -201,37 +224,13 @@ def _relook(signed: Array, residual: Array, found: Candidates, looks: Looks, las
     if len(chosen) > MAX_CROPS:
         chosen = chosen[np.linspace(0, len(chosen) - 1, MAX_CROPS).round().astype(int)]
     half = old.half
-    crops, offsets = _crops(residual, found.select(chosen), old, half)
+    crops, offsets = object_crops(residual, found.select(chosen), old, half)
     sprite = learn_sprite(crops, offsets, found.amplitudes[chosen], half, noise)
     sprite = trimmed(sprite) if last else sprite
     gains = found.amplitudes[strong]
     mean = float(np.median(gains))
     spread = max(robust_scale(gains) if len(gains) > 4 else 0.3 * mean, 0.1 * mean)
     return Looks((sprite,), noise, (np.array((mean,)), np.array((spread,))))
-
-
-def _crops(residual: Array, found: Candidates, sprite: Sprite, half: int) -> tuple[Array, Array]:
-    """Return crops around objects with all others taken out, and offsets from their middles."""
-    picture = canvas(residual, half + 1)
-    high = np.array((residual.shape[2] - 1, residual.shape[1] - 1))
-    centres = np.rint(found.positions).clip(0, high).astype(np.int64)
-    offsets = found.positions - centres
-    crops = picture.values[picture.index(found.frame, centres, half)]
-    crops = crops.reshape(len(found), 2 * half + 1, 2 * half + 1)
-    own = sprite.crops(offsets)[0].reshape(len(found), sprite.side, sprite.side)
-    edge = half - sprite.half
-    inner = slice(edge, edge + sprite.side)
-    crops[:, inner, inner] += found.amplitudes[:, None, None] * own
-    rim = np.concatenate((crops[:, 0], crops[:, -1], crops[:, 1:-1, 0], crops[:, 1:-1, -1]), 1)
-    return crops - np.median(rim, 1)[:, None, None], offsets
-
-
-def _alone(found: Candidates, sprite: Sprite, size: tuple[int, ...]) -> Array:
-    """Return which candidates overlap no other and lie well inside the picture."""
-    alone = np.ones(len(found), bool)
-    alone[overlapping(found.frame, found.positions, sprite).ravel()] = False
-    high = np.array((size[1] - 1, size[0] - 1)) - sprite.half
-    return alone & ((found.positions >= sprite.half) & (found.positions <= high)).all(1)
 
 
 def trimmed(sprite: Sprite, share: float = 0.01) -> Sprite:

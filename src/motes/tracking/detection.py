@@ -34,11 +34,14 @@ class Looks:
         sprites: one for each kind of object, all of one size.
         noise: standard deviation of a pixel around background and objects.
         amplitude: means and standard deviations of the amplitudes of each kind, [kinds] each.
+        rounds: searches of a frame: the frame itself, then residuals. Where noise has structure,
+            residuals are of the sprites, not of further objects.
     """
 
     sprites: tuple[Sprite, ...]
     noise: float
     amplitude: tuple[Array, Array]
+    rounds: int = ROUNDS
 
     def matched_filter(self, height: int, width: int) -> "MatchedFilter":
         """Return the matched filter of the sprites for frames of this size."""

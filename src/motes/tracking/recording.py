@@ -187,7 +187,7 @@ def _detect(blocks: Blocks, appearance: Appearance, progress: Progress) -> Candi
     for block in blocks():
         if matched is None:
             matched = looks.matched_filter(block.shape[1], block.shape[2])
-        found, _ = find_candidates(appearance.deviation(block), looks, matched)
+        found, _ = find_candidates(appearance.deviation(block), looks, matched, looks.rounds)
         parts.append(found.shifted(done))
         done += len(block)
         progress(done)
