@@ -35,6 +35,13 @@ def sequence_weight(
     return weight
 
 
+def death_share(states: tuple[int, ...], rates: Rates, stay: np.ndarray) -> float:
+    """The probability that an end is a death: the object was inside and died."""
+    ends = [t for t in range(1, len(states)) if states[t] == GONE and states[t - 1] in (ON, OFF)]
+    dies, leaves = (stay[ends] * rates.death, 1 - stay[ends])
+    return float((dies / (dies + leaves)).sum())
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_the_chain_equals_the_sum_over_all_sequences(seed: int):
     random = np.random.default_rng(seed)
@@ -46,13 +53,13 @@ def test_the_chain_equals_the_sum_over_all_sequences(seed: int):
     evidence = random.normal(0, 3, rows)
     arrival, stay = random.uniform(0, 0.3, rows), random.uniform(0.5, 1, rows)
     found = solve_chain(table, rates, evidence, arrival, stay)
-    births = 0.0
+    births = deaths = 0.0
     for track in range(4):
         mine = np.flatnonzero(table.track == track)
         mine = mine[np.argsort(table.frame[mine])]
         total, never = 0.0, 0.0
         shows, exists = np.zeros(len(mine)), np.zeros(len(mine))
-        later = 0.0
+        later = ended = 0.0
         for states in product(range(4), repeat=len(mine)):
             weight = sequence_weight(states, rates, evidence[mine], arrival[mine], stay[mine])
             total += weight
@@ -60,13 +67,16 @@ def test_the_chain_equals_the_sum_over_all_sequences(seed: int):
             shows += weight * (np.array(states) == ON)
             exists += weight * np.isin(states, (ON, OFF))
             later += weight * (states[0] == NOT_YET and states[-1] != NOT_YET)
+            ended += weight * death_share(states, rates, stay[mine])
         births += later / total
+        deaths += ended / total
         # Sums of at most 4^6 products of order one: relative rounding is below 1e-12.
         np.testing.assert_allclose(found.shows[mine], shows / total, atol=1e-10)
         np.testing.assert_allclose(found.exists[mine], exists / total, atol=1e-10)
         odds = np.log(total - never) - np.log(never)
         assert found.log_odds[track] == pytest.approx(odds, abs=1e-9)
     assert found.births == pytest.approx(births, abs=1e-9)
+    assert found.deaths == pytest.approx(deaths, abs=1e-9)
 
 
 def test_overwhelming_evidence_does_not_overflow():

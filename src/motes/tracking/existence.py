@@ -63,6 +63,7 @@ class Existence:
         log_odds: of each track being an object rather than chance, [n].
         moves: expected numbers of transitions between ON, OFF and GONE, [3, 3].
         births: expected number of births after the first frame.
+        deaths: expected number of ends inside the picture; leaving it is not one.
     """
 
     exists: Array
@@ -70,6 +71,7 @@ class Existence:
     log_odds: Array
     moves: Array
     births: float
+    deaths: float
 
 
 def solve_chain(
@@ -123,7 +125,9 @@ def solve_chain(
         previous = here / total[:, None]
         alpha[low:high] = previous
     beta = np.ones((rows, 4))
-    moves, births = np.zeros((3, 3)), 0.0
+    moves, births, deaths = np.zeros((3, 3)), 0.0, 0.0
+    # Of the ends in a row, these are deaths; the others left the picture.
+    inside = survival * rates.death / (1 - survival * (1 - rates.death))
     for age in range(len(bounds) - 2, 0, -1):
         low, high = bounds[age], bounds[age + 1]
         past = slice(bounds[age - 1], bounds[age - 1] + high - low)
@@ -134,6 +138,7 @@ def solve_chain(
         begin = arrival[low:high] * (ahead @ start)
         joint = alpha[past, 1:, None] * matrices[low:high] * ahead[:, None] / norm[..., None]
         moves += joint.sum(0)
+        deaths += float(joint[:, :2, 2].sum(1) @ inside[low:high])
         births += float((alpha[past, 0] * begin / norm[:, 0]).sum())
         beta[past, 1:] = back / norm
         beta[past, 0] = (alone + begin) / norm[:, 0]
@@ -145,7 +150,7 @@ def solve_chain(
     never = alpha[last, 0]
     log_odds = np.log(np.maximum(1 - never, 1e-300)) - np.log(np.maximum(never, 1e-300))
     return Existence(
-        posterior[:, ON] + posterior[:, OFF], posterior[:, ON], log_odds, moves, births
+        posterior[:, ON] + posterior[:, OFF], posterior[:, ON], log_odds, moves, births, deaths
     )
 
 

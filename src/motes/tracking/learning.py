@@ -162,7 +162,7 @@ def _existence(
     arrival = np.where(table.frame == 0, rates.density, rates.birth)
     arrival = np.where(table.frame > first[table.track], 0.0, arrival)
     survival = _survival(paths, table, detected, size)
-    return solve_chain(table, rates, evidence, arrival, survival)
+    return solve_chain(table, rates, evidence, arrival * survival, survival)
 
 
 def _survival(paths: Paths, table: Spans, detected: Array, size: tuple[int, int]) -> Array:
@@ -199,8 +199,8 @@ def relearn_rates(solution: Solution, rates: Rates, area: float, num_frames: int
     moves = existence.moves
     on, off = moves[0].sum() + 1e-9, moves[1].sum() + 1e-9
     stay_on, stay_off = moves[0, :2].sum() + 1e-9, moves[1, :2].sum() + 1e-9
-    # Ends inside the picture only: leaving it is a factor of its own, a small part of `moves`.
-    death = (moves[0, 2] + moves[1, 2] + 0.5) / (on + off + 25)
+    left = moves[:2, 2].sum() - existence.deaths  # steps out of the picture: no trials
+    death = (existence.deaths + 0.5) / (on + off - left + 25)
     blink = (moves[0, 1] + 0.2) / (stay_on + 10)
     back = (moves[1, 0] + 1.5) / (stay_off + 5)
     exists = np.bincount(table.frame, existence.exists, num_frames)
