@@ -72,9 +72,11 @@ def crowd(seed: int, wide_share: float) -> np.ndarray:
 
 def test_objects_out_of_focus_get_a_wider_sprite():
     appearance = learn_appearance(crowd(3, 0.4))
-    assert appearance.looks is not None and appearance.tile > 0
+    assert appearance.looks is not None
+    assert appearance.tile > 0
     sprites = appearance.looks.sprites
-    assert len(sprites) == 2 and sprites[1].radius > 1.3 * sprites[0].radius
+    assert len(sprites) == 2
+    assert sprites[1].radius > 1.3 * sprites[0].radius
     assert appearance.looks.rounds == 1
 
 
@@ -85,6 +87,7 @@ def test_white_noise_changes_nothing():
         )
     )
     assert appearance.looks is not None
-    assert appearance.tile == 0 and len(appearance.looks.sprites) == 1
+    assert appearance.tile == 0
+    assert len(appearance.looks.sprites) == 1
     default = replace(appearance.looks).rounds
     assert default == Looks((), 1.0, (np.zeros(0), np.zeros(0))).rounds
