@@ -43,7 +43,8 @@ def with_trackpy(frames: np.ndarray, separation: int | None = None) -> Table:
             frames, DIAMETER, minmass=LEAST_MASS, invert=True, separation=separation, processes=1
         )
         linked = trackpy.link(found, RANGE, memory=MEMORY)
-    return linked[["frame", "particle", "x", "y"]].to_numpy(float)
+    table: Table = linked[["frame", "particle", "x", "y"]].to_numpy(float)
+    return table
 
 
 def with_motes(frames: np.ndarray) -> tuple[Table, float]:

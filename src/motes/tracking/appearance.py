@@ -42,7 +42,7 @@ SCALES = tuple(1.0 * 1.4**power for power in range(9))  # pixels, of Gaussian fi
 STRONG = 6.0  # standard deviations of a peak that counts as an object at first
 NOISE_FLOOR = 1 / 255  # a grey level of 8 bits
 ROUNDS = 3
-TILE = 16  # pixels, the smallest
+TILE = 12  # pixels, the smallest
 LOOKS_SAMPLE = 6  # frames from which sprite, noise and amplitudes are learned
 MOST_OBJECTS = 5_000  # peaks in a frame with which a background counts as wrong
 
@@ -95,9 +95,9 @@ def learn_appearance(sample: Array) -> Appearance:
         if learned.cost < least:
             best, least = learned, learned.cost
     appearance, looks = best.appearance, best.appearance.looks
-    if looks is None or not is_structured(best.residual, best.count, looks):
+    if looks is None or not is_structured(best.residual, best.objects, looks):
         return appearance
-    appearance = replace(appearance, tile=max(TILE, int(4 * looks.sprites[0].radius)))
+    appearance = replace(appearance, tile=max(TILE, int(3 * looks.sprites[0].radius)))
     return replace(appearance, looks=with_structure(appearance.deviation(few), looks))
 
 
@@ -131,7 +131,7 @@ class _Learned(NamedTuple):
     appearance: Appearance
     cost: float
     residual: Array
-    count: int
+    objects: int
 
 
 def _learn(few: Array, background: Array, kind: str) -> _Learned:

@@ -15,6 +15,7 @@ from motes.tracking.detection import Candidates, Looks, find_candidates
 from motes.tracking.fitting import canvas, overlapping
 from motes.tracking.sprite import OVERSAMPLING, Array, Sprite, learn_sprite, sprite_from_grid
 
+LEAST = 3.0  # standard deviations of a peak: the measured noise includes faint objects
 STRUCTURED = 2.5  # ratio of the noise after and before the matched filter; 1 for white noise
 WIDENING = 1.6  # of the first guess of a sprite out of focus
 ROUNDS = 2  # searches from which the sprites of two classes are learned
@@ -79,17 +80,18 @@ def with_structure(signed: Array, looks: Looks) -> Looks:
         looks: of one sprite, with the noise of a pixel.
     """
     _, rest = _search(signed, replace(looks, rounds=1))
-    single = replace(looks, noise=max(filtered_noise(rest, looks), looks.noise), rounds=1)
+    noise = max(filtered_noise(rest, looks), looks.noise)
+    single = replace(looks, noise=noise, rounds=1)
     two = _widened(single)
     for _ in range(ROUNDS):
         found, rest = _search(signed, two)
         if min(np.bincount(found.kinds, minlength=2)) < MIN_CROPS:
-            return single
+            return replace(single, least=LEAST)
         two = _relearned(rest, found, two)
     cost_two, count_two = _cost(signed, two)
     cost, count = _cost(signed, single)
     fewer = count_two < count and cost_two < TOLERANCE * cost
-    return two if fewer or cost_two < cost else single
+    return replace(two if fewer or cost_two < cost else single, least=LEAST)
 
 
 def _search(signed: Array, looks: Looks) -> tuple[Candidates, Array]:

@@ -36,12 +36,14 @@ class Looks:
         amplitude: means and standard deviations of the amplitudes of each kind, [kinds] each.
         rounds: searches of a frame: the frame itself, then residuals. Where noise has structure,
             residuals are of the sprites, not of further objects.
+        least: smallest response of the matched filter, in standard deviations.
     """
 
     sprites: tuple[Sprite, ...]
     noise: float
     amplitude: tuple[Array, Array]
     rounds: int = ROUNDS
+    least: float = MIN_RESPONSE
 
     def matched_filter(self, height: int, width: int) -> "MatchedFilter":
         """Return the matched filter of the sprites for frames of this size."""
