@@ -41,10 +41,13 @@ class SceneRows(NamedTuple):
     scene: Int[Tensor, " M"]
     hits: Bool[Tensor, "M steps E"]
     log_weight: Float[Tensor, " M"]  # the filter's estimate
+    # States with these events, to expand the law around at first; None: the filter's estimates,
+    # which may be far from any event in first frames, where velocities are unknown.
+    typical: Float[Tensor, "M steps D"] | None = None
 
     def select(self, index: Int[Tensor, " m"]) -> "SceneRows":
         """Return some of the hypotheses."""
-        return SceneRows(*(part[index] for part in self))
+        return SceneRows(*(None if part is None else part[index] for part in self))  # type: ignore[arg-type]
 
 
 class Belief(NamedTuple):
@@ -54,6 +57,7 @@ class Belief(NamedTuple):
     covariance: Float[Tensor, "B H D D"]
     log_weights: Float[Tensor, "B H"]
     hits: Bool[Tensor, "B H steps E"]
+    typical: Float[Tensor, "B H steps D"]
 
     def best(self, number: int) -> "Belief":
         """Return the likeliest hypotheses of each scene."""
@@ -148,6 +152,7 @@ def propose_scenes(
         law.model.initial_covariance.expand(B, 1, D, D),
         positions.new_zeros(B, 1),
         none,
+        positions.new_zeros(B, 1, 0, D),
     )
     for t in range(T):
         if t:
@@ -164,11 +169,13 @@ def propose_scenes(
             mean = map_vector(F, belief.mean[:, :, None].expand(B, H, C, D)) + b
             spread = F @ belief.covariance[:, :, None] @ F.mT + law.noise(label)
             past = belief.hits[:, :, None].expand(B, H, C, t - 1, E)
+            path = belief.typical[:, :, None].expand(B, H, C, t - 1, D)
             belief = Belief(
                 mean.flatten(1, 2),
                 spread.flatten(1, 2),
                 (belief.log_weights[..., None] + share).flatten(1, 2),
                 torch.cat([past, label[:, :, :, None]], 3).flatten(1, 2),
+                torch.cat([path, typical[:, :, :, None]], 3).flatten(1, 2),
             ).best(4 * slots)
         residual, K, _, log_density = innovation(
             belief.mean, belief.covariance, positions[:, None, t], known[:, None, t], R
@@ -180,11 +187,13 @@ def propose_scenes(
             0.5 * (spread + spread.mT),
             belief.log_weights + log_density,
             belief.hits,
+            belief.typical,
         ).best(slots)
     weights = belief.log_weights
     enough = weights > weights.amax(1, keepdim=True) + NEGLIGIBLE
     scene, slot = enough.nonzero().unbind(1)
-    return SceneRows(scene, belief.hits[scene, slot], weights[scene, slot])
+    parts = (belief.hits, weights, belief.typical)
+    return SceneRows(scene, *(part[scene, slot] for part in parts))
 
 
 @torch.no_grad()
@@ -193,7 +202,7 @@ def run_scenes(
     rows: SceneRows,
     positions: Float[Tensor, "B T P"],
     known: Bool[Tensor, "B T P"],
-    around: Float[Tensor, "M T D"] | None = None,
+    around: Float[Tensor, "M _ D"] | None = None,
 ) -> Pass:
     """Filter each scene by the linear law of each hypothesis.
 
@@ -210,7 +219,8 @@ def run_scenes(
     C = law.model.initial_covariance.expand(M, D, D)
     noise = law.noise(rows.hits)
     if around is not None:
-        F, b = linearise(law, around[:, :-1].flatten(0, 1), rows.hits.flatten(0, 1))
+        path = around[:, : T - 1].flatten(0, 1)
+        F, b = linearise(law, path, rows.hits.flatten(0, 1))
         F, b = F.unflatten(0, (M, T - 1)), b.unflatten(0, (M, T - 1))
     out, maps = [], []
     for t in range(T):
@@ -276,7 +286,7 @@ def weigh_scenes(
     Law: equals the mean density of many simulated scenes
         (test_evidence_of_a_scene_is_that_of_many_particles).
     """
-    run = run_scenes(law, rows, positions, known)
+    run = run_scenes(law, rows, positions, known, rows.typical)
     mean, _ = smooth_pass(run)
     for _ in range(EXPANSIONS):
         run = run_scenes(law, rows, positions, known, mean)
@@ -341,7 +351,13 @@ def scene_log_density(
     return weigh_scenes(law, rows, positions, known).log_density(len(positions))
 
 
-@torch.no_grad()
+class SceneDraws(NamedTuple):
+    """Equally likely draws of the states of scenes, and the evidence of what was observed."""
+
+    states: Float[Tensor, "S B T D"]
+    log_density: Float[Tensor, " B"]
+
+
 def draw_scenes(
     law: SceneLaw,
     positions: Float[Tensor, "B T P"],
@@ -350,6 +366,19 @@ def draw_scenes(
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
 ) -> Float[Tensor, "S B T D"]:
+    """Return the states of `sample_scenes`."""
+    return sample_scenes(law, positions, known, blur, num_draws, seed).states
+
+
+@torch.no_grad()
+def sample_scenes(
+    law: SceneLaw,
+    positions: Float[Tensor, "B T P"],
+    known: Bool[Tensor, "B T P"],
+    blur: Float[Tensor, "B T P"] | None = None,
+    num_draws: int = NUM_DRAWS,
+    seed: int = 0,
+) -> SceneDraws:
     """Return equally likely draws of the states of all frames given the observed coordinates.
 
     Frames after the last observation of any scene are simulated.
@@ -376,8 +405,10 @@ def draw_scenes(
         index = torch.searchsorted(total, at * total[-1]).clamp(max=len(total) - 1)
         drawn.append(found.states[:, own].flatten(0, 1)[index])
     states = torch.stack(drawn, 1)
+    density = found.log_density(B)
     if last == T:
-        return states
+        return SceneDraws(states, density)
     shape = (num_draws, B, T - last, states.shape[-1])
     noise = torch.randn(shape, generator=generator, dtype=torch.float64).to(states)
-    return torch.cat([states, simulate_scene(law, states[:, :, -1], noise)], 2)
+    states = torch.cat([states, simulate_scene(law, states[:, :, -1], noise)], 2)
+    return SceneDraws(states, density)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from motes.core.axes import Float, Tensor
+from motes.kalman.contact_dynamics import ContactDynamics
 from motes.kalman.dynamics import require_linear
 from motes.kalman.event_dynamics import EventDynamics
 from motes.video.units import Units
@@ -88,7 +89,8 @@ def describe_law(
     Law: lengths scale, and times by the rate (test_the_law_in_units_is_that_in_pixels_scaled);
     under a projective map walls are the images of walls (test_walls_of_a_plane_are_their_images).
     """
-    linear = require_linear(dynamics)
+    law = require_linear(dynamics)
+    linear = law.flight if isinstance(law, ContactDynamics) else law
     units = units or Units.by_scale(1.0, "px")
     middle, length = pixel_offset.double().cpu(), units.length
     slope = units.jacobians(middle)
@@ -96,7 +98,7 @@ def describe_law(
     rate, seconds = (1.0, "frame") if frames_per_second is None else (frames_per_second, "s")
     delta = linear.log_delta.exp()
     pull = M @ (delta * linear.force[2:])
-    errors = linear.force_error if isinstance(linear, EventDynamics) else None
+    errors = law.force_error if isinstance(law, EventDynamics | ContactDynamics) else None
     spread = None if errors is None else float((M @ (delta * errors).diag()).norm(dim=1).max())
     where = "" if units.is_uniform else " in the middle of the frame"
     terms = [
@@ -110,10 +112,18 @@ def describe_law(
     ]
     terms += _field_terms(linear, rate, seconds)
     walls = []
-    if isinstance(linear, EventDynamics):
-        for wall, bars in _walls(linear, pixel_matrix.double(), pixel_offset.double()):
+    if isinstance(law, EventDynamics | ContactDynamics):
+        for wall, bars in _walls(law, pixel_matrix.double(), pixel_offset.double()):
             walls.append(wall)
             terms += _wall_terms(wall, bars, units, middle)
+    if isinstance(law, ContactDynamics):
+        scale = float(M.det().abs().sqrt())
+        distance, bounce = law.contact_errors.tolist()
+        value = float(law.contact_distance)
+        where = f"between the centres of two objects{where}"
+        terms.append(Term("contact distance", scale * value, scale * distance, length, where))
+        value = float(law.contact_restitution)
+        terms.append(Term("restitution of contacts", value, bounce, "", "equal masses"))
     noise = (M @ linear.components().position_noise @ M.mT).diagonal().sqrt()
     terms.append(Term("observation noise", float(noise.mean()), None, length))
     return Law(tuple(terms), tuple(walls))
@@ -184,7 +194,7 @@ def _field_terms(linear: Any, rate: float, seconds: str) -> Iterator[Term]:
 
 
 def _walls(
-    dynamics: EventDynamics, M: Float[Tensor, "2 2"], offset: Float[Tensor, " 2"]
+    dynamics: EventDynamics | ContactDynamics, M: Float[Tensor, "2 2"], offset: Float[Tensor, " 2"]
 ) -> Iterator[tuple[Wall, list[float]]]:
     """Yield walls in pixels, and standard deviations of angle, offset and restitution."""
     scale = float(M.det().abs().sqrt())  # sprites map isotropically

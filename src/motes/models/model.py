@@ -33,6 +33,7 @@ from motes.core.device import check_device
 from motes.core.errors import InputError
 from motes.core.files import atomic_path
 from motes.data.clips import ColourAxis
+from motes.kalman.contact_dynamics import ContactDynamics
 from motes.kalman.dynamics import LinearDynamics
 from motes.kalman.event_dynamics import EventDynamics
 from motes.models import paper
@@ -78,6 +79,8 @@ def _linear(config: DynamicsConfig, generator: torch.Generator) -> LinearDynamic
         "linear": config.law == "linear",
         "generator": generator,
     }
+    if config.contact_kinds:
+        return ContactDynamics(num_walls=config.num_walls, **settings)
     if config.num_walls > 0:
         return EventDynamics(num_walls=config.num_walls, **settings)
     return LinearDynamics(**settings)

@@ -65,7 +65,7 @@ def find_pixel_map(model: Model, num_frames: int) -> PixelMap:
     Law: exact when the renderer is an affine map itself; tests/models/test_pixel_map.py.
     """
     generator = torch.Generator().manual_seed(0)
-    tracks = model.dynamics.sample((NUM_PATHS,), num_frames, generator)
+    tracks = model.dynamics.sample((NUM_PATHS, 1), num_frames, generator)
     positions = tracks.positions.reshape(-1, 2).to(model.pixel_matrix)
     centroids, mass = rendered_centroids(model, positions)
     visible = is_visible(mass)

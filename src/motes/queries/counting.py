@@ -132,7 +132,7 @@ def log_unseen(
         return torch.full((B,), -math.inf, device=positions.device)
 
     generator = torch.Generator().manual_seed(1)
-    tracks = model.dynamics.sample((number,), T, generator).positions.to(positions)
+    tracks = model.dynamics.sample((number, 1), T, generator).positions[:, 0].to(positions)
     chunk = chunk_size(CHUNK_PIXELS, frames.numel(), frames)
     before, gains = renderer.log_likelihood(positions, there, frames), []
     for some in tracks.split(chunk):

@@ -17,7 +17,7 @@ import torch
 
 from motes.config import RunConfig
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.dynamics import LinearDynamics, require_linear
 from motes.kalman.event_dynamics import EventDynamics
 from motes.kalman.event_filter import best_hypotheses, propose
 from motes.kalman.events import (
@@ -472,6 +472,12 @@ def inferred_tracks(trainer: Trainer) -> Tracks:
     return Tracks(positions, observed)
 
 
+def may_have_events(trainer: Trainer, config: RunConfig) -> bool:
+    """Return whether events are looked for: in tracks of a search, by a single process."""
+    plain = type(trainer.model.dynamics) is LinearDynamics and not config.dynamics.num_walls
+    return trainer.searches and distributed.world_size() == 1 and plain
+
+
 def find_events(trainer: Trainer, held_out: TrainingData, config: RunConfig) -> RunConfig:
     """Give a trained model the events that its tracks show, if that raises the held-out bound.
 
@@ -482,11 +488,9 @@ def find_events(trainer: Trainer, held_out: TrainingData, config: RunConfig) -> 
         The configuration, with the number of walls that the model has now.
     """
     model = trainer.model
-    if not trainer.searches or distributed.world_size() > 1 or config.dynamics.num_walls:
+    if not may_have_events(trainer, config):
         return config
-    if type(model.dynamics) is not LinearDynamics:
-        return config
-    before = model.dynamics
+    before = require_linear(model.dynamics)
     fit = fit_events(copy.deepcopy(before).cpu(), inferred_tracks(trainer))
     if fit is None:
         return config

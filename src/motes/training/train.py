@@ -37,6 +37,7 @@ from motes.models.model import (
 from motes.models.pixel_map import align_pixel_map, draw_latent_map, find_latent_map
 from motes.queries import fit
 from motes.training import distributed
+from motes.training.contact_fit import find_contacts
 from motes.training.distillation import find_teacher, infer_pseudo_labels
 from motes.training.event_fit import find_events
 from motes.training.fit_reference import write_fit_reference
@@ -491,7 +492,8 @@ def fit_finished(runs: list[Run]) -> None:
     """Fit the dynamics of runs of self-distillation after their last step; look for events."""
     for run in runs:
         if not run.unfinished:
-            run.config = find_events(run.trainer, run.dataset.held_out, run.config)
+            given = (run.trainer, run.dataset.held_out, run.config)
+            run.config = find_contacts(*given) or find_events(*given)
     ended = [run for run in runs if run.config.single_object_schedule and not run.unfinished]
     if ended:
         models, configs = [run.trainer.model for run in ended], [run.config for run in ended]
