@@ -169,6 +169,10 @@ RECIPES: dict[str, Recipe] = {
         "experiments.events.score_events",
         "--worlds bounce --seeds 0 1 2 --jobs 8 --runs {runs} --out {out}", *_TRAINED, minutes=120,
     ),
+    "billiards": _script(
+        "experiments.events.score_billiards", "--jobs 3 --runs {runs}/billiards --out {out}",
+        *_TRAINED, f"{PACKAGE}data/worlds/billiards.py", minutes=60,
+    ),
     "rooms": _script(
         "experiments.events.score_rooms", "--jobs 8 --runs {runs}/rooms --out {out}",
         *_TRAINED, f"{PACKAGE}data/worlds/walled.py", minutes=120,

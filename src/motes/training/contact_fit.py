@@ -12,6 +12,7 @@ that were not used become less likely without it.
 import copy
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -22,7 +23,14 @@ from motes.kalman.contact_dynamics import ContactDynamics
 from motes.kalman.dynamics import LinearDynamics, require_linear
 from motes.kalman.scene_paths import sample_scenes, scene_log_density
 from motes.kalman.scenes import SceneLaw, forced_step
-from motes.training.event_fit import MAX_RESTITUTION, KickTable, cluster_walls, may_have_events
+from motes.models.protocols import InferredBatch
+from motes.training.event_fit import (
+    MAX_RESTITUTION,
+    KickTable,
+    cluster_walls,
+    inferred_batches,
+    may_have_events,
+)
 from motes.training.inputs import TrainingData
 from motes.training.step import Trainer, held_out_bound
 from motes.training.turns import ROBUST, Motion, Turns, find_turns
@@ -33,9 +41,11 @@ ALONG = 0.8  # smallest cosine between a turn and the line between the objects
 OUTLIER = 4.0  # robust standard deviations
 WINDOW = 12  # frames, of the test on clips that were not used
 TEST_WINDOWS = 48
-FIT_CLIPS = 288
 SEEN, AHEAD = 8, 10  # frames of the forecasts that calibrate noise
 FORECASTS = 240
+# Of noise: errors that the seen and the forecast frames of a clip share do not show in forecasts of
+# positions that were themselves inferred. Measured on billiards.
+MARGIN = 1.15
 REGION = 4.605170185988092  # of chi squared with two degrees of freedom, 90 %
 TEST_SHARE = 4  # every fourth clip is not used
 MIN_GAIN = 5.0  # nats by which all windows together must become more likely
@@ -365,7 +375,7 @@ def calibrate(fit: ContactFit, trained: LinearDynamics, scenes: Scenes) -> Conta
         if not math.isfinite(factor):
             break
         fit = fit.widened(min(max(factor, 0.5), 3.0))
-    return fit
+    return fit.widened(MARGIN)
 
 
 def joint(scenes: Scenes) -> tuple[Float[Tensor, "B T P"], Bool[Tensor, "B T P"]]:
@@ -416,10 +426,10 @@ def fit_contacts(trained: LinearDynamics, scenes: Scenes) -> ContactFit | None:
 
 
 @torch.no_grad()
-def inferred_scenes(trainer: Trainer) -> Scenes | None:
-    """Return the positions of training clips with the commonest count of several objects."""
+def scenes_of(batches: Iterable[InferredBatch]) -> Scenes | None:
+    """Return the positions of clips with the commonest count of several objects."""
     parts: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
-    for batch in trainer.inferred(-(-FIT_CLIPS // trainer.config.batch_size)):
+    for batch in batches:
         variances = batch.q.covariances().diagonal(dim1=-2, dim2=-1)
         seen = torch.ones(batch.q.means.shape[:3], dtype=torch.bool, device=variances.device)
         seen = seen if batch.q.detected is None else seen & batch.q.detected
@@ -436,15 +446,26 @@ def inferred_scenes(trainer: Trainer) -> Scenes | None:
     return Scenes(means.double(), seen, float(variances[seen].mean()))
 
 
-def find_contacts(trainer: Trainer, held_out: TrainingData, config: RunConfig) -> RunConfig | None:
+def find_contacts(
+    trainer: Trainer,
+    held_out: TrainingData,
+    config: RunConfig,
+    batches: Iterable[InferredBatch],
+) -> RunConfig | None:
     """Give a trained model the contacts that its tracks show, if that raises the held-out bound.
+
+    Args:
+        trainer: Of the model.
+        held_out: Clips that decide.
+        config: Of the model.
+        batches: Training clips with their posteriors.
 
     Returns:
         The configuration of the model with contacts; None: it has none.
     """
     if not may_have_events(trainer, config):
         return None
-    model, scenes = trainer.model, inferred_scenes(trainer)
+    model, scenes = trainer.model, scenes_of(batches)
     trained = require_linear(model.dynamics)
     own = copy.deepcopy(trained).cpu()
     fit = None if scenes is None else fit_contacts(own, scenes)
@@ -453,7 +474,7 @@ def find_contacts(trainer: Trainer, held_out: TrainingData, config: RunConfig) -
     bound = held_out_bound(trainer, held_out)
     # Once more with positions that the linear law does not pull.
     model.dynamics = fit.dynamics(trained).to(trainer.device)
-    scenes = inferred_scenes(trainer)
+    scenes = scenes_of(inferred_batches(trainer))
     assert scenes is not None
     fit = calibrate(fit_contacts(own, scenes) or fit, own, scenes)
     model.dynamics = fit.dynamics(trained).to(trainer.device)

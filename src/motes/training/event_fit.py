@@ -10,7 +10,7 @@ more likely; (4) error bars come from the curvature of that sum, by the outer pr
 import copy
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +30,7 @@ from motes.kalman.events import (
     smooth_pass,
     weigh,
 )
+from motes.models.protocols import InferredBatch
 from motes.training import distributed
 from motes.training.inputs import TrainingData
 from motes.training.step import Trainer, held_out_bound, tracks_of
@@ -462,12 +463,14 @@ def event_dynamics(fit: EventFit) -> EventDynamics:
     return made
 
 
-def inferred_tracks(trainer: Trainer) -> Tracks:
-    """Return draws of the tracks of training clips under the present model."""
-    parts = [
-        tracks_of(batch.q, batch.q.draw(batch.noise), batch.present)
-        for batch in trainer.inferred(-(-FIT_CLIPS // trainer.config.batch_size))
-    ]
+def inferred_batches(trainer: Trainer) -> Iterator[InferredBatch]:
+    """Yield training clips with their posteriors under the present model."""
+    return trainer.inferred(-(-FIT_CLIPS // trainer.config.batch_size))
+
+
+def drawn_tracks(batches: Iterable[InferredBatch]) -> Tracks:
+    """Return draws of the tracks of clips."""
+    parts = [tracks_of(batch.q, batch.q.draw(batch.noise), batch.present) for batch in batches]
     positions, observed = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
     return Tracks(positions, observed)
 
@@ -478,11 +481,22 @@ def may_have_events(trainer: Trainer, config: RunConfig) -> bool:
     return trainer.searches and distributed.world_size() == 1 and plain
 
 
-def find_events(trainer: Trainer, held_out: TrainingData, config: RunConfig) -> RunConfig:
+def find_events(
+    trainer: Trainer,
+    held_out: TrainingData,
+    config: RunConfig,
+    batches: Iterable[InferredBatch],
+) -> RunConfig:
     """Give a trained model the events that its tracks show, if that raises the held-out bound.
 
     Only families that infer by search, in a single process: networks have no tracks of single
     objects to rely on.
+
+    Args:
+        trainer: Of the model.
+        held_out: Clips that decide.
+        config: Of the model.
+        batches: Training clips with their posteriors.
 
     Returns:
         The configuration, with the number of walls that the model has now.
@@ -491,12 +505,12 @@ def find_events(trainer: Trainer, held_out: TrainingData, config: RunConfig) -> 
     if not may_have_events(trainer, config):
         return config
     before = require_linear(model.dynamics)
-    fit = fit_events(copy.deepcopy(before).cpu(), inferred_tracks(trainer))
+    fit = fit_events(copy.deepcopy(before).cpu(), drawn_tracks(batches))
     if fit is None:
         return config
     bound = held_out_bound(trainer, held_out)
     model.dynamics = event_dynamics(fit).to(trainer.device)
-    fit = refit_events(fit, inferred_tracks(trainer))
+    fit = refit_events(fit, drawn_tracks(inferred_batches(trainer)))
     model.dynamics = event_dynamics(fit).to(trainer.device)
     if not held_out_bound(trainer, held_out) > bound:
         model.dynamics = before

@@ -39,7 +39,7 @@ from motes.queries import fit
 from motes.training import distributed
 from motes.training.contact_fit import find_contacts
 from motes.training.distillation import find_teacher, infer_pseudo_labels
-from motes.training.event_fit import find_events
+from motes.training.event_fit import find_events, inferred_batches, may_have_events
 from motes.training.fit_reference import write_fit_reference
 from motes.training.gpu.replicas import Groups
 from motes.training.inputs import Dataset, fit_to_data, make_dataset, schedule_at_step
@@ -492,7 +492,10 @@ def fit_finished(runs: list[Run]) -> None:
     """Fit the dynamics of runs of self-distillation after their last step; look for events."""
     for run in runs:
         if not run.unfinished:
-            given = (run.trainer, run.dataset.held_out, run.config)
+            if not may_have_events(run.trainer, run.config):
+                continue
+            batches = list(inferred_batches(run.trainer))
+            given = (run.trainer, run.dataset.held_out, run.config, batches)
             run.config = find_contacts(*given) or find_events(*given)
     ended = [run for run in runs if run.config.single_object_schedule and not run.unfinished]
     if ended:

@@ -33,13 +33,20 @@ class Billiards:
         x = self._starts(rng, num_clips)
         v = rng.normal(size=(num_clips, balls, 2))
         v *= self.total_speed / np.sqrt((v**2).sum((1, 2), keepdims=True))
-        states = np.empty((num_clips, balls, num_frames, 4))
+        return self.simulate_from(torch.from_numpy(np.concatenate([x, v], -1)), num_frames)
+
+    def simulate_from(
+        self, states: Float[Tensor, "clips balls 4"], num_frames: int
+    ) -> Float[Tensor, "clips balls frames 4"]:
+        """Return positions and velocities of all balls in the frames after given ones."""
+        x, v = np.split(states.numpy(), 2, -1)
+        after = np.empty((len(x), x.shape[1], num_frames, 4))
         for t in range(num_frames):
             for _ in range(self.substeps):
                 x = x + v / self.substeps
                 x, v = self._bounce(x, v)
-            states[:, :, t, :2], states[:, :, t, 2:] = x, v
-        return torch.from_numpy(states)
+            after[:, :, t, :2], after[:, :, t, 2:] = x, v
+        return torch.from_numpy(after)
 
     def _starts(self, rng: np.random.Generator, num_clips: int) -> np.ndarray:
         """Return places in the middle of the box without overlap."""
