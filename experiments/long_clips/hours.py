@@ -56,7 +56,7 @@ def disk_config(num_objects: int) -> RunConfig:
 
 
 @torch.no_grad()
-def disk_model(config: RunConfig) -> Model:
+def disk_model(config: RunConfig, radius: float = RADIUS) -> Model:
     """Return a model that knows the disks, and a law that is good for some frames."""
     model = build(config)
     renderer, dynamics = model.renderer, model.dynamics
@@ -64,7 +64,7 @@ def disk_model(config: RunConfig) -> Model:
     assert isinstance(dynamics, LinearDynamics)
     cells = renderer.root_depth.shape[0]
     at = (torch.arange(cells) - (cells - 1) / 2) / CELLS_PER_PIXEL
-    inside = at[:, None].square() + at.square() <= RADIUS**2
+    inside = at[:, None].square() + at.square() <= radius**2
     renderer.root_depth.copy_(torch.where(inside, 2.0, 1e-2))
     renderer.root_background.fill_(math.sqrt(1e-4) / BACKGROUND_UNIT)
     renderer.visibility_logit.fill_(20.0)
