@@ -30,6 +30,7 @@ from motes.core.axes import Float
 from motes.core.environment import environment
 from motes.evaluation.baselines.point_trackers import Features, KalmanSettings, link_kalman
 from motes.evaluation.tracking_metrics import idf1
+from motes.kalman.dynamics import LinearDynamics
 from motes.models.model import Model, write_json
 from motes.queries import infer
 from motes.tracking import track
@@ -120,8 +121,9 @@ def model_of(height: int, width: int, num_objects: int) -> Model:
         model=replace(config.model, window=9),
     )
     model = disk_model(config, RADIUS)
+    assert isinstance(model.dynamics, LinearDynamics)
     with torch.no_grad():
-        model.dynamics.get_parameter("state_factor").diagonal().fill_(0.5 * np.log(0.05))
+        model.dynamics.state_factor.diagonal().fill_(0.5 * np.log(0.05))
         model.pixel_offset.copy_(torch.tensor([(width - 1) / 2, (height - 1) / 2]))
     return model
 
@@ -137,7 +139,8 @@ def contenders(
     if num_objects is None:
         calls["motes track"] = lambda: tracked(frames)
     else:
-        model, video = model_of(*frames.shape[1:], num_objects), torch.from_numpy(frames)[None]
+        _, height, width = frames.shape
+        model, video = model_of(height, width, num_objects), torch.from_numpy(frames)[None]
         calls["motes infer"] = lambda: infer(model, video, num_objects).pixels[0].numpy()
     for engine in engines:
         calls[f"trackpy, {engine}"] = partial(linked, frames, engine, kalman=False)

@@ -109,7 +109,7 @@ def compared(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     for (ours, seen), (found, also) in zip(one["found"], other["found"], strict=True):
         order = best_order(found, ours)
         theirs = reorder(found, order)
-        also = reorder(also[..., None], order)[..., 0]
+        also = reorder(also, order)
         away.append((ours - theirs).abs().amax(-1).flatten())
         flags, total = flags + int((seen != also).sum()), total + seen.numel()
     apart = torch.cat(away)
