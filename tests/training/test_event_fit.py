@@ -14,6 +14,7 @@ from motes.training.event_fit import (
     event_dynamics,
     fit_events,
     refit_events,
+    sharp_walls,
 )
 from motes.training.step import fit_dynamics
 
@@ -112,3 +113,25 @@ def test_kicks_of_two_walls_are_told_apart() -> None:
     for wall, angle, offset in zip(walls, (math.pi / 2, math.pi), (1.0, -3.0), strict=True):
         assert math.cos(wall[0] - angle) > 0.999
         assert wall[1:3] == pytest.approx((offset, 0.5), abs=0.01)
+
+
+@pytest.mark.parametrize("case", ["bounce", "hand", "hand in noise"])
+def test_hands_are_no_walls(case: str) -> None:
+    # Up and down with 0.1 a frame squared from a floor at 0, or from a hand that swings below it.
+    period, rest = 20, 0 if case == "bounce" else 10
+    phase = torch.arange(60).double()[:, None] + torch.arange(40).double()
+    since = (phase.remainder(period + rest) - rest).clamp(min=0.0)
+    height = 0.05 * since * (period - since)
+    if rest:
+        held = phase.remainder(period + rest).clamp(max=rest)
+        height -= rest / math.pi * (math.pi * held / rest).sin()
+    generator = torch.Generator().manual_seed(2)
+    noise = 0.5 if case == "hand in noise" else 0.005
+    tracks = torch.stack([0.3 * phase, height], -1)
+    tracks += noise * torch.randn(tracks.shape, generator=generator, dtype=torch.float64)
+    up = torch.tensor([[0.0, 1.0]], dtype=torch.float64).expand(30, 2)
+    kicks = KickTable(0 * up, 0 * up, -up, up, torch.arange(30), torch.arange(30))
+    guess = [(math.pi / 2, 0.0, 1.0, 30)]
+    given = Tracks(tracks, torch.ones(60, 40, dtype=torch.bool))
+    # Where noise hides how sharp a turn is, the likelihood decides.
+    assert sharp_walls(guess, kicks, given) == ([] if case == "hand" else guess)

@@ -34,6 +34,7 @@ from motes.models.protocols import InferredBatch
 from motes.training import distributed
 from motes.training.inputs import TrainingData
 from motes.training.step import Trainer, held_out_bound, tracks_of
+from motes.training.turns import SHORT, SIGNIFICANT, find_turns
 
 FIT_CLIPS = 288
 FIT_TRACKS = 400
@@ -48,6 +49,8 @@ MIN_SHARE = 0.1  # hits of a wall relative to the commonest
 MAX_RESTITUTION = 1.1
 MIN_GAIN = 5.0  # nats by which all unseen tracks together must become more likely
 ANGLE = 0.35  # radians between kicks of one wall
+MIN_CALM = 0.25  # share of calm stretches without which turns are not counted
+CLEAR = 4.0  # times a significant turn that a typical kick is, if walls must have sharp turns
 OFFSET_SDS = 3.0  # tolerance of the offset in standard deviations of a position
 
 
@@ -254,6 +257,38 @@ def cluster_walls(kicks: KickTable, tolerance: float) -> list[tuple[float, float
     return found
 
 
+WallGuess = tuple[float, float, float, int]  # angle, offset, restitution, hits
+
+
+def sharp_walls(found: list[WallGuess], kicks: KickTable, tracks: Tracks) -> list[WallGuess]:
+    """Return the walls at which paths turn within a frame, where the noise lets that be seen.
+
+    A hand that catches and throws kicks objects too, but over many frames: a law of bounces there
+    would be wrong and slow.
+
+    Law: balls that a hand carries between two flights have no wall (test_hands_are_no_walls).
+    """
+    motion = find_turns(tracks.positions, tracks.observed)
+    if motion is None or motion.calm < MIN_CALM:
+        return found  # flights are too short to tell
+    turns, change = motion.turns, (kicks.after - kicks.before).norm(dim=1).median()
+    # Velocities of two lines of `SHORT` frames, whose squares sum to `spread`.
+    spread = 2 * 12 / (SHORT * (SHORT**2 - 1))
+    if float(change) ** 2 < CLEAR * SIGNIFICANT * spread * motion.noise**2:
+        return found
+    time = turns.times()
+    place = 0.5 * (turns.before.at(time) + turns.after.at(time))
+    kept = []
+    for wall in found:
+        normal = place.new_tensor([math.cos(wall[0]), math.sin(wall[0])])
+        near = (place @ normal - wall[1]).abs() < 3 * motion.noise + 0.5 * float(change)
+        towards = turns.change @ normal > math.cos(ANGLE) * turns.change.norm(dim=1)
+        towards &= turns.before.velocity @ normal < 0
+        if int((near & towards).sum()) >= max(MIN_HITS, MIN_SHARE * wall[3]):
+            kept.append(wall)
+    return kept
+
+
 def fit_kicks(flight: LinearDynamics, tracks: Tracks) -> tuple[EventLaw, float]:
     """Fit free flight beside kicks; return the law and the mean log density of tracks."""
     speed = flight.velocities(_rough_states(tracks, flight)).square().mean()
@@ -326,7 +361,7 @@ def fit_events(dynamics: LinearDynamics, tracks: Tracks) -> EventFit | None:
     kicked, _ = fit_kicks(flight, seen.select(slice(KICK_TRACKS)))
     tolerance = OFFSET_SDS * float(kicked.model.position_noise.detach().diagonal().mean().sqrt())
     kicks = find_kicks(kicked, float(flight.log_delta.detach().exp()), seen)
-    found = cluster_walls(kicks, tolerance)
+    found = sharp_walls(cluster_walls(kicks, tolerance), kicks, seen)
     if not found:
         return None
     columns = torch.tensor([wall[:3] for wall in found], dtype=torch.float64).T

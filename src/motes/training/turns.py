@@ -70,6 +70,7 @@ class Motion(NamedTuple):
     jitter: float  # of the velocity from frame to frame
     state_mean: Float[Tensor, " 4"]
     state_covariance: Float[Tensor, "4 4"]
+    calm: float  # share of stretches of 2 `SHORT` frames without any turn
     turns: Turns
 
 
@@ -122,7 +123,11 @@ def find_turns(positions: Float[Tensor, "M T 2"], observed: Bool[Tensor, "M T"])
     if positions.shape[1] < 2 * SHORT:
         return None
     noise = rough_noise(positions, observed)
-    pull, error = positions.new_zeros(2), positions.new_zeros(2)
+    apart = positions[:, 4:] - 2 * positions[:, 2:-2] + positions[:, :-4]
+    there = observed[:, 4:] & observed[:, 2:-2] & observed[:, :-4]
+    if not bool(there.any()):
+        return None
+    pull, error = 0.25 * apart[there].median(0).values, positions.new_zeros(2)
     for _ in range(2):
         before, after, seen = _windows(positions, observed, pull)
         if not bool(seen.any()):
@@ -150,7 +155,8 @@ def find_turns(positions: Float[Tensor, "M T 2"], observed: Bool[Tensor, "M T"])
     states = torch.cat([before.at(torch.zeros_like(chi))[seen], moved], -1)
     spread = 1.2 * states.T.cov() + noise**2 * torch.eye(4, dtype=states.dtype)
     turns = _turns(positions, observed, pull, noise, (before, after, seen, chi))
-    return Motion(pull, error, noise, jitter, states.mean(0), spread, turns)
+    share = float(calm.sum()) / int(seen.sum())
+    return Motion(pull, error, noise, jitter, states.mean(0), spread, share, turns)
 
 
 def _chi_squared(before: Lines, after: Lines, noise: float) -> Float[Tensor, "M steps"]:
