@@ -65,3 +65,6 @@ def test_wrong_input_is_one_line(run, tmp_path, capsys):
     given = ["watch", str(tmp_path / "balls.mp4"), "-m", str(run), "--warm-up", "0"]
     assert main(given) == 2
     assert "warm_up is 0; give seconds above 0" in capsys.readouterr().err
+    folder = ["watch", str(tmp_path / "balls.mp4"), "-m", str(run), "-o", str(tmp_path)]
+    assert main(folder) == 2
+    assert "a folder; expected the name of a file" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 
 from motes.cli import main
 from motes.core.errors import InputError
-from motes.core.files import all_or_none, atomic_path, check_output_paths
+from motes.core.files import all_or_none, atomic_path, check_output_paths, growing_file
 from motes.data import load_clips
 
 
@@ -173,3 +173,51 @@ def test_a_file_is_synced_to_disk_before_it_gets_its_name(
     write(tmp_path / "a.txt")
     inode = (tmp_path / "a.txt").stat().st_ino
     assert (inode, False) in order
+
+
+def test_a_growing_file_is_read_while_it_grows(tmp_path: Path) -> None:
+    target, link = tmp_path / "rows.csv", tmp_path / "link.csv"
+    target.write_text("old rows, longer than the new ones\n")
+    link.symlink_to(target)
+    with growing_file(link) as file:
+        file.write("1\n")
+        file.flush()
+        assert target.read_bytes() == b"1\n"
+        file.write("2\n")
+    assert target.read_bytes() == b"1\n2\n"
+    assert link.is_symlink()
+
+
+def test_a_growing_file_is_refused_where_others_are(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("loop", "no/rows.csv", "."):
+        with pytest.raises(InputError) as caught, growing_file(tmp_path / name):
+            pass
+        assert "\n" not in str(caught.value)
+    with growing_file("/dev/null") as file:
+        file.write("1\n")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="FIFOs are of Unix")
+def test_rows_reach_a_fifo_as_they_come(tmp_path: Path) -> None:
+    fifo = tmp_path / "pipe.csv"
+    os.mkfifo(fifo)
+    first, rest = threading.Event(), []
+
+    def read() -> None:
+        with open(fifo, "rb") as stream:
+            rest.append(stream.readline())
+            first.set()
+            rest.append(stream.read())
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    with growing_file(fifo) as file:
+        file.write("1\n")
+        file.flush()
+        assert first.wait(60)
+        file.write("2\n")
+    reader.join(60)
+    assert rest == [b"1\n", b"2\n"]
+    assert stat.S_ISFIFO(fifo.stat().st_mode)

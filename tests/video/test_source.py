@@ -244,3 +244,14 @@ def test_sampled_frames_are_those_of_the_video_with_their_successors(tmp_path, l
         assert len(pairs) >= count
         assert all(two == one + 1 for one, two in pairs)
         assert sorted(pairs) == pairs
+
+
+def test_the_luma_of_floats_is_that_of_levels():
+    levels = np.random.default_rng(0).integers(0, 256, (2, 5, 7, 3), dtype=np.uint8)
+    whole, floats = grey(levels), grey(levels.astype(np.float32) / 255)
+    assert whole.shape == (2, 5, 7)
+    np.testing.assert_allclose(whole, floats, rtol=0, atol=0.5001 / 255)
+    by_hand = levels.astype(float) @ [0.299, 0.587, 0.114] / 255
+    np.testing.assert_allclose(floats, by_hand, rtol=0, atol=2e-5)  # weights in 2^-16
+    np.testing.assert_array_equal(grey(levels[..., :1]), levels[..., 0] / np.float32(255))
+    np.testing.assert_array_equal(grey(levels[..., :1] > 99), levels[..., 0] > 99)

@@ -12,6 +12,7 @@ from tyro.conf import Positional
 
 from motes.cli.options import Json, ModelName, NumObjects, Out
 from motes.core.errors import InputError, require
+from motes.core.files import check_output_paths, growing_file
 
 if TYPE_CHECKING:
     from motes.models.model import Model
@@ -61,6 +62,7 @@ def watch(
     from motes.video.live import Ring, open_source
 
     require(0 < warm_up <= 600, f"warm_up is {warm_up:g}; give seconds above 0 and up to 600")
+    check_output_paths(out)
     loaded, video = load(model), open_source(source)
     rate = video.fps or 25.0
     buffer = None if ring is None else Ring(ring, max(round(ring_seconds * rate), 1))
@@ -175,5 +177,5 @@ def _rows_file(path: Path | None) -> Iterator[TextIO]:
     if path is None:
         yield sys.stdout
         return
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with growing_file(path) as file:
         yield file

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from motes.core.errors import InputError, require
 
@@ -97,6 +97,31 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     finally:
         if not kept:
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def growing_file(path: str | Path) -> Iterator[TextIO]:
+    """Yield a text file that readers see grow, for rows that are written as they come.
+
+    Where `path` is a link, the file that it leads to is replaced. A character device or a FIFO
+    receives each flushed row; opening a FIFO waits for its reader.
+
+    Law: refused where `atomic_path` refuses (test_a_growing_file_is_refused_where_others_are); a
+    reader sees flushed rows before the end (test_a_growing_file_is_read_while_it_grows); a FIFO and
+    a device stay what they are (test_rows_reach_a_fifo_as_they_come).
+    """
+    path = Path(path)
+    target = _output_target(path)
+    try:
+        # Only a stream is opened without the wish to create: a FIFO that was removed is an error.
+        flags = os.O_WRONLY | (0 if target.stream else os.O_CREAT | os.O_TRUNC)
+        handle = os.open(target.path, flags, 0o666)
+    except PermissionError as error:
+        raise InputError(
+            f"got {path}; expected a writable path ({error.strerror}); choose another"
+        ) from error
+    with open(handle, "w", newline="", encoding="utf-8") as file:
+        yield file
 
 
 def check_output_paths(*paths: Path | None) -> None:

@@ -26,7 +26,6 @@ MIN_LEARN_FRAMES = 20
 CHUNK_ROWS = 200_000  # rows of tracks that are smoothed together
 MIN_ODDS = -3.0  # log odds below which a track is chance
 MIN_SIDE = 8  # pixels
-LUMA = np.array((0.299, 0.587, 0.114), np.float32)  # ITU-R 601
 Progress = Callable[[int], None]
 Blocks = Callable[[], Iterator[Array]]
 
@@ -70,8 +69,7 @@ def as_frames(frames: Any) -> Array:
     values: Array = frames.detach().cpu().numpy() if isinstance(frames, torch.Tensor) else frames
     values = np.asarray(values)
     if values.ndim == 4 and values.shape[-1] in (1, 3):
-        colours = _as_floats(values)
-        values = colours[..., 0] if values.shape[-1] == 1 else colours @ LUMA
+        values = grey(values)
     require(
         values.ndim == 3,
         f"got frames of shape {list(values.shape)}; expected [T, height, width]; give one video",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from motes.core.axes import Float, Tensor, UInt, UInt8
+from motes.core.axes import Bool, Float, Tensor, UInt, UInt8
 from motes.core.errors import InputError, require
 from motes.core.files import atomic_path
 from motes.data import load_clips
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MAX_SIDE = 8192  # pixels; larger frames are rejected before they are decoded
 MAX_PIXELS = 2**31  # of all frames of a clip that is held in memory
+LUMA = (19595, 38470, 7471)  # of red, green and blue in 2^16 (ITU-R 601)
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 ARRAYS = (".npz", ".npy")
 # The demuxer is fixed by the suffix, never guessed: a playlist that names other files is rejected.
@@ -106,14 +107,27 @@ def require_size(path: object, width: int, height: int) -> None:
     )
 
 
-def grey(picture: Picture) -> Float[np.ndarray, "height width"]:
-    """Return the luma (ITU-R 601) of a frame as float32 in [0, 1]."""
-    if picture.shape[2] == 1:
+def grey(
+    picture: UInt[np.ndarray, "*batch height width channels"]
+    | Float[np.ndarray, "*batch height width channels"]
+    | Bool[np.ndarray, "*batch height width channels"],
+) -> Float[np.ndarray, "*batch height width"]:
+    """Return the luma (ITU-R 601) of frames of one or three channels as float32 in [0, 1].
+
+    Frames of floats are taken to be in [0, 1] already.
+
+    Law: frames of whole levels and of floats agree within half a level
+    (test_the_luma_of_floats_is_that_of_levels).
+    """
+    if picture.shape[-1] == 1:
         levels = picture[..., 0]
+    elif picture.dtype.kind != "u":
+        levels = picture.astype(np.float32) @ (np.array(LUMA, np.float32) / 2**16)
     else:  # in whole levels, exact where the three channels agree
-        weights = np.array((19595, 38470, 7471), dtype=np.uint32)  # of 2^16
+        weights = np.array(LUMA, dtype=np.uint32)
         levels = ((picture @ weights + 2**15) >> 16).astype(picture.dtype)
-    return levels / np.float32(np.iinfo(picture.dtype).max)
+    top = np.iinfo(picture.dtype).max if picture.dtype.kind == "u" else 1
+    return levels.astype(np.float32) / np.float32(top)
 
 
 def to_rgb(picture: Picture) -> UInt8[np.ndarray, "h w 3"]:

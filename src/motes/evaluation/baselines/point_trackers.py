@@ -9,13 +9,13 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from motes.core.axes import Bool, Float
-from motes.core.errors import InputError
+from motes.evaluation.baselines.trackpy import import_trackpy
 from motes.evaluation.tracking_metrics import GATE, TrackSet, idf1, similarity
 
 Video = Float[np.ndarray, "T height width"]
@@ -79,7 +79,7 @@ def locate(video: Video, diameter: int) -> list[Features]:
 
     trackpy omits features near the border, so frames are padded by their median.
     """
-    trackpy, found = _trackpy(), []
+    trackpy, found = import_trackpy(), []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about frames without features
         for image in (255 * video).astype(np.uint8):
@@ -98,7 +98,7 @@ def strong(features: Sequence[Features], min_mass: float) -> list[Features]:
 
 def link_trackpy(features: Sequence[Features], settings: TrackpySettings) -> TrackSet:
     """Return tracks linked by trackpy; rows exist where features were found."""
-    linker = _trackpy().link_iter(
+    linker = import_trackpy().link_iter(
         [one.points for one in features],
         settings.search_range,
         memory=settings.memory,
@@ -245,14 +245,3 @@ def _typical_mass(
         if len(one.points)
     ]
     return float(np.median(masses)) if masses else 0.0
-
-
-def _trackpy() -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import trackpy
-    except ImportError:
-        raise InputError("this baseline needs trackpy; pip install 'motes[rivals]'") from None
-    trackpy.quiet()
-    return trackpy

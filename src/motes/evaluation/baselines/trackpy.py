@@ -47,7 +47,7 @@ def locate_features(
     clip: Float[Tensor, "T height width"], observed: Mask, num_objects: int, diameter: int
 ) -> Features:
     """Return the brightest features of every observed frame, at most as many as objects."""
-    trackpy, images, found = _trackpy(), (255 * clip).byte().numpy(), []
+    trackpy, images, found = import_trackpy(), (255 * clip).byte().numpy(), []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about frames without features
         for image, shown in zip(images, observed.tolist(), strict=True):
@@ -130,7 +130,7 @@ def _link(features: Features, num_objects: int, settings: Settings) -> Float[Ten
     """
     noise = np.random.default_rng(0)
     coordinates = [p + JITTER * noise.standard_normal(p.shape) for p in features]
-    linker = _trackpy().link_iter(
+    linker = import_trackpy().link_iter(
         coordinates, settings.search_range, memory=settings.memory, adaptive_stop=0.5
     )
     points: dict[int, list[list[float]]] = defaultdict(list)
@@ -147,7 +147,8 @@ def _link(features: Features, num_objects: int, settings: Settings) -> Float[Ten
     return torch.from_numpy(tracks).float()
 
 
-def _trackpy() -> Any:
+def import_trackpy() -> Any:
+    """Return the module trackpy, silenced; raise `InputError` if it is not installed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
