@@ -16,6 +16,7 @@ from PIL import Image
 
 import motes
 from motes import cli
+from motes.cli.terminal import describe
 from motes.data import Clips, worlds, write_gif
 from motes.models.model import find_model, read_config
 from motes.queries.answer import COLUMNS
@@ -323,6 +324,33 @@ def test_train_learns_from_a_file_of_clips(
     assert config["seed"] == 5
     assert config["data"]["num_clips"] + config["data"]["num_held_out"] == NUM_CLIPS
     assert config["data"]["num_frames"] == T
+    # A sprite finds the balls at once. The networks of the fixture have learned nothing yet.
+    assert record["quality"]["verdict"] == "good"
+    assert "Try: " not in record["quality"]["in_words"]
+    assert json.loads((run / "quality.json").read_text()) == record["quality"]
+    poor = json.loads((world / "run" / "quality.json").read_text())
+    assert poor["verdict"] == "poor"
+    assert "Try: networks need long training: more --iterations" in poor["in_words"]
+
+
+def test_training_says_how_good_it_is_and_how_long_it_takes(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["train", "--preset=sprites-smoke", f"--data={world}/clips.npz", "--iterations=8"]
+    assert cli.main([*asked, f"--out={tmp_path}/run"]) == 0
+    printed = capsys.readouterr()
+    words = r"(good|fair|poor): the model explains \d+ % of what moves and finds objects in \d+ % "
+    words += (
+        r"of their frames; positions are \d+\.\d\d px from a smooth path, their expected error "
+    )
+    words += r"error is \d+\.\d\d px"
+    assert re.search(r"4/8 bound .* it/s, \d+ (s|min) left", printed.err)
+    assert re.search(r"8/8 " + words, printed.err)
+    assert re.search(r"\nquality: " + words, printed.out)
+    log = [json.loads(line) for line in (world / "run/log.jsonl").read_text().splitlines()]
+    (check,) = [line for line in log if "quality" in line]  # at the checkpoint before the last
+    assert check["step"] == 10
+    assert re.search(r"held-out bound .*saved; " + words, describe(check))
 
 
 def test_the_other_family_is_trained_and_asked_in_the_same_way(

@@ -69,6 +69,19 @@ def test_corrections_of_a_video_are_those_of_its_table(moving):
         assert pin.sd == pytest.approx(1 / np.sqrt(15))
 
 
+def test_clips_of_several_recordings_have_scales_of_their_own():
+    scales, offsets = np.array([[3.0, 5.0], [2.0, 2.0]]), np.array([[10.0, -1.0], [0.0, 7.0]])
+    numbers = np.arange(5) + np.zeros((2, 1), int)
+    mixed = VideoMap(scales, offsets, numbers / 25, numbers)
+    given = [Pin(0, 3, 16.0, 9.0, sd=2.0, clip=1), Forbid(2, x=16.0, y=9.0, radius=4.0, clip=1),
+             Pin(0, 3, 16.0, 9.0, sd=2.0)]  # fmt: skip
+    pin, forbid, first = in_clip(given, mixed)
+    assert (pin.x, pin.y, pin.sd) == (8.0, 1.0, 1.0)
+    assert (forbid.x, forbid.y, forbid.radius) == (8.0, 1.0, 2.0)
+    assert (first.x, first.y) == (2.0, 2.0)
+    assert first.sd == pytest.approx(2 / np.sqrt(15))
+
+
 def test_frames_of_a_video_become_frames_of_the_clip():
     forbid, swap = in_clip([Forbid(6, end=9, x=13.0, y=4.0, radius=3.0), LISTED[2]], where())
     assert (forbid.frame, forbid.end, forbid.x, forbid.y) == (1, 3, 1.0, 1.0)

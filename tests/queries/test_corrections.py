@@ -122,6 +122,57 @@ def test_a_pin_mends_a_swap_of_the_only_two_objects(throws):
     assert torch.equal(mended.pixels[:, :, others], told.pixels[:, :, others])
 
 
+@pytest.mark.parametrize("frame", [3, 15, 28])
+@pytest.mark.parametrize("ball", [0, 1, 2])
+def test_a_pin_far_from_the_track_changes_what_is_followed(throws, ball, frame):
+    """Of three balls one is looked for; the pin decides which one, in all frames."""
+    model, frames, told = throws
+    x, y = told.pixels[1, ball, frame].tolist()
+    pinned = motes.infer(model, frames[1:], 1, corrections=[Pin(0, frame, x, y)])
+    inside = told.found[1, ball]
+    away = (pinned.pixels[0, 0] - told.pixels[1, ball]).norm(dim=-1)
+    # Other balls that are no longer explained pull a track by less than a pixel where they touch.
+    assert float(away[inside].max()) < 1.5
+    assert float(away[inside].median()) < 0.1
+    assert pinned.found[0, 0, inside].float().mean() > 0.9
+
+
+def test_a_pin_releases_its_object_alone(throws):
+    """Of three balls two are followed; a pin sends one of these to the third."""
+    model, frames, told = throws
+    two = motes.infer(model, frames[:1], 2)
+    near = (two.pixels[0, :, None, 15] - told.pixels[0, None, :, 15]).norm(dim=-1).argmin(1)
+    left = ({0, 1, 2} - set(near.tolist())).pop()
+    x, y = told.pixels[0, left, 15].tolist()
+    pinned = motes.infer(model, frames[:1], 2, corrections=[Pin(1, 15, x, y)])
+    for n, ball in ((0, near[0]), (1, left)):
+        inside = told.found[0, ball]
+        away = (pinned.pixels[0, n] - told.pixels[0, ball]).norm(dim=-1)[inside]
+        assert float(away.median()) < 0.1
+        assert float(away.max()) < 1.5
+
+
+def test_a_pin_where_nothing_is_keeps_the_track(throws):
+    """The pin moves the object in its own frame; the frames speak against anything else."""
+    model, frames, told = throws
+    one = motes.infer(model, frames[:1], 1)
+    corners = torch.tensor([[2.0, 2.0], [45.0, 2.0], [2.0, 45.0], [45.0, 45.0]])
+    empty = (corners[:, None, None] - told.pixels[0]).norm(dim=-1).amin((1, 2)).argmax()
+    x, y = corners[empty].tolist()
+    pinned = motes.infer(model, frames[:1], 1, corrections=[Pin(0, 15, x, y, sd=2.0)])
+    others = torch.arange(30) != 15
+    assert torch.allclose(pinned.pixels[0, 0, others], one.pixels[0, 0, others], atol=0.01)
+
+
+def test_forbidden_detections_stay_forbidden_after_a_further_search(throws):
+    model, frames, told = throws
+    x, y = told.pixels[0, 1, 15].tolist()
+    forbid = Forbid(20, end=23, object=0)
+    answer = motes.infer(model, frames[:1], 1, corrections=[forbid, Pin(0, 15, x, y)])
+    assert not answer.found[0, 0, 20:23].any()
+    assert answer.found[0, 0, 15]
+
+
 def test_a_pin_that_agrees_moves_nothing_else(throws):
     model, frames, told = throws
     x, y = told.pixels[0, 1, 8].tolist()

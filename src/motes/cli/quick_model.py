@@ -30,6 +30,7 @@ def quick_model(videos: Sequence[Path], options: "Options", folder: Path) -> Pat
     the same videos and options.
     """
     from motes.cli.train import store_preparation
+    from motes.queries.quality import Quality
     from motes.training import train as training
     from motes.training.inputs import fit_sprite_size
     from motes.training.presets import PRESETS
@@ -62,7 +63,9 @@ def quick_model(videos: Sequence[Path], options: "Options", folder: Path) -> Pat
     with training_bar(None) as report:
         training.train(config, run, report=report)
     store_preparation(run)
-    print(f"motes: trained in {time.monotonic() - began:.0f} s: {run}", file=sys.stderr)
+    quality = Quality.load(run)
+    words = "" if quality is None else f"; quality {quality}"
+    print(f"motes: trained in {time.monotonic() - began:.0f} s: {run}{words}", file=sys.stderr)
     return run
 
 

@@ -114,13 +114,25 @@ def describe(line: dict[str, Any]) -> str:
             f"held-out bound {line['held_out_bound']:.1f}, "
             f"pixel map residual {line['pixel_map_residual']:.2f} px, "
             f"{100 * line['folded']:.0f} % folded (latent_map.png), saved"
+            + (f"; {line['quality']['in_words']}" if "quality" in line else "")
         )
+    if "quality" in line:
+        return str(line["quality"]["in_words"])
+    left = (line["of"] - line["step"]) / max(line["iterations_per_second"], 1e-9)
     return (
         f"bound {line['bound']:.1f} = reconstruction {line['reconstruction']:.1f} "
         f"+ entropy {line['entropy']:.1f} + log prior {line['log_prior']:.1f} | "
         f"KL x {line['kl_weight']:.2g}, blur {line['blur']:.2g} px, "
-        f"{line['iterations_per_second']:.1f} it/s"
+        f"{line['iterations_per_second']:.1f} it/s, {time_left(left)} left"
     )
+
+
+def time_left(seconds: float) -> str:
+    """Return a duration in the unit that a person would use."""
+    for unit, name in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.0f} s"
 
 
 @contextlib.contextmanager

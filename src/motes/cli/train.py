@@ -175,7 +175,12 @@ def store_preparation(folder: Path) -> None:
 
 def _print_outcome(outcome: "Outcome", as_json: bool) -> None:
     """Print how training ended and the next command."""
+    from motes.queries.quality import Quality
+
+    quality = Quality.load(outcome.folder) if outcome.finished else None
     record = {"verb": "train", **outcome._asdict(), "folder": str(outcome.folder)}
+    if quality is not None:
+        record["quality"] = quality.record()
     state = "finished" if outcome.finished else "stopped and saved"
     advice = f"query it: motes infer CLIPS --model {outcome.folder}"
     if not outcome.finished:
@@ -184,7 +189,8 @@ def _print_outcome(outcome: "Outcome", as_json: bool) -> None:
         record,
         as_json,
         f"{state} at step {outcome.step}: held-out bound {outcome.held_out_bound:.1f} nats per "
-        f"clip, pixel map residual {outcome.pixel_map_residual:.2f} px. {advice}",
+        f"clip, pixel map residual {outcome.pixel_map_residual:.2f} px. {advice}"
+        + ("" if quality is None else f"\nquality: {quality}"),
     )
 
 

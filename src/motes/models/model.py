@@ -7,6 +7,7 @@ A run folder is self-describing:
     log.jsonl                one line for each report of training
     model.safetensors        weights and pixel map, for use
     checkpoint.safetensors   weights and optimizer state, for resuming
+    quality.json             how good the model is on its own clips
     latent_map.png           the latent plane at the last checkpoint
     preparation.json         how clips were prepared from a video, if they were
     replicas.json            several seeds: which, each in a folder of its own

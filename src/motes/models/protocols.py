@@ -279,6 +279,37 @@ class Search(NamedTuple):
     stream_after: int | None = None  # frames beyond which q is kept in blocks; None: never
 
 
+class Pins(NamedTuple):
+    """Where objects are known to be, in latent units; without meaning where none is given."""
+
+    place: Gaussian  # B N T
+    given: Bool[Tensor, "B N T"]
+
+
+@runtime_checkable
+class SearchesAgain(Protocol):
+    """What inference also offers if a pin of a person is to change what is followed."""
+
+    def search_again(
+        self,
+        frames: Float[Tensor, "B T height width *channels"],
+        num_objects: Int[Tensor, " B"],
+        observed: Bool[Tensor, "B T"],
+        *,
+        dynamics: "Dynamics",
+        renderer: Any,
+        slots: int,
+        search: Search,
+        start: Pins,
+        pins: Pins,
+        released: Bool[Tensor, "B N"],
+    ) -> "Posterior":
+        """Return q(a | v) of tracks that start from those known, `start`, and obey pins.
+
+        Released objects are searched for anew from their pins.
+        """
+
+
 @runtime_checkable
 class Inference(Module, Protocol):
     """q(a | v) from frames, some of which may be unobserved."""

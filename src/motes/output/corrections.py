@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from motes.core.axes import Float
 from motes.core.errors import InputError, require
 from motes.core.files import atomic_path
 from motes.queries.corrections import Correction, Forbid, Pin, Swap, as_corrections, as_mapping
@@ -64,7 +65,7 @@ def _in_clip(entry: Correction, number: int, where: VideoMap) -> Correction:
         f"correction {number} is in clip {entry.clip}; the clips are 0 to {len(where.numbers) - 1}",
     )
     frame = _index(entry.frame, number, where, entry.clip)
-    scale = float(np.sqrt(np.prod(where.scale)))
+    scale = float(np.sqrt(np.prod(_own(where.scale, entry.clip))))
     if isinstance(entry, Swap):
         return replace(entry, frame=frame)
     if isinstance(entry, Pin):
@@ -95,5 +96,10 @@ def _point(x: float, y: float, where: VideoMap, clip: int, frame: int) -> tuple[
     point = np.array([x, y])
     if where.shifts is not None:
         point = point - where.shifts[clip, min(frame, where.shifts.shape[1] - 1)]
-    at = (point - where.offset) / where.scale
+    at = (point - _own(where.offset, clip)) / _own(where.scale, clip)
     return float(at[0]), float(at[1])
+
+
+def _own(values: Float[np.ndarray, "*B 2"], clip: int) -> Float[np.ndarray, " 2"]:
+    """Return the values of a clip, which may be those of all clips."""
+    return values if values.ndim == 1 else values[clip]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from motes.core.errors import require
+from motes.queries.quality import Quality
 
 LOG = logging.getLogger("motes")
 WIDTH, HEIGHT = 420, 140  # pixels of a curve
@@ -44,7 +45,9 @@ class RunFolder:
         bounds = self.bounds()
         files = ", ".join(sorted(path.name for path in self.folder.iterdir()))
         state = f"step {bounds[-1][0]}, bound {bounds[-1][1]:.1f} nats per clip" if bounds else ""
-        text = f"<p><b>{escape(str(self.folder))}</b> {state}</p>"
+        quality = Quality.load(self.folder)
+        words = "" if quality is None else f"<br>{escape(str(quality))}"
+        text = f"<p><b>{escape(str(self.folder))}</b> {state}{words}</p>"
         return f'<div class="motes">{text}{curve(bounds)}<p>{escape(files)}</p></div>'
 
 

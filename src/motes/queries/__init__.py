@@ -21,7 +21,7 @@ from motes.core.memory import require_memory
 from motes.data.clips import colour_to_grey
 from motes.kalman.model import Gaussian, SmoothedTracks, map_vector, square_root
 from motes.models.model import CHUNK_FRAMES, Model
-from motes.models.protocols import DrawsTracks, Posterior, Search
+from motes.models.protocols import DrawsTracks, Pins, Posterior, Search, SearchesAgain
 from motes.queries.answer import Answer, nan_where_absent
 from motes.queries.corrections import (
     Observations,
@@ -427,7 +427,9 @@ def _query(
         seen = track_observations(model, q, used, counts, num_frames)
         if corrected:
             check_corrections(corrected, len(frames), num_frames, counts)
-            seen = apply_corrections(model, seen, corrected, counts)
+            searcher = _Searcher(model, given, used, counts, q)
+            seen = apply_corrections(model, seen, corrected, counts, searcher.search_again)
+            q = searcher.q
         tracks = most_likely_tracks(model, seen, smooth_tracks(model, seen), q.appearance)
 
     def render_marginal() -> Float[Tensor, "B T height width *channels"]:
@@ -448,6 +450,47 @@ def _query(
     return _answer(
         model, tracks, render_marginal, draw_paths, observed, counts, probabilities, given
     )
+
+
+class _Searcher:
+    """Searches the frames of a query again with pins; holds the latest posterior."""
+
+    def __init__(
+        self,
+        model: Model,
+        frames: Float[Tensor, "B T height width *channels"],
+        observed: Bool[Tensor, "B T"],
+        num_objects: Int[Tensor, " B"],
+        q: Posterior,
+    ) -> None:
+        self.model, self.frames, self.observed = model, frames, observed
+        self.num_objects, self.q = num_objects, q
+
+    def search_again(
+        self, seen: Observations, pins: Pins, released: Bool[Tensor, "B N"]
+    ) -> Observations:
+        """Return new detections, or those given where the inference cannot search again."""
+        model, T = self.model, self.observed.shape[1]
+        if not isinstance(model.inference, SearchesAgain):
+            return seen
+        known = Gaussian(seen.positions[:, :, :T].double(), seen.covariances[:, :, :T].double())
+        where = pins.place
+        near = Gaussian(where.mean[:, :, :T], where.covariance[:, :, :T])
+        given = pins.given[:, :, :T]
+        self.q = model.inference.search_again(
+            self.frames,
+            self.num_objects,
+            self.observed,
+            dynamics=model.dynamics,
+            renderer=model.renderer,
+            slots=seen.detected.shape[1],
+            search=SEARCH,
+            start=Pins(known, seen.detected[:, :, :T]),
+            pins=Pins(near, given),
+            released=released & given.any(-1),
+        )
+        num_frames = seen.detected.shape[2]
+        return track_observations(model, self.q, self.observed, self.num_objects, num_frames)
 
 
 def _require_memory(

@@ -10,10 +10,11 @@ track, tails of tracks are exchanged while that raises
 
     log p(a) + sum over pins of log p(pin | a)
 
-over all frames from which two objects may be exchanged. Corrections are applied in their order.
+over all frames from which two objects may be exchanged. If its track is still elsewhere, the
+object is searched for anew from the pin. Corrections are applied in their order.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError, require
 from motes.kalman.model import Gaussian
 from motes.models.model import Model
+from motes.models.protocols import Pins
 
 MAX_EXCHANGES = 8  # of tails, for one pin
 CONTRADICTION = 13.8  # squared distance of a detection from its pin: 0.1 % of chi-squared, 2 dof
@@ -84,10 +86,11 @@ class Observations(NamedTuple):
     covariances: Float[Tensor, "B N T 2 2"]
     detected: Bool[Tensor, "B N T"]
     localized: Bool[Tensor, "B N T"]  # detected, or inferred to be occluded [Choice 40]
+    forbidden: Bool[Tensor, "B N T"] | None = None  # detections dropped by a person
 
     def exchanged(self, clip: int, first: int, second: int, frame: int) -> "Observations":
         """Return the same with two objects of a clip exchanged from a frame on."""
-        parts = [part.clone() for part in self]
+        parts = [part.clone() for part in self if part is not None]
         for part in parts:
             tails = part[clip, [second, first], frame:].clone()
             part[clip, [first, second], frame:] = tails
@@ -208,17 +211,30 @@ def without_forbidden(
     return frames
 
 
+SearchAgain = Callable[[Observations, Pins, Bool[Tensor, "B N"]], Observations]
+
+
 @torch.no_grad()
 def apply_corrections(
     model: Model,
     seen: Observations,
     corrections: list[Correction],
     num_objects: Int[Tensor, " B"],
+    search_again: SearchAgain | None = None,
 ) -> Observations:
     """Return the detections after all corrections, in their order.
 
+    Args:
+        model: of the objects.
+        seen: the detections before.
+        corrections: of a person.
+        num_objects: of each clip.
+        search_again: returns the detections of a search that starts from the detections so far and
+            obeys pins; called if pins are far from the tracks of their objects, the last argument.
+
     Law: a pin is the conditional of the dense Gaussian
-    (test_a_pin_is_the_conditional_of_the_dense_gaussian).
+    (test_a_pin_is_the_conditional_of_the_dense_gaussian); a pin far from every track changes what
+    is followed (test_a_pin_far_from_the_track_changes_what_is_followed).
     """
     pins: list[Pin] = []
     for entry in corrections:
@@ -230,9 +246,40 @@ def apply_corrections(
         else:
             pins.append(entry)
             seen = _mend_identities(model, seen, pins, int(num_objects[entry.clip]))
+    if search_again is not None:
+        seen = _search_from_pins(model, seen, pins, search_again)
     for pin in pins:
         seen = _observe(model, seen, pin)
     return seen
+
+
+def _search_from_pins(
+    model: Model, seen: Observations, pins: list[Pin], search_again: SearchAgain
+) -> Observations:
+    """Return the detections of a further search if the tracks of pinned objects are elsewhere."""
+    B, N, T = seen.detected.shape
+    released = torch.zeros(B, N, dtype=torch.bool, device=seen.detected.device)
+    given = torch.zeros_like(seen.detected)
+    means = torch.zeros_like(seen.positions, dtype=torch.float64)
+    covariances = torch.eye(2).to(means).expand(B, N, T, 2, 2).clone()
+    for pin in pins:
+        at = (pin.clip, pin.object, pin.frame)
+        given[at] = True
+        means[at], covariances[at] = _latent_pin(model, pin)
+        released[at[:2]] |= _contradicts(model, _one(seen, pin.clip), pin)
+    if not bool(released.any()):
+        return seen
+    found = search_again(seen, Pins(Gaussian(means, covariances), given), released)
+    kept = ~released.any(1)
+    parts = [
+        torch.where(kept.view(-1, *[1] * (old.ndim - 1)), old, new)
+        for old, new in zip(seen[:4], found[:4], strict=True)
+    ]
+    allowed = torch.ones_like(given) if seen.forbidden is None else ~seen.forbidden
+    positions, covariances, detected, localized = parts
+    return Observations(
+        positions, covariances, detected & allowed, localized & allowed, seen.forbidden
+    )
 
 
 def _end(entry: Forbid) -> int:
@@ -261,12 +308,13 @@ def _drop(model: Model, seen: Observations, entry: Forbid) -> Observations:
             gone[entry.clip, entry.object, span] = near[entry.object]
     else:
         gone[entry.clip, entry.object, span] = True
-    return seen._replace(detected=seen.detected & ~gone, localized=seen.localized & ~gone)
+    before = torch.zeros_like(gone) if seen.forbidden is None else seen.forbidden
+    return Observations(*seen[:2], seen.detected & ~gone, seen.localized & ~gone, before | gone)
 
 
 def _one(seen: Observations, clip: int, count: int | None = None) -> Observations:
     """Return a copy of one clip with its first `count` objects."""
-    return Observations(*(part[clip : clip + 1, :count].clone() for part in seen))
+    return Observations(*(part[clip : clip + 1, :count].clone() for part in seen[:4]))
 
 
 def _places(model: Model, seen: Observations) -> Gaussian:
@@ -365,4 +413,4 @@ def _observe(model: Model, seen: Observations, pin: Pin) -> Observations:
     covariances[at] = (covariance - gain @ covariance).to(covariances)
     detected, localized = seen.detected.clone(), seen.localized.clone()
     detected[at] = localized[at] = True
-    return Observations(positions, covariances, detected, localized)
+    return Observations(positions, covariances, detected, localized, seen.forbidden)

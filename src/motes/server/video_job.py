@@ -122,6 +122,7 @@ class Reporter:
 def _run(folder: Path, job: schemas.VideoJob, report: Reporter) -> None:
     from motes.models.model import write_text
     from motes.output.demo import sprite_image
+    from motes.queries.quality import Quality
     from motes.training.inputs import fit_sprite_size
     from motes.training.presets import PRESETS
     from motes.training.train import train
@@ -157,6 +158,9 @@ def _run(folder: Path, job: schemas.VideoJob, report: Reporter) -> None:
         )
 
     train(config, folder / RUN, report=show)
+    quality = Quality.load(folder / RUN)
+    if quality is not None and quality.advice:
+        warnings.append(f"quality {quality}")
     write_text(folder / RUN / PREPARATION, preparation_to_json(found.preparation))
     report(schemas.Progress(phase="following", warnings=warnings))
     save_whole(folder, job.path, found.preparation, span)

@@ -35,12 +35,13 @@ from motes.models.model import (
     write_text,
 )
 from motes.models.pixel_map import align_pixel_map, draw_latent_map, find_latent_map
-from motes.queries import fit
+from motes.queries import fit, quality
+from motes.queries.quality import Quality
 from motes.training import distributed
 from motes.training.contact_fit import find_contacts
 from motes.training.distillation import find_teacher, infer_pseudo_labels
 from motes.training.event_fit import find_events, inferred_batches, may_have_events
-from motes.training.fit_reference import write_fit_reference
+from motes.training.fit_reference import check_quality, write_fit_reference
 from motes.training.gpu.replicas import Groups
 from motes.training.inputs import Dataset, fit_to_data, make_dataset, schedule_at_step
 from motes.training.self_distillation import (
@@ -95,6 +96,7 @@ class Run:
         self.last_saved: int | None = None
         self.rolled_back = 0
         self.outcome: Outcome | None = None
+        self.quality: Quality | None = None  # at the last check
         self.trainer = Trainer(config, dataset.training, device)
         self.started, self.started_at = time.monotonic(), 0
 
@@ -114,6 +116,7 @@ class Run:
         if distributed.is_main():
             write_json(self.folder / "environment.json", environment(self.device))
             drop_lines_after(self.folder / "log.jsonl", self.trainer.step)
+            self.quality = last_quality(self.folder / "log.jsonl")
         if self.labelled is not None:
             self.log_fit(self.labelled.fitted)
         self.started, self.started_at = time.monotonic(), self.trainer.step
@@ -236,12 +239,23 @@ class Run:
             place = {"step": str(step), "rolled_back": str(self.rolled_back)}
             write_tensors(self.checkpoint, self.trainer.state(), place)
             scores = {"held_out_bound": bound, "pixel_map_residual": residual}
-            self._log({"step": step, **scores, "folded": self._draw_map()})
+            self._log({"step": step, **scores, "folded": self._draw_map(), **self._check()})
         self.last_saved = step
         self.outcome = Outcome(
             self.folder, step, not self.unfinished, bound, residual, self.rolled_back
         )
         return self.outcome
+
+    def _check(self) -> dict[str, Any]:
+        """Return how good the model is on a few clips; nothing at the end, when all are checked."""
+        if not self.unfinished:
+            return {}
+        networks = FAMILIES[self.config.family].networks
+        found = check_quality(self.trainer.model, self.dataset, self.quality, networks)
+        if found is None:
+            return {}
+        self.quality = found
+        return {"quality": found.record()}
 
     def _draw_map(self) -> float:
         """Replace the picture of the latent plane; return the share that is folded."""
@@ -257,7 +271,12 @@ class Run:
         if self.outcome is None or self.outcome.step != self.trainer.step:
             self.outcome = self.save()
         if self.outcome.finished and distributed.is_main():
-            write_fit_reference(self.trainer.model, self.dataset, self.folder)
+            model, data = self.trainer.model, self.dataset
+            networks = FAMILIES[self.config.family].networks
+            quality = write_fit_reference(model, data, self.folder, self.quality, networks)
+            if quality is not None:
+                line = {"step": self.trainer.step, "quality": quality.record()}
+                self._report(line, model)
         return self.outcome
 
     def _stopped(self, error: Exception) -> str:
@@ -390,7 +409,7 @@ def continue_run(out: Path, device: torch.device, roll_backs: int, report: Repor
         return best
     finished = all(outcome.finished for outcome in outcomes)
     if finished and distributed.is_main():
-        names = ("config.json", "model.safetensors", fit.FILE)
+        names = ("config.json", "model.safetensors", fit.FILE, quality.FILE)
         for name in filter(lambda name: (best.folder / name).is_file(), names):
             with atomic_path(out / name) as temporary:
                 shutil.copyfile(best.folder / name, temporary)
@@ -624,3 +643,10 @@ def drop_lines_after(log: Path, step: int) -> None:
             if json.loads(line)["step"] <= step:
                 kept.append(line + "\n")
     write_text(log, "".join(kept))
+
+
+def last_quality(log: Path) -> Quality | None:
+    """Return the quality at the last check of a run that is resumed."""
+    lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+    checks = [line["quality"] for line in map(json.loads, lines) if "quality" in line]
+    return Quality(**{name: checks[-1][name] for name in Quality._fields}) if checks else None

@@ -13,19 +13,21 @@ from motes.models.model import Model, build
 from motes.models.pixel_map import align_pixel_map
 from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate
+from motes.models.sprites.occlusion import (
+    NUM_SAMPLES,
+    OccludedObjects,
+    infer_occluded,
+    systematic_samples,
+)
 from motes.models.sprites.renderer import CELLS_PER_PIXEL, MIN_OCCLUSION, SpriteRenderer
 from motes.models.sprites.search import (
-    NUM_SAMPLES,
     Detections,
-    OccludedObjects,
     Tracker,
     _bound,
     delayed_starts,
-    infer_occluded,
     refine,
     revisit,
     scene_of,
-    systematic_samples,
 )
 from motes.training.presets import PRESETS
 from sprite_scenes import (

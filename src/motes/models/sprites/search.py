@@ -1,23 +1,22 @@
 """q(a | v) of the sprite family: search where the dynamics predict, refine, undo identity swaps."""
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from motes.config import DataConfig, require, require_positive
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.core.memory import chunk_size
 from motes.kalman import DENSE_FRAMES
 from motes.kalman.model import Gaussian
 from motes.kalman.track_evidence import pair_gains
-from motes.models.protocols import Family, Search
+from motes.models.protocols import Family, Pins, Search
 from motes.models.sprites.grid_posterior import (
     GridPosterior,
-    OcclusionPosterior,
     PosteriorBlocks,
     StreamedPosterior,
 )
@@ -30,28 +29,24 @@ from motes.models.sprites.likelihood_maps import (
     SpriteTemplate,
     Window,
     WindowPosterior,
-    cell_moments,
     coverage,
     dark_probability,
     detect,
     determinant,
     evaluate_window,
     nearest_pixel,
-    pixel_grid,
     pixel_mahalanobis,
     redetect,
     responsibilities,
     scene_of,
-    score_map,
     sliding_crops,
     unexplained_fraction,
 )
+from motes.models.sprites.occlusion import OccludedObjects, infer_occluded_objects
 from motes.models.sprites.renderer import PixelRenderer, SpriteRenderer
 
 PASSES_PER_FRAME = 2  # the second assigns lit pixels by the result of the first
 CHUNK_PIXELS = 2**22  # pixels per object that are held together, which bounds memory
-NUM_SAMPLES = 32  # that represent a posterior
-CHUNK_POSITIONS = 256  # evaluated in one batch, which bounds memory
 MIN_SEPARATION = 64  # frames between two swaps that are applied together
 MAX_OBJECTS = 16
 FINE_WINDOW = 2  # pixels around a detection in which sub-pixel cells are evaluated
@@ -230,84 +225,6 @@ def revisit(
     return WindowPosterior.by_clips([windows], B), Detections(place, seen).by_clips(B)
 
 
-class OccludedObjects(NamedTuple):
-    """Posteriors of undetected objects in observed frames, in pixels.
-
-    Elsewhere `place` is the leave-one-out prediction, and `log_occluded` and `divergence` are 0.
-    """
-
-    occluded: Bool[Tensor, "B N T"]
-    place: PixelGaussian  # B N T
-    samples: Float[Tensor, "B N T samples 2"]  # of equal weight
-    log_occluded: Float[Tensor, "B N T"]  # log probability, under the prediction, not to show
-    divergence: Float[Tensor, "B N T"]  # from the prediction, in nats
-
-    def during(self, time: slice, renderer: PixelRenderer) -> OcclusionPosterior:
-        """Return the part of q of a block of frames, in latent units."""
-        samples = renderer.from_pixels(self.samples[:, :, time])
-        return OcclusionPosterior(self.occluded[:, :, time], samples, self.divergence[:, :, time])
-
-
-def infer_occluded(
-    scene: Scene[SpriteRenderer],
-    template: SpriteTemplate,
-    found: Detections,
-    expected: PixelGaussian,
-) -> OccludedObjects:
-    """Return the posterior over pixels of each undetected object in each observed frame.
-
-        p(pixel | not detected) ~ exp(occlusion_scores(pixel)) N(pixel; expected)
-
-    Frames are independent given the prediction, and objects are inside the frame. [Choice 40]
-
-    Law: equals a loop over pixels (test_occluded_posterior_equals_the_naive_loop).
-    """
-    mean, covariance = (part.clone() for part in expected)
-    samples = mean[..., None, :].repeat(1, 1, 1, NUM_SAMPLES, 1)
-    log_occluded, divergence = (torch.zeros_like(mean[..., 0]) for _ in range(2))
-    occluded = ~found.detected & scene.present[..., None] & scene.observed[:, None]
-    pixels = pixel_grid(template.image_size, template.depth)
-    for part in occluded.nonzero().split(chunk_size(CHUNK_POSITIONS, like=mean)):
-        at = tuple(part.unbind(1))
-        score = occlusion_scores(scene, template, found, part)
-        away = pixels - expected.mean[at][:, None]
-        before = (-0.5 * pixel_mahalanobis(away, expected.covariance[at])).log_softmax(-1)
-        joint = score + before
-        weights, total = joint.softmax(-1), joint.logsumexp(-1)
-        mean[at], covariance[at] = cell_moments(weights, pixels, 1.0)
-        samples[at] = pixels[systematic_samples(weights)]
-        log_occluded[at], divergence[at] = total, (weights * score).sum(-1) - total
-    place = PixelGaussian(mean, covariance)
-    return OccludedObjects(occluded, place, samples, log_occluded, divergence)
-
-
-def systematic_samples(weights: Float[Tensor, "M pixels"]) -> Int[Tensor, "M samples"]:
-    """Return NUM_SAMPLES pixels by systematic sampling, with offsets of one half."""
-    parts = (torch.arange(NUM_SAMPLES, device=weights.device) + 0.5) / NUM_SAMPLES
-    cumulative = weights.cumsum(-1)
-    targets = parts.to(weights) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, targets).clamp(max=weights.shape[-1] - 1)
-
-
-def occlusion_scores(
-    scene: Scene[SpriteRenderer],
-    template: SpriteTemplate,
-    found: Detections,
-    at: Int[Tensor, "M 3"],
-) -> Float[Tensor, "M pixels"]:
-    """Return log-likelihood ratios of a frame with an undetected object at each pixel.
-
-    At most zero: lit pixels that no detected object explains do not count as a detection. `at`
-    holds clip, object and frame; the scores are the same for all undetected objects of a frame.
-    """
-    frames, which = at[:, [0, 2]].unique(dim=0, return_inverse=True)
-    clip, time = frames.unbind(1)
-    lit = coverage(template, found.place.mean[clip, :, time], found.detected[clip, :, time])
-    covered = 1 - (1 - lit).prod(1)
-    score = score_map(template, scene.frames[scene.clip[clip], time], covered)
-    return score.clamp(max=0).logaddexp(template.log_miss)[which]
-
-
 def frame_swap_gains(found: Detections, expected: PixelGaussian) -> Float[Tensor, "B N N T"]:
     """Return the gain in log p(a) if two objects swap positions in frame t alone.
 
@@ -398,13 +315,7 @@ class GridInference(nn.Module):
         """Return q(a | v); no gradient passes through the search."""
         scene = scene_of(renderer.with_channels(frames), num_objects, dynamics, renderer, observed)
         found = self.search(scene, search.hypotheses, search.explore)
-
-        def blocks() -> Iterator[tuple[slice, GridPosterior]]:
-            return ((time, q.widened(slots)) for time, q in found())
-
-        if search.stream_after is not None and frames.shape[1] > search.stream_after:
-            return StreamedPosterior.of(blocks)
-        return GridPosterior.joined([q for _, q in blocks()])
+        return _posterior(found, slots, search, frames.shape[1])
 
     def search(
         self, scene: Scene[Any], hypotheses: int = 1, explore: float = 0.0
@@ -466,8 +377,42 @@ class Tracker(GridInference):
             # An object that is occluded at first may appear at any time.
             many = 2 * hypotheses if scene.renderer.models_occlusion else hypotheses
             found, expected = self._best_search(scene, many)
-        occluded = _infer_occluded(scene, found, expected)
+        occluded = infer_occluded_objects(scene, found, expected)
         return lambda: _blocks(scene, found, expected, explore, occluded)
+
+    @torch.no_grad()
+    def search_again(
+        self,
+        frames: Float[Tensor, "B T height width"],
+        num_objects: Int[Tensor, " B"],
+        observed: Bool[Tensor, "B T"],
+        *,
+        dynamics: Any,
+        renderer: SpriteRenderer,
+        slots: int,
+        search: Search,
+        start: Pins,
+        pins: Pins,
+        released: Bool[Tensor, "B N"],
+    ) -> GridPosterior | StreamedPosterior:
+        """Return q(a | v) of tracks that start from known ones and obey pins; see `pins`."""
+        from motes.models.sprites.pins import PixelPins, search_again
+
+        scene = scene_of(renderer.with_channels(frames), num_objects, dynamics, renderer, observed)
+        most = scene.present.shape[1]
+        known, given = (
+            PixelPins(
+                in_pixels(renderer, Gaussian(*(part[:, :most] for part in some.place))),
+                some.given[:, :most],
+            )
+            for some in (start, pins)
+        )
+        found, expected = search_again(
+            scene, self.window, Detections(*known), given, released[:, :most]
+        )
+        occluded = infer_occluded_objects(scene, found, expected)
+        blocks = functools.partial(_blocks, scene, found, expected, 0.0, occluded)
+        return _posterior(blocks, slots, search, frames.shape[1])
 
     def _best_search(
         self, scene: Scene[SpriteRenderer], hypotheses: int
@@ -550,7 +495,7 @@ def refine(
     place = PixelGaussian.where(trusted[:, None] & found.detected, found.place, expected)
     for _ in range(REVISITS):
         # An occluded object must not explain lit pixels at its predicted position.
-        occluded = _infer_occluded(scene, found, expected)
+        occluded = infer_occluded_objects(scene, found, expected)
         if occluded is not None:
             place = PixelGaussian.where(found.detected, place, occluded.place)
         appearance = revisit_blocks(scene, coarse, place, expected)
@@ -580,13 +525,17 @@ def best_hypothesis(bound: Float[Tensor, " B"], hypotheses: int) -> Int[Tensor, 
     return best * len(best) + torch.arange(len(best), device=best.device)
 
 
-def _infer_occluded(
-    scene: Scene[SpriteRenderer], found: Detections, expected: PixelGaussian
-) -> OccludedObjects | None:
-    """Return the posterior of undetected objects; None without an occlusion model. [Choice 38]."""
-    if not scene.renderer.models_occlusion:
-        return None
-    return infer_occluded(scene, SpriteTemplate.coarse(scene.renderer, 0), found, expected)
+def _posterior(
+    found: PosteriorBlocks, slots: int, search: Search, num_frames: int
+) -> GridPosterior | StreamedPosterior:
+    """Return q with more slots, whole or in blocks, as a search asks for."""
+
+    def blocks() -> Iterator[tuple[slice, GridPosterior]]:
+        return ((time, q.widened(slots)) for time, q in found())
+
+    if search.stream_after is not None and num_frames > search.stream_after:
+        return StreamedPosterior.of(blocks)
+    return GridPosterior.joined([q for _, q in blocks()])
 
 
 @torch.no_grad()
@@ -638,7 +587,7 @@ def frame_bounds(
     With an occlusion model, undetected objects are not rendered: the mean of two possible occluded
     positions need not be occluded.
     """
-    occluded = _infer_occluded(scene, found, expected)
+    occluded = infer_occluded_objects(scene, found, expected)
     total = torch.zeros(len(scene.present), dtype=torch.float32, device=scene.present.device)
     means = []
     if occluded is not None:
