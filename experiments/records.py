@@ -225,6 +225,12 @@ RECIPES: dict[str, Recipe] = {
         "6_throws_minimal_tracking_loss.tsv throws.npz runs/throws --out {out}",
         *(*_TRAINED, f"{PACKAGE}video/*.py"), minutes=20, needs="the recording",
     ),
+    "projective": _script(
+        "experiments.throws.score_projective",
+        "6_throws_minimal_tracking_loss.tsv throws.npz runs/throws-0 runs/throws-1 runs/throws-2 "
+        "--out {out}",
+        *(*_TRAINED, f"{PACKAGE}video/*.py"), minutes=20, needs="the recording",
+    ),
     "rnem": _script(
         "experiments.relational_nem.score_rnem", "NPZ --out {out}", *_TRAINED,
         minutes=60, needs="the data of Relational NEM",
