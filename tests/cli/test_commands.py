@@ -340,9 +340,7 @@ def test_training_says_how_good_it_is_and_how_long_it_takes(
     assert cli.main([*asked, f"--out={tmp_path}/run"]) == 0
     printed = capsys.readouterr()
     words = r"(good|fair|poor): the model explains \d+ % of what moves and finds objects in \d+ % "
-    words += (
-        r"of their frames; positions are \d+\.\d\d px from a smooth path, their expected error "
-    )
+    words += r"of their frames; positions are \d+\.\d\d px from a smooth path, their expected "
     words += r"error is \d+\.\d\d px"
     assert re.search(r"4/8 bound .* it/s, \d+ (s|min) left", printed.err)
     assert re.search(r"8/8 " + words, printed.err)
