@@ -34,7 +34,9 @@ from motes.kalman.dynamics import LinearDynamics
 from motes.models.model import Model, write_json
 from motes.queries import infer
 from motes.tracking import track
-from motes.video.clips import whole_clip
+from motes.video import open_video, whole_clip
+from motes.video.geometry import Box, frame_size
+from motes.video.prepare import blob_masses
 
 RADIUS = 2.2  # pixels, of a disk
 DIAMETER = 7  # of trackpy's features
@@ -112,7 +114,7 @@ def render(paths: Paths, height: int, width: int) -> Frames:
     return frames
 
 
-def model_of(height: int, width: int, num_objects: int) -> Model:
+def model_of(height: int, width: int, num_objects: int, radius: float) -> Model:
     """Return a sprite model that knows the disk; its linear law allows for hands."""
     config = disk_config(min(num_objects, 5))
     config = replace(
@@ -120,7 +122,7 @@ def model_of(height: int, width: int, num_objects: int) -> Model:
         data=replace(config.data, height=height, width=width),
         model=replace(config.model, window=9),
     )
-    model = disk_model(config, RADIUS)
+    model = disk_model(config, radius)
     assert isinstance(model.dynamics, LinearDynamics)
     with torch.no_grad():
         model.dynamics.state_factor.diagonal().fill_(0.5 * np.log(0.05))
@@ -129,7 +131,7 @@ def model_of(height: int, width: int, num_objects: int) -> Model:
 
 
 def contenders(
-    frames: Frames, num_objects: int | None, engines: Sequence[str]
+    frames: Frames, num_objects: int | None, engines: Sequence[str], radius: float = RADIUS
 ) -> dict[str, Callable[[], Paths]]:
     """Return calls that track the objects; each returns its paths, NaN where there are none.
 
@@ -140,7 +142,7 @@ def contenders(
         calls["motes track"] = lambda: tracked(frames)
     else:
         _, height, width = frames.shape
-        model, video = model_of(height, width, num_objects), torch.from_numpy(frames)[None]
+        model, video = model_of(height, width, num_objects, radius), torch.from_numpy(frames)[None]
         calls["motes infer"] = lambda: infer(model, video, num_objects).pixels[0].numpy()
     for engine in engines:
         calls[f"trackpy, {engine}"] = partial(linked, frames, engine, kalman=False)
@@ -230,9 +232,16 @@ def bench_axis(axis: str, smoke: bool) -> dict[int, Any]:
 
 
 def bench_video(path: Path, num_objects: int) -> dict[str, Any]:
-    """Return the times of a recording after its preparation."""
-    whole = whole_clip(path, HEIGHT, WIDTH).frames[0].numpy()
-    calls = contenders(whole, num_objects, engines())
+    """Return the times of a recording after its preparation, without that of the preparation.
+
+    The disk has the area of the typical blob.
+    """
+    video = open_video(path)
+    height, width = frame_size(Box(0, 0, video.width, video.height), HEIGHT)
+    whole = whole_clip(path, height, width).frames[0].numpy()
+    masses = [mass for frame in whole for mass in blob_masses((255 * frame).astype(np.uint8))]
+    radius = float(np.sqrt(np.median(masses) / np.pi))
+    calls = contenders(whole, num_objects, engines(), radius)
     return {"name": path.name, "frames": len(whole), **measure(calls, len(whole), None, ROUNDS)}
 
 

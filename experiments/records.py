@@ -307,6 +307,9 @@ RECIPES: dict[str, Recipe] = {
         "benchmarks", "scale --out {out} --picture docs/images/scale.png", "benchmarks/scale.py",
         *_TRAINED, minutes=30, needs="a machine without other work",
     ),
+    "bench_sprites_gpu": _on_gpu(
+        "benchmarks.sprites_gpu", "--device cuda --out {out}", minutes=5
+    ),
     "bench_train_h200": _on_gpu("benchmarks", "train --device cuda --out {out}", minutes=5),
     "speed_h200": _on_gpu("benchmarks", "train --device cuda --out {out}", minutes=5),
 }  # fmt: skip

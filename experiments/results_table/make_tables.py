@@ -170,6 +170,12 @@ def bench_table(record: Record) -> str:
     if "cpu_seconds" in record:
         rows = [f"| {name} | {value} |" for name, value in record["cpu_seconds"].items()]
         return "\n".join(["| start-up | CPU seconds |", "|---|---|", *rows])
+    if "seconds" in record:  # of a GPU and two CPU cores
+        lines = ["| 1,000 clips, sprites | seconds, two cores | seconds, GPU |", "|---|---|---|"]
+        for name, taken in record["seconds"].items():
+            what = name.removesuffix("_seconds")
+            lines.append(f"| {what} | {taken['cpu']:.1f} | {taken['cuda']:.1f} |")
+        return "\n".join(lines)
     questions = record.get("questions") or {record["task"]: record}
     lines = [
         "| question | contender | least ms | median ms | times ours |",
