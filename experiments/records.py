@@ -299,6 +299,10 @@ RECIPES: dict[str, Recipe] = {
         "benchmarks", "train --out {out}", "benchmarks/train.py", *_GPU,
         minutes=10, needs="a machine without other work",
     ),
+    "bench_recordings": _script(
+        "benchmarks.recordings", "--axes objects --out {out}", *_SPRITES, minutes=10,
+        needs="trackpy",
+    ),
     "bench_startup": _script(
         "benchmarks", "startup --out {out}", "benchmarks/startup.py", f"{PACKAGE}__init__.py",
         f"{PACKAGE}cli/*.py", minutes=3,

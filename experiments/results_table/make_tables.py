@@ -176,6 +176,14 @@ def bench_table(record: Record) -> str:
             what = name.removesuffix("_seconds")
             lines.append(f"| {what} | {taken['cpu']:.1f} | {taken['cuda']:.1f} |")
         return "\n".join(lines)
+    if "objects" in record:  # of a simulated recording
+        names = list(next(iter(record["objects"].values())))
+        lines = [f"| objects: CPU ms a frame (IDF1) | {' | '.join(names)} |"]
+        lines.append("|---" * (len(names) + 1) + "|")
+        for count, found in record["objects"].items():
+            cells = [f"{one['cpu_ms']['min']:.1f} ({one['idf1']:.2f})" for one in found.values()]
+            lines.append(f"| {count} | {' | '.join(cells)} |")
+        return "\n".join(lines)
     questions = record.get("questions") or {record["task"]: record}
     lines = [
         "| question | contender | least ms | median ms | times ours |",
