@@ -85,3 +85,8 @@ def test_error_bars_of_the_law_follow_the_size_of_a_pixel() -> None:
     assert error == pytest.approx(3 * 0.05 * height, rel=0.05)  # 3 px to a latent unit; the tilt
     pull = TILTED.jacobians(MIDDLE) @ MATRIX @ (0.5 * torch.tensor([0.05, 0.2]).double())
     assert law["acceleration"][0] == pytest.approx(float(pull.norm()), rel=1e-6)
+
+
+def test_a_law_forks_if_it_has_walls() -> None:
+    assert dynamics().forks
+    assert not EventDynamics(num_walls=0, generator=torch.Generator()).forks

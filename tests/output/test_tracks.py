@@ -1,5 +1,7 @@
 """Answers as tables and pictures: units, columns, what is drawn where."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,11 +10,13 @@ from motes.core.errors import InputError
 from motes.output.plots import INFERRED, View
 from motes.output.tracks import (
     MAX_GIF_FRAMES,
+    SHOWN_DRAWS,
     QueryClips,
     answer_in_video,
     draw_tracks,
     plot_paths,
     table,
+    tracks_of,
     write_animation,
 )
 from motes.queries import sample
@@ -45,6 +49,36 @@ def test_answers_are_mapped_to_the_pixels_and_seconds_of_the_video(answer):
     scale = torch.diag(torch.tensor([3.0, 5.0]))
     spread = torch.eye(2) + torch.tensor([[0.0, 0.3], [0.3, 0.0]])
     assert torch.allclose(where().covariances(spread), scale @ spread @ scale)
+
+
+def test_drawn_paths_are_mapped_like_positions(answer):
+    paths = torch.randn(3, 2, 2, T, 2, generator=torch.Generator().manual_seed(0))
+    mapped = answer_in_video(replace(answer, draw_paths=lambda: paths), where()).draws
+    assert torch.allclose(mapped, paths * torch.tensor([3.0, 5.0]) + torch.tensor([10.0, -1.0]))
+
+
+def test_only_a_law_that_forks_shows_drawn_paths_and_only_with_hidden_frames(answer):
+    paths = torch.zeros(40, 2, 2, T, 2)
+    for forks, hidden in ((True, True), (True, False), (False, True)):
+        observed = torch.ones(2, T, dtype=torch.bool)
+        observed[:, 3:] = not hidden
+        given = replace(answer, forks=forks, observed=observed, draw_paths=lambda: paths)
+        view = tracks_of(given, 1)
+        expected = (SHOWN_DRAWS if forks and hidden else 0, T, 2)
+        assert view.branches(1).shape == expected
+
+
+def test_branches_are_drawn_from_the_last_detection_on():
+    seen = [True] * 3 + [False] * 3
+    up, down = (np.stack([np.linspace(10, 50, T), np.linspace(30, y, T)], -1) for y in (5, 55))
+    view = replace(tracks(seen), draws=np.stack([up, down])[:, None])
+    plain, forked = (list(draw_tracks(black(T), one)) for one in (tracks(seen), view))
+    assert (plain[2] == forked[2]).all()
+    rows = np.flatnonzero((plain[-1] != forked[-1]).any((1, 2)))
+    # Frames 2 to 5 of the branches: heights 20 to 5 and 40 to 55.
+    assert rows.min() <= 6
+    assert rows.max() >= 54
+    assert not ((rows > 21) & (rows < 39)).any()
 
 
 def test_a_table_counts_frames_in_the_video_and_tells_the_time(answer):

@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 import motes
 from motes.data import Clips, pack
 from motes.evaluation.learned import learned_force
+from motes.output.tracks import SHOWN_DRAWS
 from motes.queries.answer import Answer
 from motes.server import schemas
 from motes.server.app import PAGE, BusyError, QuestionQueue, create_app
@@ -26,6 +27,7 @@ from motes.server.playground import (
     NUM_SAMPLES,
     Playground,
     Question,
+    _prediction,
     held_out_clips,
 )
 from motes.server.schemas import decode_frames, encode_frames
@@ -89,6 +91,7 @@ def assert_prediction_is(prediction: Json, answer: Answer) -> None:
     found = torch.tensor([track["component_probabilities"] for track in tracks])
     torch.testing.assert_close(found, answer.component_probabilities[0], rtol=0, atol=HALF_ROUNDING)
     assert prediction["observed"] == answer.observed[0].tolist()
+    assert all(track["branches"] == [] for track in tracks)  # this law does not fork
 
 
 @pytest.mark.parametrize("count", [1, MAX_OBJECTS])
@@ -530,3 +533,18 @@ def test_answers_are_small_enough_to_travel_quickly(
     numbers = 2 * T * (2 * 2 + 2 * 3)  # two objects: two points and two covariances a frame
     assert len(response.content) < 4 / 3 * pixels + 10 * numbers + 500
     assert "NaN" not in json.dumps(response.json())
+
+
+def test_a_law_that_forks_sends_its_branches_where_frames_are_hidden(
+    playground: Playground, frames: torch.Tensor
+) -> None:
+    answer = motes.interpolate(playground.model, frames[:1], torch.tensor(GAP), 1)
+    paths = torch.randn(30, 1, 1, T, 2, generator=torch.Generator().manual_seed(0))
+    forked = replace(answer, forks=True, draw_paths=lambda: paths)
+    (track,) = _prediction(forked, 0).tracks
+    assert len(track.branches) == SHOWN_DRAWS
+    torch.testing.assert_close(
+        torch.tensor(track.branches[3]), paths[3, 0, 0], rtol=1e-5, atol=HALF_ROUNDING
+    )
+    whole = replace(forked, observed=torch.ones_like(forked.observed))
+    assert _prediction(whole, 0).tracks[0].branches == []

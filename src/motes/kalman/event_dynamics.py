@@ -86,6 +86,11 @@ class EventDynamics(LinearDynamics):
         self.register_buffer("wall_errors", normals.new_zeros(num_walls, 3))
         self.register_buffer("force_error", normals.new_zeros(2))
 
+    @property
+    def forks(self) -> bool:
+        """Whether futures can branch, so that draws show more than mean and covariance."""
+        return len(self.wall_offsets) > 0
+
     def law(self) -> EventLaw:
         """Return the law in the form of `motes.kalman.events`, without gradients."""
         walls = Walls(self.wall_normals, self.wall_offsets, self.wall_restitution)

@@ -66,6 +66,11 @@ class View:
     detected: Bool[np.ndarray, "N T"]
     frames: Float[np.ndarray, "F height width *channels"] = field(default_factory=_no_frames)
     mean_frames: Float[np.ndarray, "F height width *channels"] = field(default_factory=_no_frames)
+    draws: Float[np.ndarray, "S N T 2"] | None = None  # where paths can fork
+
+    def branches(self, n: int) -> Float[np.ndarray, "S T 2"]:
+        """Return the drawn paths of an object, none where its path cannot fork."""
+        return self.pixels[:0, :] if self.draws is None else self.draws[:, n]
 
 
 def png(figure: "Figure") -> bytes:
@@ -248,6 +253,8 @@ def _draw_track(axis: Any, view: View) -> None:
     style, observed = view.style, view.observed
     for n, path in enumerate(view.path_pixels):
         axis.plot(*path.T, style.line, color=style.colour, lw=3, alpha=0.7, label=style.label)
+        for drawn in view.branches(n)[:, ~observed]:
+            axis.plot(*drawn.T, "-", color=style.colour, lw=0.5, alpha=0.3)
         axis.plot(*view.pixels[n, observed].T, style.marker, color=style.colour, ms=4, alpha=0.6)
         for t in np.flatnonzero(~observed):
             ring = outline(path[t], view.path_pixel_covariances[n, t])

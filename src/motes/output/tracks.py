@@ -26,6 +26,7 @@ from motes.video.source import write_mp4
 # Okabe and Ito's palette for colour-blind readers, in an order that suits dark scenes.
 COLOURS = ("#56b4e9", "#e69f00", "#f0e442", "#cc79a7", "#009e73", "#d55e00", "#ffffff", "#0072b2")
 TAIL = 30  # frames of the path drawn behind an object
+SHOWN_DRAWS = 24  # of a path that can fork
 DASHES = 6  # of the ellipse of an object that is not detected
 MAX_ELLIPSES = 12  # in a plot, along the part of a path without detections
 MAX_GIF_FRAMES = 600
@@ -97,6 +98,7 @@ def answer_in_video(answer: Answer, where: VideoMap) -> Answer:
         pixel_velocities=where.velocities(answer.pixel_velocities),
         path_pixels=where.points(answer.path_pixels),
         path_pixel_covariances=where.covariances(answer.path_pixel_covariances),
+        draw_paths=lambda: torch.stack([where.points(paths) for paths in answer.draws]),
     )
 
 
@@ -117,6 +119,9 @@ def answer_in_units(answer: Answer, where: VideoMap) -> Answer:
         pixel_velocities=units.velocities(path, where.velocities(answer.pixel_velocities)),
         path_pixels=units.points(path),
         path_pixel_covariances=units.covariances(path, where.covariances(path_spread)),
+        draw_paths=lambda: torch.stack(
+            [units.points(where.scene_points(paths)) for paths in answer.draws]
+        ),
     )
 
 
@@ -160,9 +165,15 @@ def write_table(
 
 
 def tracks_of(answer: Answer, clip: int, style: Style = INFERRED) -> View:
-    """Return the objects of one clip of an answer, without frames."""
+    """Return the objects of one clip of an answer, without frames.
+
+    Drawn paths are kept where the future or a gap can fork.
+    """
     present = slice(int(answer.num_objects[clip]))
+    forked = answer.forks and not bool(answer.observed[clip].all())
+    draws = answer.draws[:SHOWN_DRAWS, clip, present].cpu().numpy() if forked else None
     return View(
+        draws=draws,
         style=style,
         pixels=answer.pixels[clip, present].cpu().numpy(),
         pixel_covariances=answer.pixel_covariances[clip, present].cpu().numpy(),
@@ -197,6 +208,9 @@ def plot_paths(path: Path, view: View, image: Picture, title: str) -> None:
         axis.plot(*points.T, ":", color=colour, lw=1.2)
         detected = np.where(view.detected[n, :, None], points, np.nan)
         axis.plot(*detected.T, "-", color=colour, lw=1.6, label=f"object {n}")
+        for drawn in view.branches(n):
+            lost = np.where(view.detected[n, :, None], np.nan, drawn)
+            axis.plot(*lost.T, "-", color=colour, lw=0.6, alpha=0.35, zorder=1)
         hidden = np.flatnonzero(~view.detected[n])
         for t in hidden[:: max(-(-len(hidden) // MAX_ELLIPSES), 1)]:
             ring = outline(view.pixels[n, t], view.pixel_covariances[n, t])
@@ -285,6 +299,9 @@ def _draw_frame(picture: Picture, view: View, t: int) -> Picture:
     font = ImageFont.load_default(max(10.0, min(image.size) / 40))
     for n, path in enumerate(view.path_pixels):
         colour = COLOURS[n % len(COLOURS)]
+        since = _last_detection(view, n, t)
+        for drawn in view.branches(n)[:, max(since, t - TAIL) : t + 1] if since < t else ():
+            draw.line([(float(x), float(y)) for x, y in drawn], fill=_dimmed(colour), width=1)
         tail = path[max(0, t - TAIL) : t + 1]
         if len(tail) > 1:
             draw.line([(float(x), float(y)) for x, y in tail], fill=colour, width=line)
@@ -294,6 +311,17 @@ def _draw_frame(picture: Picture, view: View, t: int) -> Picture:
         radius = float(np.abs(ring - (x, y)).max()) + 2
         draw.text((float(x) + radius, float(y) - radius), str(n), fill=colour, font=font)
     return np.asarray(image)
+
+
+def _last_detection(view: View, n: int, t: int) -> int:
+    """Return the last frame up to t in which an object was detected, 0 if there is none."""
+    seen = np.flatnonzero(view.detected[n, : t + 1])
+    return int(seen[-1]) if len(seen) else 0
+
+
+def _dimmed(colour: str) -> tuple[int, ...]:
+    """Return half of a colour."""
+    return tuple(int(colour[i : i + 2], 16) // 2 for i in (1, 3, 5))
 
 
 def _draw_ring(

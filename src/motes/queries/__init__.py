@@ -529,8 +529,7 @@ def _answer(
     present = model.present(num_objects)[:, :N]
     pixels, (height, width) = model.to_pixels(tracks.positions), model.image_size
     detected = tracks.detected & _is_inside(pixels, height, width)
-    M = model.pixel_matrix.double()
-    path = model.dynamics.path(tracks.states)
+    M, path = model.pixel_matrix.double(), model.dynamics.path(tracks.states)
     velocities = model.dynamics.velocities(tracks.states.mean)
     positions, appearance = tracks.positions, tracks.appearance  # kept for rendering
 
@@ -573,5 +572,6 @@ def _answer(
         draw_mean_frames=checked(lambda: render_at(model, positions, num_objects, appearance)),
         draw_paths=lambda: shown(model.to_pixels(draw_paths()).movedim(0, 2)).movedim(2, 0),
         measure=measure,
+        forks=bool(getattr(model.dynamics, "forks", False)),
         judge=lambda: (fit := measure()) and judge_fit(model, fit, num_objects, observed.sum(1)),
     )

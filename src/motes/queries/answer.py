@@ -71,6 +71,7 @@ class Answer:
     draw_paths: Callable[[], Float[Tensor, "S B N T 2"]]
     measure: Callable[[], Any] = lambda: None  # the statistics behind `fit`
     judge: Callable[[], Fit | None] = lambda: None
+    forks: bool = False  # the law has events: `draws` show branches that moments cannot
 
     def __repr__(self) -> str:
         """Return the shape of the query in a line."""

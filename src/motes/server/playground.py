@@ -20,6 +20,7 @@ from motes.kalman.dynamics import require_linear
 from motes.kalman.model import draw_path, map_vector
 from motes.models.model import Model, load_with_config
 from motes.output.demo import demo_world
+from motes.output.tracks import SHOWN_DRAWS
 from motes.queries.answer import Answer
 from motes.server import schemas
 from motes.server.schemas import decode_frames, encode_frames
@@ -326,6 +327,9 @@ def _prediction(answer: Answer, clip: int) -> schemas.Prediction:
             path=_points(answer.path_pixels[clip, n]),
             path_covariances=_covariances(answer.path_pixel_covariances[clip, n]),
             component_probabilities=_rounded(answer.component_probabilities[clip, n]),
+            branches=[_points(path[clip, n]) for path in answer.draws[:SHOWN_DRAWS]]
+            if answer.forks and not bool(answer.observed[clip].all())
+            else [],
         )
         for n in range(int(answer.num_objects[clip]))
     ]

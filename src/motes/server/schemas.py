@@ -102,6 +102,7 @@ class Track(Record):
     path: list[Point] = Field(description="path without observation noise")
     path_covariances: list[Covariance]
     component_probabilities: list[float] = Field(description="of each initial component")
+    branches: list[list[Point]] = Field(description="drawn paths, where the future can fork")
 
 
 class Prediction(Record):

@@ -75,6 +75,16 @@ export class Stage {
     });
   }
 
+  // A possible path, in the frames that were not observed.
+  branch(points, observed, stroke) {
+    this.context.beginPath();
+    points.forEach(([x, y], frame) => {
+      if (observed[frame]) this.context.moveTo(x, y);
+      else this.context.lineTo(x, y);
+    });
+    this.stroke(stroke, 0.25, [], this.thin / 2);
+  }
+
   dot([x, y], radius, fill) {
     this.context.beginPath();
     this.context.arc(x, y, radius, 0, 2 * Math.PI);

@@ -163,6 +163,7 @@ function drawTracks(view, now, stroke, dashes) {
     view.observed.forEach((observed, frame) => {
       if (!observed) stage.ellipse(track.path[frame], track.path_covariances[frame], stroke, { opacity: 0.05 });
     });
+    track.branches.forEach((branch) => stage.branch(branch, view.observed, stroke));
     stage.path(track.path, t, stroke, dashes);
     stage.ellipse(track.positions[t], track.covariances[t], stroke, { line: true, opacity: 1 });
   }
