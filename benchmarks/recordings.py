@@ -68,13 +68,13 @@ def juggling(setting: Setting, seed: int = 0) -> tuple[Frames, Paths]:
     """Return frames and true paths of balls that two hands throw to each other."""
     random, (n, T, size) = np.random.default_rng(seed), setting
     flight, hold = 33.0, 9.0  # frames
-    beat, side = flight + hold, np.arange(n)[:, None] % 2
+    beat = flight + hold
     clock = np.arange(T) + np.arange(n)[:, None] * 2 * beat / n
     throw, phase = np.divmod(clock, beat)
     throw = throw.astype(int)
     jitter = random.normal(0, 1.0, (n, throw.max() + 2))
     now, then = (np.take_along_axis(jitter, throw + k, 1) for k in (0, 1))
-    right = (throw + side) % 2
+    right = throw % 2
     catch, inner = np.where(right, 57.0, 20.0) + now, np.where(right, 47.0, 30.0) + now / 2
     other = np.where(right, 20.0, 57.0) + then
     s, f = np.clip(phase / hold, 0, 1), np.clip((phase - hold) / flight, 0, 1)

@@ -19,6 +19,13 @@ def test_balls_are_drawn_at_their_places():
         np.testing.assert_allclose(centre, paths[0, t], atol=0.1)
 
 
+@pytest.mark.parametrize("objects", [2, 4, 5, 8])
+def test_balls_are_apart_most_of_the_time(objects):
+    _, paths = recordings.juggling(recordings.Setting(objects, 300))
+    apart = np.linalg.norm(paths[:, None] - paths[None], axis=-1)[~np.eye(objects, dtype=bool)]
+    assert (apart > 6).mean() > 0.75
+
+
 def test_a_crowd_stays_inside():
     frames, paths = recordings.crowd(8, 200)
     assert paths.min() >= 8
