@@ -274,6 +274,7 @@ RECIPES: dict[str, Recipe] = {
     "robust_seeds": _replicas("robust", "--preset paper-curriculum"),
     "paper_seeds": _replicas("paper", "--preset paper"),
     "paper_once": _replicas("paper-once", "--preset paper"),
+    "float32": _replicas("float32", "--preset paper --precision float32 --replicas 1"),
     "training": _on_gpu(
         "experiments.paper_training.watch_training", "--device cuda --out {runs}", minutes=30
     ),
