@@ -185,7 +185,8 @@ def _detect(blocks: Blocks, appearance: Appearance, progress: Progress) -> Candi
     for block in blocks():
         if matched is None:
             matched = looks.matched_filter(block.shape[1], block.shape[2])
-        found, _ = find_candidates(appearance.deviation(block), looks, matched, looks.rounds)
+        deviation = appearance.deviation(block)
+        found, _ = find_candidates(deviation, looks, matched, looks.rounds, looks.least)
         parts.append(found.shifted(done))
         done += len(block)
         progress(done)
