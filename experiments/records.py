@@ -243,6 +243,10 @@ RECIPES: dict[str, Recipe] = {
         )
         for name, needs in (("trackpy", "trackpy"), ("kalman", ""))
     },
+    "microscopy": _script(
+        "experiments.real_scenes.score_microscopy", "VIDEO --out {out}", f"{PACKAGE}tracking/*.py",
+        minutes=5, needs="the recording and trackpy",
+    ),
     "changing": _script(
         "experiments.real_scenes.score_changing", "{runs} --out {out}", *_TRAINED,
         f"{PACKAGE}data/worlds/changing.py", minutes=20, needs="three runs, see the script",
