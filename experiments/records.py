@@ -243,6 +243,11 @@ RECIPES: dict[str, Recipe] = {
         )
         for name, needs in (("trackpy", "trackpy"), ("kalman", ""))
     },
+    "worlds_motes": _script(
+        "experiments.real_scenes.score_worlds",
+        "motes.tracking:track --seeds 4000000 4000001 4000002 --out {out}",
+        *_TRACKERS, f"{PACKAGE}tracking/*.py", minutes=15,
+    ),
     "microscopy": _script(
         "experiments.real_scenes.score_microscopy", "VIDEO --out {out}", f"{PACKAGE}tracking/*.py",
         minutes=5, needs="the recording and trackpy",
