@@ -231,16 +231,10 @@ RECIPES: dict[str, Recipe] = {
         "--out {out}",
         *(*_TRAINED, f"{PACKAGE}video/*.py"), minutes=20, needs="the recording",
     ),
-    **{
-        f"paths_{name}": _script(
-            "experiments.own_video.measure_paths", f"{video} --out {{out}}",
-            *(*_TRAINED, f"{PACKAGE}video/*.py"), minutes=10, needs=needs,
-        )
-        for name, video, needs in (
-            ("made", "made", ""),
-            ("juggling", "3_ball_juggling_cut.mp4", "the recording"),
-        )
-    },
+    "paths_made": _script(
+        "experiments.own_video.measure_paths", "made --out {out}",
+        *(*_TRAINED, f"{PACKAGE}video/*.py"), minutes=10,
+    ),
     "rnem": _script(
         "experiments.relational_nem.score_rnem", "NPZ --out {out}", *_TRAINED,
         minutes=60, needs="the data of Relational NEM",
