@@ -14,8 +14,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from motes.cli import batch
 from motes.cli.options import HERE, time_span
 from motes.cli.terminal import bar
@@ -174,6 +172,7 @@ def _stretches(
     progress: Progress | None,
 ) -> Iterator[Progress]:
     """Infer one stretch after another, append its rows and yield what the rest depends on."""
+    import numpy as np
     import torch
 
     from motes.queries.stretches import OVERLAP, infer_stretch, stretch_length
@@ -253,6 +252,8 @@ NUMBERS = (
 
 def write_state(path: Path, key: str, progress: Progress) -> None:
     """Write what the rest of a recording depends on."""
+    import numpy as np
+
     assert progress.seam is not None
     held = progress.held or [progress.last]
     arrays = {
