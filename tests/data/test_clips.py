@@ -338,6 +338,18 @@ def test_objects_of_another_hue_become_bright(generator):
     assert outside.max() < 0.25
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_objects_become_bright_whichever_way_they_differ(sign):
+    """Both scenes have the same scatter of colours: only its third moment tells them apart."""
+    frames = torch.full((1, 6, 8, 8, 3), 0.5)
+    for t in range(6):
+        frames[0, t, 1 + t // 2, 1 + t] += sign * torch.tensor([0.3, 0.1, -0.2])
+    grey = colour_to_grey(frames, find_colour_axis(frames))
+    for t in range(6):
+        assert grey[0, t].argmax() == 8 * (1 + t // 2) + 1 + t
+        assert grey[0, t].max() - grey[0, t].median() > 0.5
+
+
 def test_a_model_of_colour_clips_is_asked_with_colour(tmp_path):
     clips = worlds.make("colour", 12, (1, 2), num_frames=12, size=16)
     save_clips(tmp_path / "clips.npz", clips)
