@@ -177,7 +177,7 @@ def test_a_run_folder_describes_itself(uninterrupted: Path) -> None:
     names = {path.name for path in uninterrupted.iterdir()}
     assert names == {
         *("config.json", "environment.json", "log.jsonl", "model.safetensors"),
-        *("checkpoint.safetensors", "latent_map.png", "fit.json", ".lock"),
+        *("checkpoint.safetensors", "latent_map.png", "fit.json", "quality.json", ".lock"),
     }
     model, config = motes.models.model.load_with_config(uninterrupted)
     assert config == SMOKE
