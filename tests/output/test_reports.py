@@ -146,11 +146,11 @@ def test_every_score_of_every_count_is_told():
 
 def test_limits_stand_beside_scores_of_the_same_clips_only():
     assert report.demo_limit(findings(), "forecast_rmse", "2") == LIMITS["forecast_rmse"][1]
-    assert "limit 2.28" in text(report.demo_page(findings()))
+    assert "limit 2.12" in text(report.demo_page(findings()))
     for changes in ({"frame_size": (32, 32)}, {"num_frames": 50}):
         other = findings(**changes)
         assert report.demo_limit(other, "forecast_rmse", "2") is None
-        assert "limit 2.28" not in text(report.demo_page(other))
+        assert "limit 2.12" not in text(report.demo_page(other))
         assert "Limits are known for 48x48 clips" in text(report.demo_page(other))
     assert report.demo_limit(findings(), "forecast_rmse", "4") is None
 

@@ -295,11 +295,11 @@ def _origin(record: Record, command: str) -> str:
 LIMITS_HOLD_FOR = ((48, 48), 30)
 LIMITS: dict[str, tuple[float, float, float]] = {
     "tracked": (1.000, 1.000, 1.000),
-    "noisy_rmse": (0.409, 0.420, 0.437),
-    "path_rmse": (0.291, 0.298, 0.300),
-    "forecast_rmse": (2.284, 2.283, 2.247),
-    "interpolation_rmse": (0.392, 0.516, 0.460),
-    "forecast_loss": (0.0139, 0.0264, 0.0375),
+    "noisy_rmse": (0.385, 0.391, 0.402),
+    "path_rmse": (0.304, 0.291, 0.291),
+    "forecast_rmse": (2.120, 2.266, 2.210),
+    "interpolation_rmse": (0.391, 0.406, 0.497),
+    "forecast_loss": (0.0134, 0.0267, 0.0372),
 }
 IDEAL_COVERAGE = 0.9
 SHOWN = (
