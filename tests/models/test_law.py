@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from motes.kalman.contact_dynamics import ContactDynamics
 from motes.kalman.event_dynamics import EventDynamics
 from motes.models.law import Law, describe_law
 from motes.video.units import Units
@@ -90,3 +91,7 @@ def test_error_bars_of_the_law_follow_the_size_of_a_pixel() -> None:
 def test_a_law_forks_if_it_has_walls() -> None:
     assert dynamics().forks
     assert not EventDynamics(num_walls=0, generator=torch.Generator()).forks
+
+
+def test_a_law_with_contacts_forks_without_walls() -> None:
+    assert ContactDynamics(num_walls=0, generator=torch.Generator()).forks

@@ -47,6 +47,7 @@ class ContactDynamics(LinearDynamics):
     """
 
     independent_objects = False
+    forks = True  # at contacts, so that draws show more than mean and covariance
     wall_normals: Float[Tensor, "W 2"]
     wall_offsets: Float[Tensor, " W"]
     wall_restitution: Float[Tensor, " W"]
