@@ -10,8 +10,8 @@ from motes.kalman.events import Contacts, Walls
 from motes.kalman.model import LGSSM
 from motes.kalman.scene_paths import (
     SceneRows,
-    draw_scenes,
     propose_scenes,
+    sample_scenes,
     scene_log_density,
     weigh_scenes,
 )
@@ -162,7 +162,7 @@ def test_evidence_of_a_scene_is_that_of_many_particles(case: str) -> None:
     share = weights / weights.sum()
     mean = (share[:, None, None] * states).sum(0)
     spread = (share[:, None, None] * (states - mean).square()).sum(0).sqrt()
-    draws = draw_scenes(law, positions, known, num_draws=1024)[:, 0]
+    draws = sample_scenes(law, positions, known, num_draws=1024).states[:, 0]
     # Five deviations of 1,024 draws with a spread of at most 0.3, and labels that are left out.
     assert torch.allclose(draws.mean(0), mean, atol=0.05)
     assert torch.allclose(draws.std(0), spread, atol=0.05)
@@ -180,7 +180,7 @@ def test_forecasts_through_contacts_cover_simulated_futures() -> None:
         120, 8, 4, generator=generator, dtype=torch.float64
     )
     known = (torch.arange(8) < 4)[None, :, None].expand(120, 8, 4)
-    draws = draw_scenes(law, positions, known)[:, :, 4:, :4]
+    draws = sample_scenes(law, positions, known).states[:, :, 4:, :4]
     truth = states[:, 4:, :4]
     low, high = draws.quantile(0.05, dim=0), draws.quantile(0.95, dim=0)
     inside = float(((truth > low) & (truth < high)).double().mean())
@@ -197,5 +197,6 @@ def test_scenes_without_observations_or_events_are_finite() -> None:
     at_rest = law._replace(
         model=law.model._replace(initial_mean=torch.zeros(1, 8, dtype=torch.float64))
     )
-    draws = draw_scenes(at_rest, none, torch.ones_like(none, dtype=torch.bool), num_draws=16)
+    seen = torch.ones_like(none, dtype=torch.bool)
+    draws = sample_scenes(at_rest, none, seen, num_draws=16).states
     assert bool(draws.isfinite().all())

@@ -358,18 +358,6 @@ class SceneDraws(NamedTuple):
     log_density: Float[Tensor, " B"]
 
 
-def draw_scenes(
-    law: SceneLaw,
-    positions: Float[Tensor, "B T P"],
-    known: Bool[Tensor, "B T P"],
-    blur: Float[Tensor, "B T P"] | None = None,
-    num_draws: int = NUM_DRAWS,
-    seed: int = 0,
-) -> Float[Tensor, "S B T D"]:
-    """Return the states of `sample_scenes`."""
-    return sample_scenes(law, positions, known, blur, num_draws, seed).states
-
-
 @torch.no_grad()
 def sample_scenes(
     law: SceneLaw,
