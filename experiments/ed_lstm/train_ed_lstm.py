@@ -170,7 +170,7 @@ def make_runs(
     options: argparse.Namespace, earlier: dict[str, Any], video: Any, white: float
 ) -> list[Run]:
     """The runs of the chosen variants: one for each rate, or with the rate of an earlier record."""
-    names = [name for name in VARIANTS if any(word in name for word in options.only)]
+    names = [name for name in VARIANTS if name in options.only]
     each = options.iterations * len(names) if len(options.iterations) == 1 else options.iterations
     return [
         Run(name, rate, iterations, video, white, options)
@@ -233,7 +233,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=400, help="at most, without the scores")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--num-clips", type=int, default=100_000)
-    parser.add_argument("--only", nargs="*", default=[""], help="words of variants; default: all")
+    parser.add_argument("--only", nargs="*", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--smoke", action="store_true", help="tiny, to see that it runs")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
