@@ -24,12 +24,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from motes.core.environment import environment
+from motes.models.model import write_json
 from tests.stress.mutation_list import FAULTS, Fault
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("src", "tests", "benchmarks", "experiments", "tools", "examples", "pyproject.toml")
 LARGE = shutil.ignore_patterns("__pycache__", "*.pyc", "*.json", "*.mp4", "*.gif", "*.pdf")
-NO_TESTS, PASSED = 5, 0  # exit codes of pytest
+PASSED, FAILED, STOPPED, NO_TESTS = 0, 1, 2, 5  # exit codes of pytest; stopped: no import
 CAUGHT, SURVIVED, STALE = "caught", "survived", "does not apply"
 BROKEN, LATE = "tests fail without it", "took too long"  # neither caught nor survived; tried again
 Outcome = dict[str, Any]
@@ -65,49 +69,61 @@ def copy_tree(target: Path) -> None:
             shutil.copy(ROOT / name, target / name)
 
 
-def run_tests(tree: Path, tests: Sequence[str], timeout: float) -> int | None:
-    """Return the exit code of pytest in a tree, None if it took too long.
+PYTEST = """import sys, pytest
+class SlowLast:
+    def pytest_collection_modifyitems(self, items):
+        items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+sys.exit(pytest.main(sys.argv[1:], plugins=[SlowLast()]))"""
 
-    Slow tests are run only if the others pass.
-    """
+
+def run_tests(tree: Path, tests: Sequence[str], timeout: float) -> int | None:
+    """Return the exit code of pytest in a tree, None if it took too long; slow tests run last."""
     given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     others = [path for path in given if Path(path).resolve() not in (ROOT, ROOT / "src")]
-    environment = os.environ | {
+    variables = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(tree / "src"), *others]),
-        "PYTHONDONTWRITEBYTECODE": "1",  # a restored file may have the time of the fault
+        "PYTHONPYCACHEPREFIX": str(tree / "pycache"),
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    code = NO_TESTS
-    for marks in ("not slow", "slow"):
-        try:
-            done = subprocess.run(
-                [*command, "-m", marks, *tests],
-                cwd=tree,
-                env=environment,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=timeout,
-            )
-        except subprocess.TimeoutExpired:
-            return None
-        if done.returncode not in (PASSED, NO_TESTS):
-            return done.returncode
-        code = min(code, done.returncode)
-    return code
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [sys.executable, "-c", PYTEST, "-q", "-x", "-p", "no:cacheprovider"]
+    try:
+        return subprocess.run(
+            [*command, *tests],
+            cwd=tree,
+            env=variables,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=timeout,
+        ).returncode
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def write_source(path: Path, text: str) -> None:
+    """Write a file whose time is later than before by seconds: compiled files are told by it."""
+    time_before = path.stat().st_mtime
+    path.write_text(text, encoding="utf-8")
+    os.utime(path, (time_before + 2, time_before + 2))
 
 
 def try_fault(tree: Path, fault: Fault, timeout: float) -> str:
     """Return whether the tests notice a fault; the tree is as before afterwards."""
     path = tree / source_of(fault)
     text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
+    write_source(path, text.replace(fault.old, fault.new))
     try:
         code = run_tests(tree, fault.tests, timeout)
-        return LATE if code is None else SURVIVED if code in (PASSED, NO_TESTS) else CAUGHT
+        return {
+            PASSED: SURVIVED,
+            NO_TESTS: SURVIVED,
+            FAILED: CAUGHT,
+            STOPPED: CAUGHT,
+            None: LATE,
+        }.get(code, BROKEN)
     finally:
-        path.write_text(text, encoding="utf-8")
+        write_source(path, text)
 
 
 def in_parallel(
@@ -133,10 +149,18 @@ def in_parallel(
 
 
 def summary(outcomes: dict[str, Outcome]) -> dict[str, Any]:
-    """Return the numbers of faults by outcome, and the share that was caught."""
-    counts = Counter(outcome["outcome"] for outcome in outcomes.values())
-    tried = counts[CAUGHT] + counts[SURVIVED]
-    return {"faults": len(outcomes), **counts, "share_caught": counts[CAUGHT] / max(tried, 1)}
+    """Return the numbers of faults by outcome, the share that was caught, and both by package."""
+
+    def count(chosen: Sequence[Outcome]) -> dict[str, Any]:
+        counts = Counter(outcome["outcome"] for outcome in chosen)
+        tried = counts[CAUGHT] + counts[SURVIVED]
+        return {"faults": len(chosen), **counts, "share_caught": counts[CAUGHT] / max(tried, 1)}
+
+    packages: dict[str, list[Outcome]] = {}
+    for outcome in outcomes.values():
+        packages.setdefault(outcome["file"].split("/")[0], []).append(outcome)
+    by_package = {name: count(chosen) for name, chosen in sorted(packages.items())}
+    return {**count(list(outcomes.values())), "packages": by_package}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -190,9 +214,7 @@ def main() -> None:
             kept = {k: v for k, v in outcomes.items() if v["outcome"] not in (BROKEN, LATE)}
             what = "deliberate faults, one at a time, and the nearest tests"
             record = {"what": what, "summary": summary(dict(outcomes)), "outcomes": kept}
-            temporary = given.out.with_suffix(".part")
-            temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-            temporary.replace(given.out)
+            write_json(given.out, record | {"environment": environment(torch.device("cpu"))})
 
     with tempfile.TemporaryDirectory() as name:
         distinct = sorted({fault.tests for fault in waiting})
