@@ -147,6 +147,16 @@ RECIPES: dict[str, Recipe] = {
         600,
         gpu=True,
     ),
+    "longer": Recipe(
+        (
+            "python -m experiments.ed_lstm.train_ed_lstm --iterations 200000 --seconds 520 "
+            "--earlier experiments/results_table/ed-lstm.json "
+            '--only "two layers, state 2048" "convolutional, state 1024" --out {runs}',
+        ),
+        ("experiments/ed_lstm/*.py", *_SCORES),
+        10,
+        gpu=True,
+    ),
     # Other questions
     "worlds": _script(
         "experiments.worlds.score_worlds",
