@@ -1,7 +1,8 @@
 """Locate, read, write and make again the records of experiments and benchmarks.
 
-A record is current if the files it depends on (`Recipe.sources`) are those it was made from:
-code is compared without comments and docstrings. Pages mark all others as old.
+A record is current if what it depends on is as it was when it was made: the functions that its
+commands called (`traced_sources`) and the files of `Recipe.sources`. Comments and docstrings do not
+count. Pages mark all others as old.
 
 Usage: python -m experiments.records                    list all records and what each needs
        python -m experiments.records make [NAMES]       make those that are not current
@@ -25,6 +26,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from experiments.traced_sources import (
+    Functions,
+    called_functions,
+    functions_hash,
+    statements,
+    tracing,
+)
 from motes.core.environment import commit, environment
 from motes.models.model import write_json
 
@@ -63,7 +71,8 @@ class Recipe(NamedTuple):
     Attributes:
         commands: Run one after the other from the root; {out} is the file of the record, {runs}
             a folder for models and parts.
-        sources: Patterns of the files that the numbers depend on.
+        sources: Patterns of the files that the numbers depend on. Those of code count only where
+            calls are not traced: in timings, which tracing would change.
         minutes: Of two CPU cores, or of one GPU.
         gpu: Whether a GPU is needed.
         needs: What is not part of the repository.
@@ -377,25 +386,30 @@ def source_hash(patterns: Sequence[str], root: Path = ROOT) -> str:
     for path in sorted({path for pattern in patterns for path in root.glob(pattern)}):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
-        digest.update(_statements(content.decode()) if path.suffix == ".py" else content)
+        code = path.suffix == ".py"
+        digest.update(statements(ast.parse(content.decode())) if code else content)
     return digest.hexdigest()[:16]
 
 
-def _statements(code: str) -> bytes:
-    tree = ast.parse(code)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
-            text = body[0].value
-            if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                node.body = body[1:] or [ast.Pass()]  # type: ignore[attr-defined]
-    return ast.unparse(tree).encode()
+def is_timing(name: str) -> bool:
+    """Return whether a record holds times, which tracing would change."""
+    return name.startswith(("bench", "scale", "speed"))
+
+
+def depends_on(recipe: Recipe, functions: Functions | None, root: Path = ROOT) -> str:
+    """Return the hash of what a record depends on, given which functions were called if known."""
+    if functions is None:
+        return source_hash(recipe.sources, root)
+    files = [pattern for pattern in recipe.sources if not pattern.endswith(".py")]
+    return f"{source_hash(files, root)}-{functions_hash(functions, root)}"
 
 
 def is_current(name: str, record: Record, root: Path = ROOT) -> bool:
     """Return whether a record was made from the present sources."""
     known = name in RECIPES and "sources" in record
-    return known and bool(record["sources"] == source_hash(RECIPES[name].sources, root))
+    return known and bool(
+        record["sources"] == depends_on(RECIPES[name], record.get("functions"), root)
+    )
 
 
 def ages(names: Sequence[str], records: Mapping[str, Record]) -> str:
@@ -412,13 +426,19 @@ def make_record(name: str, recipe: Recipe, folder: Path, revision: str) -> bool:
     """Make one record by its commands and stamp it; return whether that succeeded."""
     out, runs = folder / f"{name}.json", folder / "parts" / name
     runs.mkdir(parents=True, exist_ok=True)
+    calls = folder / "calls" / name
+    shutil.rmtree(calls, ignore_errors=True)
     shown = []
     for command in recipe.commands:
         words = command.format(out=out, runs=runs).split()
         shown.append(command.format(out=f"{name}.json", runs="runs"))
         module = {"motes": ["-m", "motes"], "python": []}[words[0]]
         done = subprocess.run(
-            [sys.executable, *module, *words[1:]], cwd=ROOT, capture_output=True, text=True
+            [sys.executable, *module, *words[1:]],
+            cwd=ROOT,
+            env=None if is_timing(name) else tracing(calls, ROOT),
+            capture_output=True,
+            text=True,
         )
         if done.returncode != 0:
             print(f"{name}: {command}\n{done.stderr[-2000:]}", file=sys.stderr)
@@ -430,7 +450,9 @@ def make_record(name: str, recipe: Recipe, folder: Path, revision: str) -> bool:
     record = json.loads(written.read_text("utf-8"))
     known = record.get("environment", environment(torch.device("cpu")))
     known |= {"motes_commit": revision, "command": "; ".join(shown)}
-    sources = source_hash(recipe.sources)
+    functions = None if is_timing(name) else called_functions(calls, ROOT)
+    record |= {} if functions is None else {"functions": functions}
+    sources = depends_on(recipe, functions)
     write_json(out, {**record, "environment": known, "sources": sources})
     return True
 
@@ -454,8 +476,12 @@ def make_records(
         )
     folder.mkdir(parents=True, exist_ok=True)
     stored = read_records(folder)
-    hashes = {name: source_hash(recipes[name].sources) for name in names}
-    todo = [n for n in names if stored.get(n, {}).get("sources") != hashes[n]]
+    parts = {name: (stored.get(name, {}), recipes[name]) for name in names}
+    todo = [
+        name
+        for name, (made, recipe) in parts.items()
+        if made.get("sources") != depends_on(recipe, made.get("functions"))
+    ]
     with ThreadPoolExecutor(jobs) as pool:
         made = pool.map(lambda n: make_record(n, recipes[n], folder, revision), todo)
         return dict(zip(todo, made, strict=True))

@@ -1,14 +1,26 @@
 """Records: what they were made from, which are old, and how they are made again."""
 
 import json
+import os
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from experiments import records
-from experiments.records import RECIPES, ROOT, Recipe, ages, is_current, make_records, source_hash
+from experiments.records import (
+    RECIPES,
+    ROOT,
+    Recipe,
+    ages,
+    depends_on,
+    is_current,
+    make_records,
+    source_hash,
+)
+from experiments.traced_sources import called_functions, functions_hash, tracing
 from motes.training.presets import PRESETS
 
 
@@ -44,6 +56,54 @@ def test_a_record_is_old_when_code_has_changed(tmp_path: Path):
     write(tmp_path, code)
     (tmp_path / "other.py").write_text("")
     assert source_hash(["*.py"], tmp_path) != first
+
+
+TRACED = """import multiprocessing
+import idle
+from experiments.unused import SIZE
+LIMIT = 3
+class Law:
+    def used(self):
+        return LIMIT
+    def other(self):
+        return 2
+def child(x):
+    return Law().used() + x
+def never():
+    return 1
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        pool.map(child, [1])
+"""
+
+
+def test_a_traced_record_depends_on_what_was_called(tmp_path: Path):
+    """Calls in a child process count; functions that were not called do not."""
+    code = tmp_path / "experiments" / "traced.py"
+    code.parent.mkdir()
+    code.write_text(TRACED)
+    for name in ("idle", "unused"):
+        (code.parent / f"{name}.py").write_text("SIZE = 1\ndef idle():\n    return 1\n")
+    variables = tracing(tmp_path / "calls", tmp_path)
+    variables["PYTHONPATH"] += f"{os.pathsep}{tmp_path}"
+    subprocess.run([sys.executable, str(code)], env=variables, check=True)
+    functions = called_functions(tmp_path / "calls", tmp_path)
+    assert functions == {"experiments/traced.py": "Law.used child", "experiments/unused.py": ""}
+    first = functions_hash(functions, tmp_path)
+    for old, new, same in (
+        ("return 1", "return 5", True),
+        ("return 2", "return 5", True),
+        ("import idle", "import json", True),
+        ("LIMIT = 3", "LIMIT = 3  # three", True),
+        ("LIMIT = 3", "LIMIT = 4", False),
+        ("return LIMIT", "return LIMIT + 1", False),
+        ("used() + x", "used() - x", False),
+    ):
+        code.write_text(TRACED.replace(old, new))
+        assert (functions_hash(functions, tmp_path) == first) is same, new
+    code.write_text(TRACED)
+    (code.parent / "unused.py").write_text("SIZE = 2\n")
+    assert functions_hash(functions, tmp_path) != first
 
 
 def test_a_page_says_which_records_are_old(monkeypatch: pytest.MonkeyPatch):
@@ -85,7 +145,7 @@ def test_making_records_is_resumable(tmp_path: Path):
     record = json.loads((tmp_path / "new" / "one.json").read_text())
     assert record["environment"]["motes_commit"] == "abc"
     assert record["environment"]["command"] == f"python {good} one.json"
-    assert record["sources"] == source_hash(("experiments/records.py",))
+    assert record["sources"] == depends_on(recipes["one"], record["functions"])
     late.write_text(good.read_text())
     assert make_records(list(recipes), tmp_path / "new", "abc", 1, recipes) == {"two": True}
     assert make_records(list(recipes), tmp_path / "new", "abc", 1, recipes) == {}
