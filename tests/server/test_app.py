@@ -390,12 +390,13 @@ def test_questions_of_one_kind_are_answered_together_in_order(
     monkeypatch.setattr(type(playground.model.inference), "clips_per_thread", 9)
 
     async def scenario() -> list[bytes]:
-        queue = QuestionQueue(slow)
+        queue = QuestionQueue(slow, num_threads=1)
         tasks = [asyncio.create_task(queue.answer(question)) for question in questions]
         slow.released.set()
         answers = [bytes((await task).body) for task in tasks]
+        await asyncio.sleep(0)  # the last answer comes before the end of the task
         assert not queue.waiting
-        assert queue.answering is None
+        assert not queue.answering
         return answers
 
     answers = asyncio.run(scenario())
@@ -405,6 +406,61 @@ def test_questions_of_one_kind_are_answered_together_in_order(
     assert found == [[0, 1, 2, 4], [3], [5, 6, 7]]
     for question, answer in zip(questions, answers, strict=True):
         assert_same_answer(answer, playground.answer([question])[0])
+
+
+def test_two_threads_answer_two_batches_at_a_time(playground: Playground) -> None:
+    slow = Slow(playground)
+    clips = [tiny_frames(1, T, seed=seed) for seed in range(2)]
+    asked = [request(clips[0], num_objects=1), request(clips[1], num_objects=2)]
+    questions = [slow.query(schemas.QueryRequest(**record)) for record in asked]
+
+    async def scenario() -> list[bytes]:
+        queue = QuestionQueue(slow, num_threads=2)
+        tasks = [asyncio.create_task(queue.answer(question)) for question in questions]
+        while len(slow.batches) < 2:  # both are begun although none is answered
+            await asyncio.sleep(0.01)
+        slow.released.set()
+        return [bytes((await task).body) for task in tasks]
+
+    for question, answer in zip(questions, asyncio.run(scenario()), strict=True):
+        assert_same_answer(answer, playground.answer([question])[0])
+
+
+def test_equal_questions_are_answered_once_and_the_last_answers_are_kept(
+    playground: Playground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motes.server.app.MAX_ANSWERS", 2)
+    slow = Slow(playground)
+    slow.released.set()
+    clip, other = (tiny_frames(1, T, seed=seed) for seed in range(2))
+    hidden = clip.clone()
+    hidden[0, -1] = 1 - hidden[0, -1]
+    asked = [
+        request(clip),
+        request(clip),
+        request(clip, masks=[GAP]),
+        request(clip, num_objects=1),
+        request(hidden),
+        request(other),
+    ]
+    questions = [slow.query(schemas.QueryRequest(**record)) for record in asked]
+    same, again, *different = [question.digest for question in questions]
+    assert same == again
+    assert len({same, *different}) == 5
+
+    async def scenario() -> None:
+        queue = QuestionQueue(slow, num_threads=1)
+        first = await asyncio.gather(*map(queue.answer, questions[:2]))
+        assert [len(batch) for batch in slow.batches] == [1]
+        assert first[0].body == first[1].body == (await queue.answer(questions[0])).body
+        for question in questions[2:4]:
+            await queue.answer(question)
+        assert len(slow.batches) == 3
+        assert list(queue.answers) == [question.digest for question in questions[2:4]]
+        await queue.answer(questions[0])  # was dropped
+        assert len(slow.batches) == 4
+
+    asyncio.run(scenario())
 
 
 def assert_same_answer(found: bytes, expected: bytes) -> None:
@@ -438,7 +494,8 @@ def test_questions_answered_together_get_their_own_answers(playground: Playgroun
     alone = [json.loads(playground.answer([question])[0]) for question in counted]
     for answer, one in zip(playground.answer(counted), alone, strict=True):
         found = json.loads(answer)["probabilities"]
-        np.testing.assert_allclose(found, one["probabilities"], rtol=1e-6, atol=1e-12)
+        # Evidence of hundreds of nats is rounded to 6e-8 of itself, below 1e-4 nats.
+        np.testing.assert_allclose(found, one["probabilities"], rtol=1e-4, atol=1e-12)
 
 
 def test_a_batch_that_fails_fails_for_its_questions_alone(
@@ -466,7 +523,7 @@ def test_a_question_that_waits_too_long_is_refused(
     other = slow.query(schemas.QueryRequest(**request(frames, num_objects=1)))
 
     async def scenario() -> None:
-        queue = QuestionQueue(slow)
+        queue = QuestionQueue(slow, num_threads=1)
         first = asyncio.create_task(queue.answer(question))
         while not slow.batches:
             await asyncio.sleep(0)

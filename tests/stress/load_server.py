@@ -1,9 +1,10 @@
 """Measure the response times of the playground for one client and under load.
 
 First one client sends one query after another. Then fifty clients send everything that the page
-can send, invalid requests included, for a minute, while slow and broken clients stay connected. For
-each kind of request the record counts answers, refusals (503) and answers within five seconds. A
-response that is neither correct nor one clear line is an error.
+can send, invalid requests included, for a minute, while slow and broken clients stay connected.
+Each client has a clip of its own and hides other frames in each question, so no answer is known
+before. For each kind of request the record counts answers, refusals (503) and answers within five
+seconds. A response that is neither correct nor one clear line is an error.
 
 Usage: python -m tests.stress.load_server --out experiments/reliability/server.json
 """
@@ -110,14 +111,25 @@ def request(
         connection.close()
 
 
-def questions(port: int) -> dict[str, tuple[str, str, bytes | None]]:
-    """The requests of a page by name: method, path, body; 30 frames, and wrong ones too."""
-    clips = json.loads(request(port, "GET", "/api/examples")[1])["clips"]
-    clip = clips[-1]
+Requests = dict[str, tuple[str, str, bytes | None]]
+
+
+def example(port: int, seed: int) -> Json:
+    """A clip of the largest number of balls."""
+    clip: Json = json.loads(request(port, "GET", f"/api/examples?seed={seed}")[1])["clips"][-1]
+    return clip
+
+
+def questions(clip: Json, chance: random.Random) -> Requests:
+    """The requests of a page by name: method, path, body; 30 frames, and wrong ones too.
+
+    A quarter of the frames before and after a gap are shown, and some others hidden by chance.
+    """
     video = {name: clip[name] for name in ("num_frames", "height", "width", "frames")}
     length, count = clip["num_frames"], clip["num_objects"]
-    gap = [t < length // 4 or t >= 3 * length // 4 for t in range(length)]
-    early = [t < length // 4 for t in range(length)]
+    shown = [t % 5 == 0 or chance.random() < 0.9 for t in range(length)]
+    gap = [shown[t] and (t < length // 4 or t >= 3 * length // 4) for t in range(length)]
+    early = [shown[t] and t < length // 4 for t in range(length)]
 
     def ask(*masks: list[bool]) -> Json:
         return {"video": video, "masks": list(masks), "num_objects": count}
@@ -126,13 +138,13 @@ def questions(port: int) -> dict[str, tuple[str, str, bytes | None]]:
     posts: dict[str, tuple[str, Json]] = {
         "one answer": ("query", ask(gap)),
         "forecast and filled in": ("query", ask(early, gap)),
-        "all three": ("query", ask([True] * length, early, gap)),
+        "all three": ("query", ask(shown, early, gap)),
         "count": ("count", {"video": video, "mask": gap}),
         "sample": ("sample", {"num_objects": 2, "num_frames": 30}),
         "throw": ("throw", {"balls": [ball], "num_frames": 30}),
         "wrong": ("query", ask([False] * length)),
     }
-    found: dict[str, tuple[str, str, bytes | None]] = {
+    found: Requests = {
         name: ("POST", f"/api/{path}", json.dumps(record).encode())
         for name, (path, record) in posts.items()
     }
@@ -142,23 +154,35 @@ def questions(port: int) -> dict[str, tuple[str, str, bytes | None]]:
     return found
 
 
-def alone(port: int, repeats: int) -> dict[str, Json]:
-    """Milliseconds of each kind of request, one after the other."""
-    taken = {}
-    for name, (method, path, body) in questions(port).items():
-        times = [1e3 * request(port, method, path, body)[2] for _ in range(repeats + 2)][2:]
-        taken[name] = summary(times)
+def alone(port: int, process: int, repeats: int) -> dict[str, Json]:
+    """Milliseconds of each kind of request, one after the other: elapsed, and of CPU."""
+    clip, chance, taken = example(port, 0), random.Random(0), {}
+    for name in questions(clip, chance):
+        times, began = list[float](), 0.0
+        for repeat in range(repeats + 2):
+            if repeat == 2:
+                times, began = [], cpu_seconds(process)
+            times.append(1e3 * request(port, *questions(clip, chance)[name])[2])
+        spent = 1e3 * (cpu_seconds(process) - began) / repeats
+        taken[name] = {**summary(times), "cpu_mean": round(spent, 1)}
     return taken
+
+
+def cpu_seconds(process: int) -> float:
+    """Processor time that a process has used."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def crowd(port: int, clients: int, seconds: float, watch: Callable[[], None]) -> Responses:
     """Return the responses to many clients that send queries for some seconds."""
-    responses, ends = Responses(), time.monotonic() + seconds
-    mix = questions(port)
+    responses, clips = Responses(), [example(port, number) for number in range(clients)]
+    ends = time.monotonic() + seconds
 
     def client(number: int) -> None:
-        chance = random.Random(number)
+        chance = random.Random(f"{number} {seconds}")  # other questions than while settling
         while time.monotonic() < ends:
+            mix = questions(clips[number], chance)
             name = chance.choice(list(mix))
             method, path, body = mix[name]
             try:
@@ -221,7 +245,7 @@ def memory_mib(process: int) -> float:
 def measure(model: str, clients: int, seconds: float, repeats: int) -> Json:
     """The whole record."""
     with serving(model) as (port, process):
-        first = alone(port, repeats)
+        first = alone(port, process, repeats)
         crowd(port, clients, min(seconds, 15), lambda: None)  # buffers grow to their size
         settled, held = memory_mib(process), list[float]()
         responses = crowd(port, clients, seconds, lambda: held.append(memory_mib(process)))
@@ -264,6 +288,7 @@ def main() -> None:
         "environment": environment(torch.device("cpu")),
         "load_average_before": round(os.getloadavg()[0], 2),  # others at work make times longer
         **measure(given.model, given.clients, given.seconds, given.repeats),
+        "load_average_after": round(os.getloadavg()[0], 2),
     }
     if given.out is not None:
         write_json(given.out, record)

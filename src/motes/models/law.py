@@ -8,7 +8,7 @@ middle.
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,9 @@ from motes.core.axes import Float, Tensor
 from motes.kalman.contact_dynamics import ContactDynamics
 from motes.kalman.dynamics import require_linear
 from motes.kalman.event_dynamics import EventDynamics
-from motes.video.units import Units
+
+if TYPE_CHECKING:
+    from motes.video.units import Units
 
 # Names of walls by the direction of their normal in the image, whose y axis points down.
 SIDES = {(0, -1): "floor", (0, 1): "ceiling", (1, 0): "left wall", (-1, 0): "right wall"}
@@ -74,7 +76,7 @@ def describe_law(
     dynamics: Any,
     pixel_matrix: Float[Tensor, "2 2"],
     pixel_offset: Float[Tensor, " 2"],
-    units: Units | None = None,
+    units: "Units | None" = None,
     frames_per_second: float | None = None,
 ) -> Law:
     """Return the law of a model's dynamics in pixels and frames, or in units and seconds.
@@ -91,7 +93,10 @@ def describe_law(
     """
     law = require_linear(dynamics)
     linear = law.flight if isinstance(law, ContactDynamics) else law
-    units = units or Units.by_scale(1.0, "px")
+    if units is None:
+        from motes.video.units import Units  # imports SciPy, which takes longer than this package
+
+        units = Units.by_scale(1.0, "px")
     middle, length = pixel_offset.double().cpu(), units.length
     slope = units.jacobians(middle)
     M = slope.to(pixel_matrix.device) @ pixel_matrix.double()
@@ -129,13 +134,13 @@ def describe_law(
     return Law(tuple(terms), tuple(walls))
 
 
-def _degrees(units: Units, x: float, y: float) -> float:
+def _degrees(units: "Units", x: float, y: float) -> float:
     """Return the direction of a vector; the y axis of a picture points down."""
     return math.degrees(math.atan2(-y if units.is_uniform else y, x))
 
 
 def _wall_terms(
-    wall: Wall, bars: list[float], units: Units, middle: Float[Tensor, " 2"]
+    wall: Wall, bars: list[float], units: "Units", middle: Float[Tensor, " 2"]
 ) -> Iterator[Term]:
     """Yield place and restitution of a wall, with error bars of the angle and of the offset."""
     angle = math.atan2(wall.normal[1], wall.normal[0])
@@ -160,7 +165,7 @@ def _wall_terms(
 
 
 def _wall_in_units(
-    name: str, units: Units, middle: Float[Tensor, " 2"], angle: float, apart: float
+    name: str, units: "Units", middle: Float[Tensor, " 2"], angle: float, apart: float
 ) -> tuple[float, float]:
     """Return where a wall is in units, and the direction of its normal in degrees.
 

@@ -1,6 +1,8 @@
 """The HTTP routes of the playground, and the queue of their jobs."""
 
 import asyncio
+import os
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
@@ -28,6 +30,8 @@ MAX_UPLOADS = 2  # one in progress, one waiting
 MAX_CACHED = 8  # answers with examples
 MAX_WAITING = 64
 MAX_QUESTIONS = 64  # that wait for the model
+MAX_MODEL_THREADS = 4
+MAX_ANSWERS = 32  # kept: many people begin with the same example
 WAIT_SECONDS = 10.0  # that a job may wait for its turn
 Result = TypeVar("Result")
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -50,15 +54,15 @@ class BusyError(Exception):
 
 
 class JobQueue:
-    """Runs one job at a time, so that requests do not compete for the processor.
+    """Runs as many jobs at a time as it has threads, so that requests do not compete for cores.
 
-    PyTorch uses one thread too: for small clips, more threads only wait for each other.
+    PyTorch uses one thread for a job: for small clips, more threads only wait for each other.
     """
 
-    def __init__(self, max_waiting: int = MAX_WAITING) -> None:
+    def __init__(self, max_waiting: int = MAX_WAITING, num_threads: int = 1) -> None:
         self.max_waiting, self.waiting = max_waiting, 0
-        self.thread = ThreadPoolExecutor(
-            1, "model", initializer=torch.set_num_threads, initargs=(1,)
+        self.threads = ThreadPoolExecutor(
+            num_threads, "model", initializer=torch.set_num_threads, initargs=(1,)
         )
 
     async def run(self, job: Callable[[], Result]) -> Result:
@@ -70,7 +74,7 @@ class JobQueue:
         if self.waiting >= self.max_waiting:
             raise BusyError(f"{self.waiting} requests are waiting; try again in a moment")
         self.waiting += 1
-        future = self.thread.submit(job)
+        future = self.threads.submit(job)
         try:
             answer = asyncio.wrap_future(future)
             await asyncio.wait([answer], timeout=WAIT_SECONDS)
@@ -82,20 +86,23 @@ class JobQueue:
 
 
 class QuestionQueue:
-    """Answers questions in batches of one kind.
+    """Answers questions in batches of one kind, a batch per thread at a time.
 
     Questions keep their order: a batch begins with the one that waits longest and takes later ones
-    of its kind, while it is no more work than the largest single request may be.
+    of its kind, while it is no more work than the largest single request may be. Equal questions
+    are answered once, and the last answers are kept.
 
     Law: batches are of one kind, in order and bounded
     (test_questions_of_one_kind_are_answered_together_in_order).
     """
 
-    def __init__(self, playground: Playground) -> None:
-        self.playground, self.jobs = playground, JobQueue()
+    def __init__(self, playground: Playground, num_threads: int | None = None) -> None:
+        self.num_threads = num_threads or min(MAX_MODEL_THREADS, _usable_cores())
+        self.playground, self.jobs = playground, JobQueue(num_threads=self.num_threads)
         self.max_clips = playground.model.inference.clips_per_thread
         self.waiting: dict[asyncio.Future[bytes], Question] = {}
-        self.answering: asyncio.Task[None] | None = None
+        self.answers: OrderedDict[bytes, bytes] = OrderedDict()
+        self.answering: set[asyncio.Task[None]] = set()
 
     async def answer(self, question: Question) -> Response:
         """Return the answer as JSON.
@@ -103,12 +110,17 @@ class QuestionQueue:
         Raises:
             BusyError: At once if too many questions are waiting, later if this one waited too long.
         """
+        if question.digest in self.answers:
+            self.answers.move_to_end(question.digest)
+            return _json(self.answers[question.digest])
         if len(self.waiting) >= MAX_QUESTIONS:
             raise BusyError(f"{len(self.waiting)} requests are waiting; try again in a moment")
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.waiting[future] = question
-        if self.answering is None:
-            self.answering = asyncio.create_task(self._answer_all())
+        if len(self.answering) < self.num_threads:
+            task = asyncio.create_task(self._answer_all())
+            self.answering.add(task)
+            task.add_done_callback(self.answering.discard)
         try:
             await asyncio.wait([future], timeout=WAIT_SECONDS)
             if future in self.waiting:
@@ -119,34 +131,46 @@ class QuestionQueue:
 
     async def _answer_all(self) -> None:
         """Answer batches until no question is waiting."""
-        try:
-            while self.waiting:
-                batch = {future: self.waiting.pop(future) for future in self._next_batch()}
-                try:
-                    job = partial(self.playground.answer, list(batch.values()))
-                    answers = await self.jobs.run(job)
-                except Exception as error:
-                    for future in batch:
-                        if not future.done():
-                            future.set_exception(error)
-                    continue
-                for future, answer in zip(batch, answers, strict=True):
-                    if not future.done():  # its request may have been cancelled
-                        future.set_result(answer)
-        finally:
-            self.answering = None
+        while self.waiting:
+            batch = {future: self.waiting.pop(future) for future in self._next_batch()}
+            distinct = {question.digest: question for question in batch.values()}
+            try:
+                job = partial(self.playground.answer, list(distinct.values()))
+                answers = dict(zip(distinct, await self.jobs.run(job), strict=True))
+            except Exception as error:
+                for future in batch:
+                    if not future.done():
+                        future.set_exception(error)
+                continue
+            for future, question in batch.items():
+                if not future.done():  # its request may have been cancelled
+                    future.set_result(answers[question.digest])
+            self.answers.update(answers)
+            while len(self.answers) > MAX_ANSWERS:
+                self.answers.popitem(last=False)
 
     def _next_batch(self) -> list[asyncio.Future[bytes]]:
         """Return the first question that waits, and later ones of its kind that fit."""
         (first, begun), *others = self.waiting.items()
-        batch, clips, work = [first], len(begun.frames), begun.work
+        batch, clips, work, known = [first], len(begun.frames), begun.work, {begun.digest}
         for future, question in others:
+            if question.digest in known:
+                batch.append(future)
+                continue
             clips_with, work_with = clips + len(question.frames), work + question.work
             fits = clips_with <= self.max_clips and work_with <= MAX_WORK
             if fits and question.kind == begun.kind:
                 batch.append(future)
+                known.add(question.digest)
                 clips, work = clips_with, work_with
         return batch
+
+
+def _usable_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def create_app(

@@ -1,5 +1,6 @@
 """Requests of the playground, answered with `motes.queries`; independent of HTTP."""
 
+import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from motes.models.model import Model, load_with_config
 from motes.output.demo import demo_world
 from motes.output.tracks import SHOWN_DRAWS
 from motes.queries.answer import Answer
+from motes.queries.counting import count_log_evidence
 from motes.server import schemas
 from motes.server.schemas import decode_frames, encode_frames
 from motes.video import Preparation
@@ -41,6 +43,7 @@ class Question(NamedTuple):
     observed: Bool[Tensor, "M T"]
     num_objects: int | None  # None: to be inferred
     work: int  # objects times frames times masks
+    digest: bytes  # equal for equal questions
 
     @property
     def kind(self) -> tuple[int, int | None]:
@@ -131,6 +134,8 @@ class Playground:
             raise InputError(f"mask has {len(request.mask)} flags for {len(frames)} frames")
         observed = torch.tensor(request.mask)
         used = observed.cumsum(0) <= MAX_COUNT_FRAMES
+        if bool(observed.any()):
+            used &= torch.arange(len(used)) <= int((observed & used).nonzero().max())
         return self._question(frames[None, used], observed[None, used], None)
 
     def _question(
@@ -146,7 +151,11 @@ class Playground:
         if num_objects is not None:
             queries.check_counts(self.model, num_objects, len(frames))
             searched = num_objects
-        return Question(frames, observed, num_objects, searched * observed.numel())
+        digest = hashlib.blake2b(repr((num_objects, frames.shape)).encode(), digest_size=16)
+        digest.update(observed.cpu().numpy().tobytes())
+        digest.update(frames.cpu().contiguous().numpy().tobytes())
+        work = searched * observed.numel()
+        return Question(frames, observed, num_objects, work, digest.digest())
 
     def answer(self, questions: Sequence["Question"]) -> list[bytes]:
         """Return the answers as JSON, from one query; all questions have the same `kind`.
@@ -156,20 +165,22 @@ class Playground:
         began = time.perf_counter()
         frames = torch.cat([question.frames for question in questions])
         observed = torch.cat([question.observed for question in questions])
-        found = queries.interpolate(self.model, frames, observed, questions[0].num_objects)
-        counts = found.count_probabilities
-        if counts is None:
-            _ = found.frames  # drawn on first use, and part of the time
-        spent = round(1e3 * (time.perf_counter() - began), 1)
-        answers, last = [], 0
+        count, answers, last = questions[0].num_objects, [], 0
+        if count is None:
+            with torch.no_grad():
+                evidence = count_log_evidence(self.model, frames, observed, queries.SEARCH)
+            spent = _milliseconds_since(began)
+            return [
+                schemas.to_json(schemas.Counts(probabilities=shares, milliseconds=spent))
+                for shares in evidence.softmax(1).tolist()
+            ]
+        found = queries.interpolate(self.model, frames, observed, count)
+        _ = found.frames  # drawn on first use, and part of the time
+        spent = _milliseconds_since(began)
         for question in questions:
             first, last = last, last + len(question.frames)
-            answer: schemas.Predictions | schemas.Counts
-            if counts is None:
-                predictions = [_prediction(found, index) for index in range(first, last)]
-                answer = schemas.Predictions(predictions=predictions, milliseconds=spent)
-            else:
-                answer = schemas.Counts(probabilities=counts[first].tolist(), milliseconds=spent)
+            predictions = [_prediction(found, index) for index in range(first, last)]
+            answer = schemas.Predictions(predictions=predictions, milliseconds=spent)
             answers.append(schemas.to_json(answer))
         return answers
 
@@ -346,6 +357,10 @@ def _points(values: Float[Tensor, "M 2"]) -> list[schemas.Point]:
 
 def _covariances(values: Float[Tensor, "M 2 2"]) -> list[schemas.Covariance]:
     return _rounded(values.flatten(-2)[:, [0, 1, 3]])
+
+
+def _milliseconds_since(began: float) -> float:
+    return round(1e3 * (time.perf_counter() - began), 1)
 
 
 def _rounded(values: Tensor) -> list[Any]:
