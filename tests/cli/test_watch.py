@@ -1,10 +1,13 @@
 """`motes watch` on a recorded video: rows as they come, the ring buffer, one-line errors."""
 
 import csv
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
+from experiments.own_video.watch_pipe import centres, model_folder
 from motes.cli import main
 from motes.models.model import save_model
 from motes.video import live
@@ -68,3 +71,26 @@ def test_wrong_input_is_one_line(run, tmp_path, capsys):
     folder = ["watch", str(tmp_path / "balls.mp4"), "-m", str(run), "-o", str(tmp_path)]
     assert main(folder) == 2
     assert "a folder; expected the name of a file" in capsys.readouterr().err
+
+
+def test_frames_from_a_pipe_of_another_process_are_followed(tmp_path):
+    """Frames that come before the program is ready may be lost; the last ones are not."""
+    folder = model_folder(tmp_path / "model")
+    write = [sys.executable, "-m", "experiments.own_video.watch_pipe", "--write=60", "--speed=50"]
+    watch = [sys.executable, "-m", "motes", "watch", "-", "-m", str(folder), "-n", "2"]
+    writer = subprocess.Popen(write, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    done = subprocess.run(
+        [*watch, "--warm-up", "1.5"], stdin=writer.stdout, capture_output=True, text=True
+    )
+    writer.communicate()
+    assert done.returncode == 0, done.stderr
+    assert "2 objects at 25 frames/s" in done.stderr
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+    frames = sorted({int(row["frame"]) for row in rows})
+    assert frames[0] > 1.5 * 25
+    assert frames[-1] == 59
+    assert len(rows) == 2 * len(frames)
+    for row in rows[-2:]:
+        at = [float(row["x"]), float(row["y"])]
+        # Two prepared pixels of 5.4 each.
+        assert np.linalg.norm(centres(59) - at, axis=-1).min() < 11

@@ -303,10 +303,11 @@ class SearchesAgain(Protocol):
         start: Pins,
         pins: Pins,
         released: Bool[Tensor, "B N"],
+        appearance: Any = None,
     ) -> "Posterior":
         """Return q(a | v) of tracks that start from those known, `start`, and obey pins.
 
-        Released objects are searched for anew from their pins.
+        Released objects are searched for anew from their pins; `appearance` is that of `start`.
         """
 
 

@@ -488,6 +488,7 @@ class _Searcher:
             start=Pins(known, seen.detected[:, :, :T]),
             pins=Pins(near, given),
             released=released & given.any(-1),
+            appearance=self.q.appearance,
         )
         num_frames = seen.detected.shape[2]
         return track_observations(model, self.q, self.observed, self.num_objects, num_frames)

@@ -7,6 +7,7 @@ import torch
 
 from layer_scenes import crop_first_frames, disk_and_ring
 from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.model import Gaussian
 from motes.models.layers import search
 from motes.models.layers.renderer import Appearance, LayeredRenderer
 from motes.models.layers.search import (
@@ -20,6 +21,7 @@ from motes.models.layers.search import (
     revisit,
     select_likelier,
 )
+from motes.models.protocols import Pins, Search
 from motes.models.sprites.grid_posterior import GridPosterior, StreamedPosterior
 from motes.models.sprites.likelihood_maps import MIN_LLR, PixelGaussian
 from motes.models.sprites.search import Detections, Scene, scene_of
@@ -200,3 +202,70 @@ def test_layered_search_in_blocks_equals_the_search_at_once(at_once, two_clips, 
     there = torch.stack([truth[0], truth[1].flip(0)])
     gap = (scene.renderer.to_pixels(whole.means) - there).norm(dim=-1)
     assert gap[whole.detected].max() < 0.5
+
+
+@pytest.mark.parametrize("frame", [2, 12])
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_a_pin_decides_which_object_is_followed_and_its_class(wanted, frame, generator):
+    """Of a disk and a ring one is looked for; a pin far from the track sends it to the other."""
+    renderer, frames, positions, _ = crossing([0, 1], generator)
+    both = scene_with(renderer, frames, generator)
+    tracker, one = LayeredTracker(7), torch.tensor([1])
+    other = 1 - wanted
+    known = {"dynamics": both.dynamics, "renderer": renderer, "slots": 2, "search": Search()}
+    seen = torch.zeros(1, 2, 15, dtype=torch.bool)
+    seen[:, 0] = True
+    place = torch.stack([positions[:, other], positions[:, other]], 1).double()
+    sharp = 1e-3 * torch.eye(2, dtype=torch.float64).expand(1, 2, 15, 2, 2)
+    start = Appearance(torch.tensor([[other, 0]]), torch.tensor([[1, 0]]))
+    pinned = torch.zeros_like(seen)
+    pinned[0, 0, frame] = True
+    at = torch.stack([positions[:, wanted], positions[:, other]], 1).double()
+    q = tracker.search_again(
+        frames[..., None],
+        one,
+        torch.ones(1, 15, dtype=torch.bool),
+        start=Pins(Gaussian(place, sharp), seen),
+        pins=Pins(Gaussian(at, sharp), pinned),
+        released=torch.tensor([[True, False]]),
+        appearance=start,
+        **known,
+    )
+    assert isinstance(q, GridPosterior)
+    assert q.appearance is not None
+    assert int(q.appearance.sprite_class[0, 0]) == wanted
+    away = renderer.to_pixels(q.means[0, 0]) - renderer.to_pixels(positions[0, wanted])
+    # The other object is not explained where they cross; elsewhere errors are those of a search.
+    assert q.detected[0, 0].float().mean() > 0.7
+    assert away.norm(dim=-1)[q.detected[0, 0]].median() < 0.25
+
+
+def test_a_pin_where_nothing_is_keeps_track_class_and_order(generator):
+    renderer, frames, positions, appearance = crossing([1, 0], generator)
+    scene, tracker = scene_with(renderer, frames, generator), LayeredTracker(7)
+    observed = torch.ones(1, 15, dtype=torch.bool)
+    given = torch.zeros(1, 2, 15, dtype=torch.bool)
+    given[0, 0, 7] = True
+    sharp = 1e-3 * torch.eye(2, dtype=torch.float64).expand(1, 2, 15, 2, 2)
+    nowhere = renderer.from_pixels(torch.tensor([3.0, 29.0])).double().expand(1, 2, 15, 2)
+    q = tracker.search_again(
+        frames[..., None],
+        torch.tensor([2]),
+        observed,
+        dynamics=scene.dynamics,
+        renderer=renderer,
+        slots=2,
+        search=Search(),
+        start=Pins(Gaussian(positions.double(), sharp), ~given | given),
+        pins=Pins(Gaussian(nowhere, sharp), given),
+        released=torch.tensor([[True, False]]),
+        appearance=appearance,
+    )
+    assert isinstance(q, GridPosterior)
+    assert q.appearance is not None
+    assert q.appearance.sprite_class.tolist() == [[0, 1]]
+    assert q.appearance.order.tolist() == [[1, 0]]
+    seen = q.detected[0]
+    away = (renderer.to_pixels(q.means[0]) - renderer.to_pixels(positions[0])).norm(dim=-1)
+    assert seen.float().mean() > 0.9
+    assert away[seen].max() < 0.5

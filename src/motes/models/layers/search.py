@@ -1,5 +1,6 @@
 """q(a | v) of the layered family: the sprite search, with sprite classes and depth order."""
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from motes.models.sprites.likelihood_maps import (
     probabilities,
     window_offsets,
 )
+from motes.models.sprites.pins import PixelPins, search_again
 from motes.models.sprites.search import (
     FINE_WINDOW,
     PASSES_PER_FRAME,
@@ -544,6 +546,62 @@ class LayeredTracker(GridInference):
             best = best_hypothesis(_bound(many, place, expected, appearance), hypotheses)
             found = place.select(best), expected.select(best), appearance.select(best)
         return lambda: _blocks(scene, *found)
+
+    def search_pinned(
+        self,
+        scene: Scene[LayeredRenderer],
+        found: Detections,
+        pins: PixelPins,
+        released: Bool[Tensor, "B N"],
+        appearance: Appearance,
+    ) -> PosteriorBlocks:
+        """Return q(a | v) of a search that starts from tracks and obeys pins."""
+        most = released.shape[1]
+        known = Appearance(appearance.sprite_class[:, :most], _without_slots(appearance, most))
+        coarse = SpriteClasses.coarse(scene.renderer, self.window)
+        before, after = (LayerSteps(coarse, known, released) for _ in range(2))
+        found, expected, clips = search_again(scene, found, pins, released, before, after)
+        place = PixelGaussian.where(found.detected, found.place, expected)
+        gained = torch.zeros_like(released[:, :1]).index_fill(0, clips, True)
+        appearance = Appearance(
+            *(
+                torch.where(gained, new, old)
+                for new, old in zip(after.appearance, known, strict=True)
+            )
+        )
+        return functools.partial(_blocks, scene, place, expected, appearance)
+
+
+@dataclass
+class LayerSteps:
+    """Steps of a further search; the classes of released objects are found anew."""
+
+    classes: SpriteClasses
+    appearance: Appearance
+    released: Bool[Tensor, "B N"]
+
+    def revisit(
+        self, scene: Scene[LayeredRenderer], guess: PixelGaussian, prior: PixelGaussian
+    ) -> Detections:
+        """Return detections near a guess, given the prior; update class and depth order."""
+        found, seen = revisit(scene, self.classes, guess, self.appearance, prior)
+        sprite_class = torch.where(self.released, seen.sprite_class, self.appearance.sprite_class)
+        appearance = self.appearance._replace(sprite_class=sprite_class)
+        self.appearance = order_depth(scene, found.place.mean, appearance)
+        return found
+
+    def bound(
+        self, scene: Scene[LayeredRenderer], found: Detections, expected: PixelGaussian
+    ) -> Float[Tensor, " B"]:
+        """Return the bound at the means of q."""
+        place = PixelGaussian.where(found.detected, found.place, expected)
+        return _bound(scene, place, expected, self.appearance)
+
+
+def _without_slots(appearance: Appearance, slots: int) -> Int[Tensor, "B N"]:
+    """Return the depth order of the first objects."""
+    order = appearance.order
+    return order[order < slots].view(len(order), slots)
 
 
 def _search(

@@ -1,14 +1,15 @@
-"""The search of the sprite family, once more, with places that a person gave.
+"""A search once more, with places that a person gave.
 
 A pin is a further observation of a_t, so tracks are compared by
 
     log p(v, a) + sum over pins of log N(pin; a_t)
 
-An object whose track is far from its pin is searched for anew, from the pin to both sides.
+An object whose track is far from its pin is searched for anew, from the pin to both sides. A family
+gives the step of its search and its bound as `Steps`.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -64,43 +65,93 @@ class PixelPins(NamedTuple):
         return PixelPins(self.place.select(at), self.given[at])
 
 
+@runtime_checkable
+class Steps(Protocol):
+    """What the search of a family offers."""
+
+    def revisit(self, scene: Scene[Any], guess: PixelGaussian, prior: PixelGaussian) -> Detections:
+        """Return detections near a guess, given the prior."""
+
+    def bound(
+        self, scene: Scene[Any], found: Detections, expected: PixelGaussian
+    ) -> Float[Tensor, " B"]:
+        """Return the bound at the means of q."""
+
+
+class SpriteSteps(NamedTuple):
+    """Steps of the sprite family."""
+
+    template: SpriteTemplate
+
+    def revisit(
+        self, scene: Scene[SpriteRenderer], guess: PixelGaussian, prior: PixelGaussian
+    ) -> Detections:
+        """Return detections near a guess, given the prior."""
+        blocks = search.revisit_blocks(scene, self.template, guess, prior)
+        return Detections.joined([part for *_, part in blocks], 2)
+
+    def bound(
+        self, scene: Scene[SpriteRenderer], found: Detections, expected: PixelGaussian
+    ) -> Float[Tensor, " B"]:
+        """Return the bound at the means of q."""
+        return search._bound(scene, found, expected)
+
+
+class Searched(NamedTuple):
+    """Tracks after a further search."""
+
+    found: Detections
+    expected: PixelGaussian  # leave-one-out predictions
+    clips: Int[Tensor, " some"]  # with tracks that were not found before
+
+
 def search_again(
-    scene: Scene[SpriteRenderer],
-    window: int,
+    scene: Scene[Any],
     found: Detections,
     pins: PixelPins,
     released: Bool[Tensor, "B N"],
-) -> tuple[Detections, PixelGaussian]:
+    before: Steps,
+    after: Steps,
+) -> Searched:
     """Return detections and leave-one-out predictions: as found, or better ones by the pins.
+
+    New tracks are taken where frames show the released objects at their pins, and where the bound
+    with the log density of the pins rises.
 
     Args:
         scene: the clips.
-        window: pixels around a prediction in which an object is searched for.
         found: the tracks so far.
         pins: places of objects.
         released: objects whose track contradicts a pin and is searched for anew.
+        before: steps of the search, for the bound of the tracks so far.
+        after: the same for new tracks; they may change what they know of released objects.
 
     Law: a pin leads the search to another object
     (test_a_pin_far_from_the_track_changes_what_is_followed); a pin where nothing is does not
     (test_a_pin_where_nothing_is_keeps_the_track).
     """
-    coarse = SpriteTemplate.coarse(scene.renderer, window)
     expected = search.predict_from_other_frames(scene, found)
-    new = regrow(scene, coarse, found, pins, released)
+    new = regrow(scene, after, found, pins, released)
     for _ in range(search.REVISITS):
         prior = pins.condition(search.predict_from_other_frames(scene, new))
-        new, seen = _look(scene, coarse, new, prior, pins)
-    after = search.predict_from_other_frames(scene, new)
-    gained = _score(scene, new, after, pins) > _score(scene, found, expected, pins)
-    clips = gained.nonzero()[:, 0]
+        new, seen = _look(scene, after, new, prior, pins)
+    later = search.predict_from_other_frames(scene, new)
+    gained = _score(scene, after, new, later, pins) > _score(scene, before, found, expected, pins)
+    # Frames of many grey levels outweigh any pin. Where they show an object at its pins, that
+    # object is meant, even if another one explains more pixels.
+    needed = pins.given & released[..., None]
+    shown = (seen | ~needed).flatten(1).all(1) & needed.flatten(1).any(1)
+    clips = (gained | shown).nonzero()[:, 0]
     # A pin is counted once: the detections are those of the frames alone.
     new = Detections(new.place, seen)
-    return found.put(clips, new.select(clips)), expected.put(clips, after.select(clips))
+    return Searched(
+        found.put(clips, new.select(clips)), expected.put(clips, later.select(clips)), clips
+    )
 
 
 def regrow(
-    scene: Scene[SpriteRenderer],
-    coarse: SpriteTemplate,
+    scene: Scene[Any],
+    steps: Steps,
     found: Detections,
     pins: PixelPins,
     released: Bool[Tensor, "B N"],
@@ -121,7 +172,7 @@ def regrow(
         at = (slice(None), slice(None), time)
         part, own = scene.during(time), pins.during(time)
         here = Detections(found.place.select(at), found.detected[at])
-        new, _ = _look(part, coarse, here, own.condition(expected.select(at)), own)
+        new, _ = _look(part, steps, here, own.condition(expected.select(at)), own)
         change = free & near & released.any(1)[:, None, None]
         means, covariances = (
             torch.where(
@@ -139,22 +190,21 @@ def regrow(
 
 
 def _look(
-    scene: Scene[SpriteRenderer],
-    coarse: SpriteTemplate,
-    found: Detections,
-    prior: PixelGaussian,
-    pins: PixelPins,
+    scene: Scene[Any], steps: Steps, found: Detections, prior: PixelGaussian, pins: PixelPins
 ) -> tuple[Detections, Bool[Tensor, "B N T"]]:
     """Return new detections, those by a pin among them, and which the frames show."""
     guess = PixelGaussian.where(found.detected, found.place, prior)
-    blocks = search.revisit_blocks(scene, coarse, guess, prior)
-    new = Detections.joined([part for *_, part in blocks], 2)
+    new = steps.revisit(scene, guess, prior)
     return Detections(new.place, new.detected | pins.given), new.detected
 
 
 def _score(
-    scene: Scene[SpriteRenderer], found: Detections, expected: PixelGaussian, pins: PixelPins
+    scene: Scene[Any],
+    steps: Steps,
+    found: Detections,
+    expected: PixelGaussian,
+    pins: PixelPins,
 ) -> Float[Tensor, " B"]:
     """Return the bound at the means of q with the log density of the pins."""
     place = PixelGaussian.where(found.detected, found.place, expected)
-    return search._bound(scene, found, expected) + pins.log_density(place)
+    return steps.bound(scene, found, expected) + pins.log_density(place)

@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -44,6 +44,9 @@ from motes.models.sprites.likelihood_maps import (
 )
 from motes.models.sprites.occlusion import OccludedObjects, infer_occluded_objects
 from motes.models.sprites.renderer import PixelRenderer, SpriteRenderer
+
+if TYPE_CHECKING:
+    from motes.models.sprites.pins import PixelPins
 
 PASSES_PER_FRAME = 2  # the second assigns lit pixels by the result of the first
 CHUNK_PIXELS = 2**22  # pixels per object that are held together, which bounds memory
@@ -323,6 +326,48 @@ class GridInference(nn.Module):
         """Return q(a | v) as a function that yields it in blocks of frames."""
         raise NotImplementedError
 
+    @torch.no_grad()
+    def search_again(
+        self,
+        frames: Float[Tensor, "B T height width *channels"],
+        num_objects: Int[Tensor, " B"],
+        observed: Bool[Tensor, "B T"],
+        *,
+        dynamics: Any,
+        renderer: Any,
+        slots: int,
+        search: Search,
+        start: Pins,
+        pins: Pins,
+        released: Bool[Tensor, "B N"],
+        appearance: Any = None,
+    ) -> GridPosterior | StreamedPosterior:
+        """Return q(a | v) of tracks that start from known ones and obey pins; see `pins`."""
+        from motes.models.sprites.pins import PixelPins
+
+        scene = scene_of(renderer.with_channels(frames), num_objects, dynamics, renderer, observed)
+        most = scene.present.shape[1]
+        known, given = (
+            PixelPins(
+                in_pixels(renderer, Gaussian(*(part[:, :most] for part in some.place))),
+                some.given[:, :most],
+            )
+            for some in (start, pins)
+        )
+        found = self.search_pinned(scene, Detections(*known), given, released[:, :most], appearance)
+        return _posterior(found, slots, search, frames.shape[1])
+
+    def search_pinned(
+        self,
+        scene: Scene[Any],
+        found: Detections,
+        pins: "PixelPins",
+        released: Bool[Tensor, "B N"],
+        appearance: Any,
+    ) -> PosteriorBlocks:
+        """Return q(a | v) of a search that starts from tracks and obeys pins."""
+        raise NotImplementedError
+
     def max_objects(self, trained: int) -> int:
         """Return the largest count that can be searched for."""
         return MAX_OBJECTS
@@ -380,39 +425,21 @@ class Tracker(GridInference):
         occluded = infer_occluded_objects(scene, found, expected)
         return lambda: _blocks(scene, found, expected, explore, occluded)
 
-    @torch.no_grad()
-    def search_again(
+    def search_pinned(
         self,
-        frames: Float[Tensor, "B T height width"],
-        num_objects: Int[Tensor, " B"],
-        observed: Bool[Tensor, "B T"],
-        *,
-        dynamics: Any,
-        renderer: SpriteRenderer,
-        slots: int,
-        search: Search,
-        start: Pins,
-        pins: Pins,
+        scene: Scene[SpriteRenderer],
+        found: Detections,
+        pins: "PixelPins",
         released: Bool[Tensor, "B N"],
-    ) -> GridPosterior | StreamedPosterior:
-        """Return q(a | v) of tracks that start from known ones and obey pins; see `pins`."""
-        from motes.models.sprites.pins import PixelPins, search_again
+        appearance: Any,
+    ) -> PosteriorBlocks:
+        """Return q(a | v) of a search that starts from tracks and obeys pins."""
+        from motes.models.sprites.pins import SpriteSteps, search_again
 
-        scene = scene_of(renderer.with_channels(frames), num_objects, dynamics, renderer, observed)
-        most = scene.present.shape[1]
-        known, given = (
-            PixelPins(
-                in_pixels(renderer, Gaussian(*(part[:, :most] for part in some.place))),
-                some.given[:, :most],
-            )
-            for some in (start, pins)
-        )
-        found, expected = search_again(
-            scene, self.window, Detections(*known), given, released[:, :most]
-        )
+        steps = SpriteSteps(SpriteTemplate.coarse(scene.renderer, self.window))
+        found, expected, _ = search_again(scene, found, pins, released, steps, steps)
         occluded = infer_occluded_objects(scene, found, expected)
-        blocks = functools.partial(_blocks, scene, found, expected, 0.0, occluded)
-        return _posterior(blocks, slots, search, frames.shape[1])
+        return functools.partial(_blocks, scene, found, expected, 0.0, occluded)
 
     def _best_search(
         self, scene: Scene[SpriteRenderer], hypotheses: int
