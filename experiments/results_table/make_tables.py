@@ -267,14 +267,14 @@ def server_page(records: dict[str, Record]) -> str:
     record = records["server"]
     crowd, memory = record["crowd"], record["crowd"]["memory_mib"]
     lines = [
-        "| ms; clip of 30 frames, three balls | one client: median | 95 % "
+        "| ms; clip of 30 frames, three balls | one client: median | 95 % | CPU "
         f"| {crowd['clients']} clients: answered | refused | within 5 s | median | 95 % |",
-        "|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     kinds = crowd["kinds"] if "kinds" in crowd else _kinds_of_old_record(crowd)
     for name, alone in record["alone_ms"].items():
         many = kinds.get(name, {})
-        cells = [alone.get(part, "") for part in PERCENTS]
+        cells = [alone.get(part, "") for part in (*PERCENTS, "cpu_mean")]
         cells += [many.get(part, "") for part in ("answered", "refused", "in_time")]
         cells += [many.get("ms", {}).get(part, "") for part in PERCENTS]
         lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
@@ -285,7 +285,8 @@ def server_page(records: dict[str, Record]) -> str:
         "line. "
         + ("" if share is None else f"Questions answered within 5 s: {100 * share:.1f} %. ")
         + f"Memory: {memory['before']} MiB before, {memory['most']} at most, {memory['end']} at "
-        f"the end. Load average of the machine before: {record['load_average_before']}."
+        f"the end. Load average of the machine before: {record['load_average_before']}"
+        + (f", after: {record['load_average_after']}." if "load_average_after" in record else ".")
     )
     return "\n".join([*lines, "", text, "", origin(record)])
 
