@@ -6,6 +6,7 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+from scipy import sparse
 
 from motes.core.axes import Bool, Float, Int, Tensor, UInt8
 from motes.core.errors import require
@@ -63,20 +64,21 @@ class Geometry:
         Law: `VideoMap` maps a disk's centroid back (test_a_centroid_survives_the_journey).
         """
         (left, top), (across, down) = self.margin, self.inner
-        rows, columns = area_weights(mask.shape[0], down), area_weights(mask.shape[1], across)
+        # Sparse: a pixel has few weights, and the threads of a dense product wait for each other.
+        narrow = area_weights(mask.shape[0], down) @ mask.astype(np.float32)
+        covered = (area_weights(mask.shape[1], across) @ narrow.T).T
         frame = np.zeros((self.height, self.width), dtype=np.uint8)
-        covered = rows @ mask.astype(np.float32) @ columns.T
         frame[top : top + down, left : left + across] = (255 * covered).round()
         return frame
 
 
 @cache
-def area_weights(before: int, after: int) -> Float[np.ndarray, "after before"]:
-    """Return the weights of area averaging along one axis, from `before` to `after` pixels."""
+def area_weights(before: int, after: int) -> sparse.csr_array:
+    """Return the weights of area averaging along one axis, [after, before]."""
     edges = np.linspace(0, before, after + 1)
     start, pixel = edges[:-1, None], np.arange(before)
     overlap = np.minimum(edges[1:, None], pixel + 1) - np.maximum(start, pixel)
-    return (overlap.clip(0) * (after / before)).astype(np.float32)
+    return sparse.csr_array((overlap.clip(0) * (after / before)).astype(np.float32))
 
 
 def fit_box(box: Box | None, width: int, height: int) -> Box:
