@@ -104,11 +104,13 @@ class DynamicsConfig:
     initial_spread: float = 1.0  # standard deviation of mu_k's position; Sigma_k = spread^2 I
     num_walls: int = optional(0)  # found after training, see `motes.training.event_fit`
     contact_kinds: int = optional(0)  # 1: objects bounce off one another, also found afterwards
+    pair_forces: int = optional(0)  # 1: forces act between objects, also found afterwards
 
     def __post_init__(self) -> None:
         require(
             self.contact_kinds in (0, 1), f"contact_kinds is {self.contact_kinds!r:.40}; give 0, 1"
         )
+        require(self.pair_forces in (0, 1), f"pair_forces is {self.pair_forces!r:.40}; give 0, 1")
         require(0 <= self.num_walls <= 64, f"num_walls is {self.num_walls!r:.40}; give 0..64")
         require(1 <= self.num_components <= 64, f"K is {self.num_components!r:.40}; give 1..64")
         require_positive(self, "sampling_period", "state_noise", "position_noise", "initial_spread")

@@ -17,6 +17,7 @@ from motes.core.axes import Float, Tensor
 from motes.kalman.contact_dynamics import ContactDynamics
 from motes.kalman.dynamics import require_linear
 from motes.kalman.event_dynamics import EventDynamics
+from motes.kalman.pair_dynamics import PairDynamics
 
 if TYPE_CHECKING:
     from motes.video.units import Units
@@ -102,9 +103,13 @@ def describe_law(
     M = slope.to(pixel_matrix.device) @ pixel_matrix.double()
     rate, seconds = (1.0, "frame") if frames_per_second is None else (frames_per_second, "s")
     delta = linear.log_delta.exp()
-    pull = M @ (delta * linear.force[2:])
-    errors = law.force_error if isinstance(law, EventDynamics | ContactDynamics) else None
-    spread = None if errors is None else float((M @ (delta * errors).diag()).norm(dim=1).max())
+    pull, errors = delta * linear.force[2:], None
+    if isinstance(law, EventDynamics | ContactDynamics):
+        errors = delta * law.force_error
+    if isinstance(law, PairDynamics):
+        pull, errors = law.pair_force, law.force_error
+    pull = M @ pull
+    spread = None if errors is None else float((M @ errors.diag()).norm(dim=1).max())
     where = "" if units.is_uniform else " in the middle of the frame"
     terms = [
         Term(
@@ -115,7 +120,10 @@ def describe_law(
             f"{_degrees(units, *pull.tolist()):.0f} degrees from +x{where}",
         )
     ]
-    terms += _field_terms(linear, rate, seconds)
+    if isinstance(law, PairDynamics):
+        terms += _pair_terms(law, float(M.det().abs().sqrt()), rate, (length, seconds))
+    else:
+        terms += _field_terms(linear, rate, seconds)
     walls = []
     if isinstance(law, EventDynamics | ContactDynamics):
         for wall, bars in _walls(law, pixel_matrix.double(), pixel_offset.double()):
@@ -129,7 +137,10 @@ def describe_law(
         terms.append(Term("contact distance", scale * value, scale * distance, length, where))
         value = float(law.contact_restitution)
         terms.append(Term("restitution of contacts", value, bounce, "", "equal masses"))
-    noise = (M @ linear.components().position_noise @ M.mT).diagonal().sqrt()
+    noise = linear.components().position_noise
+    if isinstance(law, PairDynamics):
+        noise = law.pair_position_variance * torch.eye(2, dtype=M.dtype, device=M.device)
+    noise = (M @ noise @ M.mT).diagonal().sqrt()
     terms.append(Term("observation noise", float(noise.mean()), None, length))
     return Law(tuple(terms), tuple(walls))
 
@@ -196,6 +207,36 @@ def _field_terms(linear: Any, rate: float, seconds: str) -> Iterator[Term]:
     turns = torch.linalg.eigvals(linear.components().transition).angle().abs()
     if float(turns.max()) > math.sqrt(FREE):
         yield Term("period", 2 * math.pi / float(turns.max()) / rate, None, f"{seconds}s")
+
+
+def _pair_terms(
+    law: PairDynamics, scale: float, rate: float, units: tuple[str, str]
+) -> Iterator[Term]:
+    """Yield forces between two objects of equal masses; then drag and the spring to a point."""
+    length, seconds = units
+    stiffness, rest, attraction = law.pair_errors.tolist()
+    k, G = float(law.pair_stiffness), float(law.pair_attraction)
+    per = f"/{seconds}^2"
+    if k != 0:
+        detail = "acceleration of each per unit of length, equal masses"
+        name = "spring between objects"
+        yield Term(name, rate**2 * k, rate**2 * stiffness, f"1{per}", detail)
+        long = float(law.pair_rest_length)
+        if long != 0:
+            yield Term("rest length of the spring", scale * long, scale * rest, length)
+    if G != 0:
+        size = scale**3 * rate**2
+        detail = "acceleration of each times squared distance, equal masses"
+        name = "attraction between objects" if G > 0 else "repulsion between objects"
+        yield Term(name, size * abs(G), size * attraction, f"{length}^3{per}", detail)
+        yield Term("its softening", scale * float(law.pair_softening), None, length)
+    drag = -float(law.pair_field[:, 2:].diagonal().mean())
+    if abs(drag) > FREE:
+        yield Term("drag", rate * drag, None, f"of the velocity per {seconds}")
+    squared = -float(law.pair_field[:, :2].diagonal().mean())
+    if squared > FREE:
+        period = 2 * math.pi / math.sqrt(squared) / rate
+        yield Term("period", period, None, f"{seconds}s", "of one object in the field alone")
 
 
 def _walls(

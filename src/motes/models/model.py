@@ -37,6 +37,7 @@ from motes.data.clips import ColourAxis
 from motes.kalman.contact_dynamics import ContactDynamics
 from motes.kalman.dynamics import LinearDynamics
 from motes.kalman.event_dynamics import EventDynamics
+from motes.kalman.pair_dynamics import PairDynamics
 from motes.models import paper
 from motes.models.law import Law, describe_law
 from motes.models.layers import search as layers
@@ -80,6 +81,8 @@ def _linear(config: DynamicsConfig, generator: torch.Generator) -> LinearDynamic
         "linear": config.law == "linear",
         "generator": generator,
     }
+    if config.pair_forces:
+        return PairDynamics(**settings)
     if config.contact_kinds:
         return ContactDynamics(num_walls=config.num_walls, **settings)
     if config.num_walls > 0:

@@ -44,6 +44,7 @@ from motes.training.event_fit import find_events, inferred_batches, may_have_eve
 from motes.training.fit_reference import check_quality, write_fit_reference
 from motes.training.gpu.replicas import Groups
 from motes.training.inputs import Dataset, fit_to_data, make_dataset, schedule_at_step
+from motes.training.pair_fit import find_pairs
 from motes.training.self_distillation import (
     PseudoLabelled,
     continue_from,
@@ -515,7 +516,7 @@ def fit_finished(runs: list[Run]) -> None:
                 continue
             batches = list(inferred_batches(run.trainer))
             given = (run.trainer, run.dataset.held_out, run.config, batches)
-            run.config = find_contacts(*given) or find_events(*given)
+            run.config = find_contacts(*given) or find_pairs(*given) or find_events(*given)
     ended = [run for run in runs if run.config.single_object_schedule and not run.unfinished]
     if ended:
         models, configs = [run.trainer.model for run in ended], [run.config for run in ended]
