@@ -41,6 +41,7 @@ docs: .venv/.ready
 	@$(BIN)/python -m experiments.results_table.make_tables
 	@$(BIN)/python -m experiments.reliability.make_page
 	@$(BIN)/python -m experiments.counting.score_counts --page
+	@$(BIN)/python -m experiments.public_tables.make_page
 
 site: .venv/.ready
 	@$(BIN)/python -c 'import sphinx, myst_parser, furo' 2> /dev/null \

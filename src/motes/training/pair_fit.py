@@ -32,8 +32,8 @@ from motes.kalman.pair_forces import (
     smoothed_path,
 )
 from motes.models.protocols import InferredBatch
-from motes.training.contact_fit import REGION, TEST_SHARE, Scenes, joint, scenes_of
-from motes.training.event_fit import may_have_events
+from motes.training.contact_fit import MARGIN, REGION, TEST_SHARE, Scenes, joint, scenes_of
+from motes.training.event_fit import inferred_batches, may_have_events
 from motes.training.inputs import TrainingData
 from motes.training.step import Trainer, held_out_bound
 
@@ -60,6 +60,7 @@ MIN_WINDOWS = 12
 ROUNDS = 12
 NOISE_FLOOR = 1e-3  # of process noise, in units of the noise of positions
 SEEN, AHEAD = 8, 10  # frames of the forecasts that calibrate noise
+LOOSE = 0.15  # observation noise of the search, in typical distances
 OUTLIER = 60.0  # nats below the median at which a window counts as wrongly tracked
 
 
@@ -427,6 +428,19 @@ def calibrate(law: PairLaw, scenes: Scenes) -> PairLaw:
         law = law._replace(
             state_sds=factor * law.state_sds, position_variance=factor**2 * law.position_variance
         )
+    return law._replace(
+        state_sds=MARGIN * law.state_sds, position_variance=MARGIN**2 * law.position_variance
+    )
+
+
+@torch.no_grad()
+def loosened(law: LinearDynamics, distance: float) -> LinearDynamics:
+    """Return the law for the search, changed in place: more noise, so that frames decide.
+
+    A linear law of single objects pulls inferred positions by a tenth of a pixel.
+    """
+    noise = float(law.components().position_noise.diagonal().mean().sqrt())
+    law.position_factor.diagonal().add_(math.log(max(LOOSE * distance / noise, 1.0)))
     return law
 
 
@@ -478,11 +492,16 @@ def find_pairs(
     fit = None if scenes is None else fit_pairs(scenes)
     if fit is None or scenes is None:
         return None
-    own = copy.deepcopy(trained).cpu()
+    own = loosened(copy.deepcopy(trained).cpu(), typical_distance(scenes))
     bound = held_out_bound(trainer, held_out)
-
-    fit = fit._replace(law=calibrate(fit.law, scenes))
+    # Once more with positions that the linear law does not pull.
     model.dynamics = pair_dynamics(fit, own, scenes.variance).to(trainer.device)
+    again = scenes_of(inferred_batches(trainer))
+    assert again is not None
+    curved = bool((fit.law.curvature != 0).any())
+    fit = maximise(fit.law, fit.kind, _windows(again, FIT_WINDOWS), curved) or fit
+    fit = fit._replace(law=calibrate(fit.law, again))
+    model.dynamics = pair_dynamics(fit, own, again.variance).to(trainer.device)
     if not held_out_bound(trainer, held_out) > bound:
         model.dynamics = trained
         return None

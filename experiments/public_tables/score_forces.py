@@ -1,0 +1,211 @@
+"""Learn forces between objects from pixels with `motes train` and score forecasts.
+
+Each (world, seed) trains preset `sprites-video` on fresh clips, without options, and is scored on
+unseen ones. Distances are of point forecasts (means of draws) in pixels, or in units of half the
+frame for `gravity`, whose table sums them over frames 9 to 18; regions are those that hold 90 % of
+the draws by their distance from the mean in standard deviations. Objects are matched to the truth
+by the first frames.
+
+The oracle is the simulator itself: a least-squares fit of the first state to the true positions of
+the seen frames with noise of the same size as the model's own errors in them, and forecasts from
+it. `simulator` is told the exact state, which leaves no error: its row is 0 by construction.
+
+Usage: python -m experiments.public_tables.score_forces gravity 0 --runs runs/forces --out FILE
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+import motes
+from motes.core.axes import Float, Tensor
+from motes.core.environment import environment
+from motes.data import Clips, save_clips
+from motes.data.worlds.pairs import PairWorld, paig_spring, spring_pair, stove_gravity
+from motes.evaluation import metrics
+from motes.models.model import write_json
+from motes.training.presets import find
+from motes.training.train import train
+
+PRESET = "sprites-video"
+TEST_SEED = 1_000_000
+BATCH = 50
+ORACLE_DRAWS = 256
+
+
+class Case(NamedTuple):
+    """A world and the protocol of its table."""
+
+    world: PairWorld
+    clips: int  # to learn from
+    frames: int  # of a clip
+    seen: int
+    last: int  # frame of the forecast
+    tests: int
+    truth: dict[str, float]  # of `motes law`, in pixels and frames
+
+
+GRAVITY = 2.0 * (50 / 30) ** 3  # G times mass, in pixels
+CASES = {
+    "spring-pair": Case(
+        spring_pair(), 200, 30, 8, 30, 120,
+        {"spring between objects": 0.02, "rest length of the spring": 12.0},
+    ),
+    "gravity": Case(
+        stove_gravity(), 200, 30, 8, 18, 120, {"attraction between objects": GRAVITY}
+    ),
+    "paig-spring": Case(
+        paig_spring(), 400, 12, 4, 30, 120,
+        {"spring between objects": 0.36, "rest length of the spring": 12.0},
+    ),
+}  # fmt: skip
+
+
+def scores(draws: Float[Tensor, "S B N T 2"], truth: Float[Tensor, "B N T 2"]) -> dict[str, Any]:
+    """Return errors of the mean by frame, in pixels, and the coverage by draws."""
+    mean = draws.mean(0)
+    away, off = draws - mean, truth - mean
+    spread = torch.einsum("sbnti,sbntj->bntij", away, away) / len(draws)
+    precision = (spread + 1e-9 * torch.eye(2, dtype=torch.float64)).inverse()
+    distances = torch.einsum("sbnti,bntij,sbntj->sbnt", away, precision, away)
+    own = torch.einsum("bnti,bntij,bntj->bnt", off, precision, off)
+    inside = (own < distances.quantile(0.9, dim=0)).double()
+    error = off.norm(dim=-1)
+    return {
+        "mean_error_pixels": float(error.mean()),
+        "standard_error": float(error.mean((1, 2)).std() / math.sqrt(len(error))),
+        "median_error_pixels": float(error.mean((1, 2)).median()),
+        "coverage90": float(inside.mean()),
+        "error_by_frame": [round(value, 4) for value in error.mean((0, 1)).tolist()],
+        "coverage_by_frame": [round(value, 3) for value in inside.mean((0, 1)).tolist()],
+    }
+
+
+def ask_model(model: Any, clips: Clips, case: Case) -> tuple[Tensor, Tensor]:
+    """Return draws of forecasts and inferred positions, matched to the truth, in pixels."""
+    drawn, seen = [], []
+    assert clips.positions is not None
+    for some in torch.arange(len(clips.positions)).split(BATCH):
+        part = clips[int(some[0]) : int(some[-1]) + 1]
+        assert part.positions is not None
+        number, first = part.positions.shape[1], min(case.seen, 5)
+        answer = motes.forecast(model, part.frames[:, : case.seen], number, case.last - case.seen)
+        order = metrics.best_order(answer.pixels[:, :, :first], part.positions[:, :, :first])
+        drawn.append(torch.stack([metrics.reorder(one.float(), order) for one in answer.draws]))
+        seen.append(metrics.reorder(answer.pixels[:, :, : case.seen], order))
+    return torch.cat(drawn, 1).double(), torch.cat(seen).double()
+
+
+def ask_oracle(case: Case, states: np.ndarray, noise: float, num_clips: int) -> Tensor:
+    """Return draws of the simulator from first states fitted to noisy seen positions, in pixels.
+
+    Gauss-Newton from the true first state, then draws of its Gaussian posterior, run exactly.
+    """
+    world, rng = case.world, np.random.default_rng(0)
+    scale = world.size / world.side
+    sd = noise / scale
+    first = states[:num_clips, :, 0]
+    B, N = first.shape[:2]
+    seen = states[:num_clips, :, : case.seen, :2]
+    seen = seen + sd * rng.normal(size=seen.shape)
+
+    def paths(start: np.ndarray, frames: int) -> np.ndarray:
+        flat = start.reshape(-1, N, 4)
+        return np.concatenate([flat[:, :, None], world.forecast(flat, frames - 1)], 2)
+
+    estimate = first.copy()
+    for _ in range(4):
+        here = paths(estimate, case.seen)[..., :2].reshape(B, -1)
+        J = np.empty((B, here.shape[1], 4 * N))
+        for d in range(4 * N):
+            moved = estimate.reshape(B, -1).copy()
+            moved[:, d] += 1e-5
+            there = paths(moved.reshape(B, N, 4), case.seen)[..., :2].reshape(B, -1)
+            J[:, :, d] = (there - here) / 1e-5
+        inverse = np.linalg.pinv(np.einsum("bki,bkj->bij", J, J))
+        step = np.einsum("bij,bkj,bk->bi", inverse, J, seen.reshape(B, -1) - here)
+        estimate = estimate + step.reshape(B, N, 4)
+    roots = sd * np.linalg.cholesky(inverse + 1e-12 * np.eye(4 * N))
+    noises = np.einsum("bij,sbj->sbi", roots, rng.normal(size=(ORACLE_DRAWS, B, 4 * N)))
+    drawn = (estimate.reshape(B, -1) + noises).reshape(-1, N, 4)
+    future = paths(drawn, case.last)[:, :, case.seen :, :2]
+    return torch.from_numpy(world.pixels(future).reshape(ORACLE_DRAWS, B, N, -1, 2))
+
+
+def law_errors(law: Any, truth: dict[str, float]) -> dict[str, Any]:
+    """Return learned numbers of the law beside the true ones."""
+    found = {term.name: (term.value, term.error) for term in law.terms}
+    return {
+        name: {"true": value, "learned": found.get(name, (None, None))[0],
+               "error_bar": found.get(name, (None, None))[1]}
+        for name, value in truth.items()
+    }  # fmt: skip
+
+
+def run_one(name: str, seed: int, runs: Path, steps: int) -> dict[str, Any]:
+    """Train on fresh clips, then score forecasts of others."""
+    case = CASES[name]
+    world, folder, path = case.world, runs / f"{name}-{seed}", runs / f"{name}-{seed}.npz"
+    if not folder.exists():
+        save_clips(path, world.make(case.clips, case.frames, seed=seed))
+    config = find(PRESET)
+    data = dataclasses.replace(config.data, path=str(path))
+    schedule = dataclasses.replace(config.schedule, iterations=steps or config.schedule.iterations)
+    config = dataclasses.replace(config, data=data, schedule=schedule, seed=seed)
+    cpu = time.process_time()
+    learning: dict[str, Any] = {"clips": case.clips, "frames": case.frames}
+    if not folder.exists():
+        outcome = train(config, folder)
+        learning["held_out_bound"] = outcome.held_out_bound
+        learning["cpu_seconds"] = round(time.process_time() - cpu, 1)
+    model = motes.load(folder)
+    tests = world.make(case.tests, case.last, seed=TEST_SEED + seed)
+    assert tests.positions is not None
+    truth = tests.positions.double()
+    draws, seen = ask_model(model, tests, case)
+    rmse = float((seen - truth[:, :, : case.seen]).square().mean().sqrt())
+    states = world.simulate(case.tests, case.last, TEST_SEED + seed)
+    oracle = ask_oracle(case, states, max(rmse, 0.01), case.tests)
+    record: dict[str, Any] = {
+        "learning": learning,
+        "law": law_errors(model.law, case.truth),
+        "words": str(model.law).splitlines(),
+        "seen_rmse_pixels": rmse,
+        "forecast": scores(draws[..., case.seen :, :], truth[:, :, case.seen :]),
+        "oracle": scores(oracle, truth[:, :, case.seen :]),
+        "environment": environment(torch.device("cpu")),
+    }
+    if name == "gravity":
+        for part in ("forecast", "oracle"):
+            summed = sum(record[part]["error_by_frame"]) * 2 / world.size
+            record[part]["summed_error"] = round(summed, 5)
+    return record
+
+
+def main() -> None:
+    """Run one world and seed, and add its record to a file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("world", choices=list(CASES))
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--runs", type=Path, default=Path("runs/forces"))
+    parser.add_argument("--steps", type=int, default=0, help="0: those of the preset")
+    parser.add_argument("--out", type=Path, default=Path("experiments/public_tables/forces.json"))
+    given = parser.parse_args()
+    given.runs.mkdir(parents=True, exist_ok=True)
+    record = run_one(given.world, given.seed, given.runs, given.steps)
+    found = json.loads(given.out.read_text("utf-8")) if given.out.exists() else {}
+    found.setdefault(given.world, {})[str(given.seed)] = record
+    write_json(given.out, found)
+
+
+if __name__ == "__main__":
+    main()
