@@ -31,7 +31,8 @@ from motes.queries.corrections import (
     without_forbidden,
 )
 from motes.queries.counting import count_log_evidence
-from motes.queries.fit import FitStatistics, judge_fit, measure_fit
+from motes.queries.fit import FitReference, FitStatistics, judge_fit, measure_fit
+from motes.queries.scatter import at_least
 
 NUM_DRAWS = 64  # rendered draws that a marginal frame averages
 __all__ = ["Answer", "forecast", "infer", "interpolate", "sample"]
@@ -185,9 +186,16 @@ def track_observations(
     num_objects: Int[Tensor, " B"],
     num_frames: int,
 ) -> Observations:
-    """Return the calibrated moments of q in its frames, and no detections in those after them."""
+    """Return the calibrated moments of q in its frames, and no detections in those after them.
+
+    A model whose objects do not keep their looks has wider ones, see `motes.queries.scatter`.
+    """
     scale = model.calibration_scale[(num_objects - 1).clamp(max=len(model.calibration_scale) - 1)]
     covariances = scale[:, None, None, None, None] * q.covariances()
+    reference = None if model.folder is None else FitReference.load(model.folder)
+    scatter = None if reference is None else reference.scatter
+    if scatter is not None and scatter.floor is not None:
+        covariances = at_least(covariances, scatter.floor)
 
     def flags(mask: Bool[Tensor, "B _ T"] | None) -> Bool[Tensor, "B N T"]:
         return (observed[:, None] if mask is None else mask).expand(q.means.shape[:3])

@@ -17,6 +17,7 @@ from motes.core.errors import InputError
 from motes.models.model import Model, write_json
 from motes.queries.answer import Fit
 from motes.queries.law_test import departure_from_law
+from motes.queries.scatter import Scatter
 
 FILE = "fit.json"  # in the folder of a model
 MAX_Z = 6.0  # a clip with a larger score does not fit
@@ -62,10 +63,14 @@ class FitReference:
     mean: Float[Tensor, "Nmax 5"]
     sd: Float[Tensor, "Nmax 5"]
     num_frames: int  # of the clips
+    scatter: Scatter | None = None  # of detections; None: unknown
 
     @staticmethod
     def of(
-        statistics: FitStatistics, num_objects: Int[Tensor, " B"], num_frames: int
+        statistics: FitStatistics,
+        num_objects: Int[Tensor, " B"],
+        num_frames: int,
+        scatter: Scatter | None = None,
     ) -> "FitReference":
         """Return the reference of clips that fit; a count without clips has that of all."""
         values, means, sds = statistics.badness().double(), [], []
@@ -73,7 +78,7 @@ class FitReference:
             some = values[num_objects == count] if (num_objects == count).sum() > 1 else values
             means.append(some.mean(0))
             sds.append(some.std(0, unbiased=False))
-        return FitReference(torch.stack(means), torch.stack(sds), num_frames)
+        return FitReference(torch.stack(means), torch.stack(sds), num_frames, scatter)
 
     def score(
         self,
@@ -94,8 +99,12 @@ class FitReference:
 
     def save(self, folder: Path) -> None:
         """Write the reference into the folder of a model."""
-        content = {"mean": self.mean.tolist(), "sd": self.sd.tolist()}
-        write_json(folder / FILE, {**content, "num_frames": self.num_frames})
+        content: dict[str, Any] = {"mean": self.mean.tolist(), "sd": self.sd.tolist()}
+        content |= {"num_frames": self.num_frames}
+        if self.scatter is not None:
+            content["overdispersion"] = self.scatter.overdispersion
+            content["scatter"] = self.scatter.covariance.tolist()
+        write_json(folder / FILE, content)
 
     @staticmethod
     def load(folder: Path) -> "FitReference | None":
@@ -109,8 +118,12 @@ class FitReference:
                 torch.tensor([(*row, *[usual][len(row) - 4 :]) for row in content[name]]).double()
                 for name, usual in zip(("mean", "sd"), LAW_TEST, strict=True)
             )
-            found = FitReference(mean, sd, int(content["num_frames"]))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            scatter = None
+            if "scatter" in content:
+                covariance = torch.tensor(content["scatter"]).double().reshape(2, 2)
+                scatter = Scatter(float(content["overdispersion"]), covariance)
+            found = FitReference(mean, sd, int(content["num_frames"]), scatter)
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise InputError(f"{path} cannot be read ({error}); delete it") from None
         if found.mean.shape != found.sd.shape or found.mean.shape[1:] != (5,):
             raise InputError(f"{path} holds other numbers than expected; delete it")

@@ -11,6 +11,7 @@ from motes.models.model import Model
 from motes.queries import Answer, infer, interpolate
 from motes.queries.fit import FitReference, FitStatistics
 from motes.queries.quality import ClipErrors, Quality
+from motes.queries.scatter import Scatter, ScatterSums
 from motes.training.inputs import Dataset, TrainingData
 
 NUM_CLIPS = 64  # that the statistics are of
@@ -38,9 +39,11 @@ def write_fit_reference(
     found = _query_own_clips(model, dataset, NUM_CLIPS)
     if found is None:
         return None
-    statistics, errors, counts = found
+    statistics, errors, counts, scatter = found
+    if networks:  # they do not compute their posterior from the pixels, and have `calibrate`
+        scatter = None
     num_frames = min(dataset.training.video.shape[1], MAX_FRAMES)
-    FitReference.of(statistics, counts, num_frames).save(folder)
+    FitReference.of(statistics, counts, num_frames, scatter).save(folder)
     quality = Quality.of(statistics, errors, before, networks)
     quality.save(folder)
     return quality
@@ -56,33 +59,36 @@ def check_quality(
 
 def _query_own_clips(
     model: Model, dataset: Dataset, num_clips: int
-) -> tuple[FitStatistics, ClipErrors, torch.Tensor] | None:
-    """Return statistics, errors and counts of some of a run's clips."""
+) -> tuple[FitStatistics, ClipErrors, torch.Tensor, Scatter | None] | None:
+    """Return statistics, errors, counts and the scatter of some of a run's clips."""
     if model.colour_axis is not None:  # the clips of the run are grey already
         model = copy.copy(model)
         model.colour_axis = None
     parts: list[tuple[FitStatistics, ClipErrors, torch.Tensor]] = []
+    scatter: list[ScatterSums] = []
     with contextlib.suppress(InputError):
         for data in (dataset.held_out, dataset.training):
             chosen = torch.arange(min(num_clips, len(data.num_objects)))
             for some in chosen.split(BATCH) if len(chosen) else ():
-                answer = _query(model, data, some)
+                frames, answer = _query(model, data, some)
                 counts = data.num_objects[some].cpu()
                 parts.append((answer.measure(), ClipErrors.of(answer), counts))
+                if model.black_and_white:
+                    scatter.append(ScatterSums.of(model, frames, answer))
             num_clips -= len(chosen)
     if not parts:
         return None
     found, errors, all_counts = zip(*parts, strict=True)
     statistics = FitStatistics(*(torch.cat(part).cpu() for part in zip(*found, strict=True)))
     sums = ClipErrors(*(torch.cat(part) for part in zip(*errors, strict=True)))
-    return statistics, sums, torch.cat(all_counts)
+    return statistics, sums, torch.cat(all_counts), ScatterSums.joined(scatter)
 
 
-def _query(model: Model, data: TrainingData, clips: torch.Tensor) -> Answer:
-    """Return the answer about some clips, given their numbers of objects."""
+def _query(model: Model, data: TrainingData, clips: torch.Tensor) -> tuple[torch.Tensor, Answer]:
+    """Return some clips and the answer about them, given their numbers of objects."""
     clips = clips.to(data.num_objects.device)
     frames, observed = data.frames(clips)[:, :MAX_FRAMES], data.observed_in(clips)
     counts = data.num_objects[clips]
     if observed is None:
-        return infer(model, frames, counts)
-    return interpolate(model, frames, observed[:, :MAX_FRAMES], counts)
+        return frames, infer(model, frames, counts)
+    return frames, interpolate(model, frames, observed[:, :MAX_FRAMES], counts)
