@@ -3,8 +3,8 @@
 The box follows the rules of Kalman VAE: 32x32 pixels, 20 frames, of which the first and the last
 four are seen. Scores are the share of wrong pixels of the hidden frames (a disk at the mean
 position), position errors and coverage of 90 % regions, for gaps and for forecasts from four
-frames. The true law is given the true positions, rounded to pixels; it reflects at the end of
-steps, which under gravity is exact only for short ones, so there it takes four to a frame.
+frames. The true law is exact in time and knows in which pixels the positions are: draws of the
+posterior, by sequential Monte Carlo.
 
 Usage: python -m experiments.events.score_rooms --rooms box --seeds 0 1 2 --jobs 4
            --runs runs/rooms --out experiments/events/rooms.json
@@ -32,68 +32,101 @@ from motes.core.environment import environment
 from motes.data import Clips, save_clips
 from motes.data.worlds.registry import draw_disks
 from motes.data.worlds.walled import WalledRoom, box, polygon
-from motes.kalman.event_dynamics import draw_paths
-from motes.kalman.events import EventLaw, Walls
-from motes.kalman.model import LGSSM
 from motes.models.model import write_json
 from motes.training.presets import find
 from motes.training.train import train
 
 ROOMS = {"box": box(), "box-gravity": box(gravity=0.12), "polygon": polygon(5)}
 FRAMES, SEEN = 20, 4
-SUBSTEPS = 4  # of a frame, of the true law under gravity
+STAGES = 16  # of sequential Monte Carlo
 TRAINING_SEED, TEST_SEED = 1, 2_000_000
 PRESET = "sprites-video"
 REGION = 4.605170185988092  # of chi squared with two degrees of freedom, 90 %
-ROUNDING = 1 / 12  # variance of a position that is rounded to pixels
 # A predictor returns means and covariances of positions from clips and which frames were seen.
 Predictor = Callable[[Clips, Bool[Tensor, " T"]], tuple[Tensor, Tensor]]
 
 
-def true_law(room: WalledRoom, substeps: int) -> EventLaw:
-    """Return the law of a room in pixels and frames, for steps of a part of a frame."""
-    dt = 1 / substeps
-    eye = torch.eye(2, dtype=torch.float64)
-    zero, g = torch.zeros_like(eye), torch.tensor(room.gravity, dtype=torch.float64)
-    transition = torch.cat([torch.cat([eye, dt * eye], 1), torch.cat([zero, eye], 1)])
+def draw_true_paths(
+    room: WalledRoom,
+    points: Float[np.ndarray, "clips T 2"],
+    observed: Bool[np.ndarray, " T"],
+    num_draws: int = 200,
+) -> Float[np.ndarray, "clips draws T 2"]:
+    """Return paths by the exact law that pass through the given pixels in the observed frames.
+
+    Sequential Monte Carlo over the first state: draws of the prior are filtered by their largest
+    distance from the centres of pixels, resampled and moved by Metropolis steps, with a tolerance
+    that falls to half a pixel, which is what a pixel says.
+    """
+    rng, num_clips = np.random.default_rng(0), len(points)
     low, high = room.speeds
-    # Uniform speeds in any direction: E v^2 / 2 in each axis.
-    velocity = (low**2 + low * high + high**2) / 6
-    centre = (room.size - 1) / 2
-    model = LGSSM(
-        transition=transition,
-        force=torch.cat([dt**2 * g / 2, dt * g]),
-        emission=torch.cat([eye, zero], 1),
-        state_noise=1e-8 * torch.eye(4, dtype=torch.float64),
-        position_noise=ROUNDING * eye,
-        initial_mean=torch.tensor([[centre, centre, 0.0, 0.0]], dtype=torch.float64),
-        initial_covariance=torch.diag(
-            torch.tensor([room.spread**2] * 2 + [velocity] * 2, dtype=torch.float64)
-        )[None],
+
+    def simulate(first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        state, path = first.reshape(-1, 4), []
+        for _ in range(points.shape[1]):
+            path.append(state[:, :2])
+            state = room.advance(state)
+        paths = np.stack(path, 1).reshape(*first.shape[:2], -1, 2)
+        return paths, np.abs(paths - points[:, None])[:, :, observed].max((2, 3))
+
+    def weight(first: np.ndarray) -> np.ndarray:
+        """Density of the prior: speed and direction are uniform, all places as good."""
+        speed = np.linalg.norm(first[..., 2:], axis=-1)
+        inside = (first[..., :2] @ np.array(room.normals).T >= np.array(room.offsets) + 1).all(-1)
+        return np.where(inside & (low <= speed) & (speed <= high), 1 / speed, 0.0)
+
+    shape = (num_clips, 8 * num_draws)
+    angle, speed = 2 * math.pi * rng.random(shape), rng.uniform(low, high, shape)
+    place = points[:, None, 0] + rng.random((*shape, 2)) - 0.5
+    first = np.concatenate(
+        [place, (speed * np.array([np.cos(angle), np.sin(angle)])).transpose(1, 2, 0)], -1
     )
-    offsets = torch.tensor(room.offsets, dtype=torch.float64)
-    normals = torch.tensor(room.normals, dtype=torch.float64)
-    walls = Walls(normals, offsets, torch.full_like(offsets, room.restitution))
-    return EventLaw(model, torch.zeros(1, dtype=torch.float64), walls)
+    first[weight(first) == 0, :2] = np.broadcast_to(points[:, None, 0], place.shape)[
+        weight(first) == 0
+    ]
+    paths, error = simulate(first)
+    rows = np.arange(num_clips)[:, None]
+    for _ in range(STAGES):
+        kept = num_draws // 4
+        order = np.argsort(error, 1)
+        limit = np.maximum(np.take_along_axis(error, order[:, [kept]], 1), 0.5)
+        alive = (error < limit).sum(1, keepdims=True)
+        chosen = order[
+            rows, (rng.random((num_clips, num_draws)) * np.maximum(alive, 1)).astype(int)
+        ]
+        first, paths, error = first[rows, chosen], paths[rows, chosen], error[rows, chosen]
+        away = first - first.mean(1, keepdims=True)
+        spread = np.einsum("cni,cnj->cij", away, away) / num_draws + 1e-9 * np.eye(4)
+        root = np.linalg.cholesky(spread)
+        for scale in (1.0, 0.5, 0.25):
+            noise = rng.normal(size=first.shape)
+            other = first + scale * np.einsum("cij,cnj->cni", root, noise)
+            ratio = weight(other) / np.maximum(weight(first), 1e-9)
+            other = np.where((ratio > 0)[..., None], other, first)
+            new_paths, new_error = simulate(other)
+            moved = (rng.random(error.shape) < ratio) & (new_error < limit)
+            first = np.where(moved[..., None], other, first)
+            paths = np.where(moved[..., None, None], new_paths, paths)
+            error = np.where(moved, new_error, error)
+    return paths
 
 
 def ask_true_law(room: WalledRoom) -> Predictor:
-    """Return the predictor that knows the law and the positions to half a pixel."""
-    substeps = SUBSTEPS if any(room.gravity) else 1
-    law = true_law(room, substeps)
+    """Return the predictor that knows the law and the pixels in which positions are."""
 
     def ask(clips: Clips, observed: Bool[Tensor, " T"]) -> tuple[Tensor, Tensor]:
         assert clips.positions is not None
-        means, covariances = [], []
-        for points in clips.positions[:, 0].double().round().split(100):
-            steps = points.repeat_interleave(substeps, 1)
-            seen = torch.zeros(len(points), steps.shape[1], dtype=torch.bool)
-            seen[:, ::substeps] = observed
-            paths = draw_paths(law, steps, seen, torch.zeros_like(steps))
-            _, mean, covariance = paths.moments(1)
-            means.append(mean[:, 0, ::substeps, :2])
-            covariances.append(covariance[:, 0, ::substeps, :2, :2])
-        return torch.cat(means), torch.cat(covariances)
+        points = clips.positions[:, 0].double().round().numpy()
+        paths = torch.cat(
+            [
+                torch.from_numpy(draw_true_paths(room, some, observed.numpy()))
+                for some in np.array_split(points, -(-len(points) // 50))
+            ]
+        )
+        mean = paths.mean(1)
+        away = paths - mean[:, None]
+        covariance = torch.einsum("cnti,cntj->ctij", away, away) / paths.shape[1]
+        return mean, covariance + 1e-6 * torch.eye(2, dtype=torch.float64)
 
     return ask
 

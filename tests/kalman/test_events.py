@@ -183,6 +183,32 @@ def test_smoothing_far_from_walls_is_linear() -> None:
     assert found.mean.shape == positions.shape
 
 
+@pytest.mark.parametrize("usual", [True, False])
+def test_paths_do_not_count_the_variance_of_q_twice(usual: bool) -> None:
+    made = dynamics(offset=-1e3)
+    positions = torch.randn(2, 1, 6, 2, generator=torch.Generator().manual_seed(1)).double()
+    observed = torch.ones(2, 1, 6, dtype=torch.bool)
+    noise = made.components().position_noise.detach().diagonal().mean()
+    made.mean_variance.copy_(0.25 * noise)
+    spread = (0.75 if usual else 2.0) * noise  # of q; 0.75 of the noise is in the law already
+    twin = linear_twin(made)
+    with torch.no_grad():
+        twin.position_factor.diagonal().sub_(math.log(2.0))
+    expected = twin.smooth(positions, observed, torch.full_like(positions, spread - 0.75 * noise))
+    found = made.smooth(positions, observed, torch.full_like(positions, spread))
+    assert torch.allclose(found.means, expected.means)
+    assert torch.allclose(found.covariances, expected.covariances.expand_as(found.covariances))
+
+
+def test_models_without_the_variance_of_means_still_load() -> None:
+    made = dynamics()
+    stored = {name: part for name, part in made.state_dict().items() if name != "mean_variance"}
+    made.load_state_dict(stored)
+    law, extra = made.path_law(torch.ones(1, 1, 2, 2))
+    assert torch.equal(law.model.position_noise, made.law().model.position_noise)
+    assert bool((extra == 1).all())
+
+
 def test_no_tracks_have_empty_answers() -> None:
     made, none = dynamics(), torch.zeros(0, 2, 6, 2, dtype=torch.float64)
     observed = torch.ones(0, 2, 6, dtype=torch.bool)

@@ -7,16 +7,9 @@ import torch
 
 from motes.kalman.dynamics import LinearDynamics
 from motes.kalman.events import EventLaw, Walls, simulate
-from motes.training.event_fit import (
-    KickTable,
-    Tracks,
-    cluster_walls,
-    event_dynamics,
-    fit_events,
-    refit_events,
-    sharp_walls,
-)
+from motes.training.event_fit import event_dynamics, fit_events, make_calm, refit_events
 from motes.training.step import fit_dynamics
+from motes.training.wall_guesses import KickTable, Tracks, cluster_walls, sharp_walls
 
 NOISE = 0.1
 
@@ -81,6 +74,24 @@ def test_a_floor_is_found_with_its_restitution_and_gravity() -> None:
     states = made.smooth(some, forecast, torch.zeros_like(some))
     heights = states.select(states.log_weights.argmax(-1)).mean[..., 1]
     assert bool((heights > 0.5 - 3 * NOISE).all())
+
+
+def test_starts_have_initial_states_as_wide_as_the_tracks() -> None:
+    # A linear law with much process noise needs no spread of initial states.
+    tracks = bouncing(40, floor=-99.0, restitution=0.7)
+    flight = fitted_linear(tracks)
+    with torch.no_grad():
+        flight.initial_factor.diagonal(dim1=-2, dim2=-1).sub_(8.0)
+    make_calm(flight, tracks, NOISE**2)
+    model, weights = flight.components(), flight.log_weights().exp()
+    mean = weights @ model.initial_mean
+    away = model.initial_mean - mean
+    spread = model.initial_covariance + away[:, :, None] * away[:, None]
+    total = torch.einsum("k,kij->ij", weights, spread)
+    speeds = (tracks.positions[:, 3] - tracks.positions[:, 0]) / (3 * flight.log_delta.exp())
+    first = torch.cat([tracks.positions[:, 0], speeds], -1).var(0).detach()
+    ratio = (total.diagonal() / first).detach()
+    assert bool(((ratio > 0.5) & (ratio < 2.0)).all())
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import torch
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman.dynamics import LinearDynamics
-from motes.kalman.events import Contacts, EventLaw, Walls, scene_law
+from motes.kalman.events import Contacts, EventLaw, scene_law
 from motes.kalman.model import (
     POSITION_DIM,
     STATE_DIM,
@@ -30,13 +30,14 @@ from motes.kalman.model import (
 )
 from motes.kalman.scene_paths import sample_scenes, scene_log_density
 from motes.kalman.scenes import SceneLaw, simulate_scene
+from motes.kalman.walled_dynamics import WalledDynamics
 
 STRAY = 0.01  # probability that a clip obeys the linear law
 NUM_DRAWS = 256  # for moments
 CHUNK_NUMBERS = 2**25  # numbers of draws that are held together, which bounds memory
 
 
-class ContactDynamics(LinearDynamics):
+class ContactDynamics(WalledDynamics):
     """Free flight, walls and contacts of all objects; `LinearDynamics` for the search.
 
     `motes.training.contact_fit` fits the buffers after training. Errors are standard deviations.
@@ -48,34 +49,20 @@ class ContactDynamics(LinearDynamics):
 
     independent_objects = False
     forks = True  # at contacts, so that draws show more than mean and covariance
-    wall_normals: Float[Tensor, "W 2"]
-    wall_offsets: Float[Tensor, " W"]
-    wall_restitution: Float[Tensor, " W"]
-    wall_errors: Float[Tensor, "W 3"]  # of angle (radians), offset, restitution
-    force_error: Float[Tensor, " 2"]  # of the change of velocity per frame
     contact_distance: Float[Tensor, ""]
     contact_restitution: Float[Tensor, ""]
     contact_errors: Float[Tensor, " 2"]  # of distance and restitution
     event_variance: Float[Tensor, " 2"]  # of position and velocity, of objects that take part
-    mean_variance: Float[Tensor, ""]  # of the mean of q around the path
 
     def __init__(self, *, num_walls: int, **linear: Any) -> None:
-        super().__init__(**linear)
-        zeros = torch.zeros(num_walls, dtype=torch.float64)
+        super().__init__(num_walls=num_walls, **linear)
         one = torch.ones((), dtype=torch.float64)
-        normals = torch.stack([zeros, zeros + 1], -1)
         self.flight = LinearDynamics(num_components=1, generator=torch.Generator())
         self.flight.requires_grad_(False)
-        self.register_buffer("wall_normals", normals)
-        self.register_buffer("wall_offsets", zeros - 1e5)  # nobody reaches it
-        self.register_buffer("wall_restitution", zeros.clone())
-        self.register_buffer("wall_errors", normals.new_zeros(num_walls, 3))
-        self.register_buffer("force_error", normals.new_zeros(2))
         self.register_buffer("contact_distance", 1e-5 * one)
         self.register_buffer("contact_restitution", one.clone())
-        self.register_buffer("contact_errors", normals.new_zeros(2))
-        self.register_buffer("event_variance", normals.new_zeros(2))
-        self.register_buffer("mean_variance", one.clone())
+        self.register_buffer("contact_errors", one.new_zeros(2))
+        self.register_buffer("event_variance", one.new_zeros(2))
 
     @torch.no_grad()
     def set_law(
@@ -116,7 +103,7 @@ class ContactDynamics(LinearDynamics):
         model = type(model)(*(part.detach() for part in model))
         if position_variance is not None:
             model = model._replace(position_noise=position_variance * identity(2, model.force))
-        walls = Walls(self.wall_normals, self.wall_offsets, self.wall_restitution)
+        walls = self.walls
         mass = self.wall_offsets.new_ones(num_objects)
         contacts = Contacts(self.contact_distance, self.contact_restitution, mass)
         one = EventLaw(model, mass.new_zeros(1), walls, contacts)

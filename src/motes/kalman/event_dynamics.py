@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.kalman.dynamics import LinearDynamics
 from motes.kalman.event_filter import (
     SLOTS,
     Filter,
@@ -26,7 +26,6 @@ from motes.kalman.events import (
     EventLaw,
     Hypotheses,
     Pass,
-    Walls,
     deviations,
     run_sequences,
     simulate,
@@ -45,6 +44,7 @@ from motes.kalman.model import (
     square_root,
 )
 from motes.kalman.track_evidence import inverse_2x2, overlap, pair_gains
+from motes.kalman.walled_dynamics import WalledDynamics
 
 NUM_DRAWS = 256  # per hypothesis, for moments
 EVIDENCE_DRAWS = 16  # per hypothesis, for P_s
@@ -59,32 +59,11 @@ class EventBelief(NamedTuple):
     hypotheses: Filter
 
 
-class EventDynamics(LinearDynamics):
+class EventDynamics(WalledDynamics):
     """Free flight as in `LinearDynamics`, and walls that objects bounce off.
 
-    Walls are buffers: `motes.training.event_fit` fits them after training. `wall_errors` and
-    `force_error` are standard deviations of what was fitted; NaN where unknown.
-
-    Args:
-        num_walls: W.
-        **linear: As for `LinearDynamics`.
+    `motes.training.event_fit` fits the walls after training.
     """
-
-    wall_normals: Float[Tensor, "W 2"]
-    wall_offsets: Float[Tensor, " W"]
-    wall_restitution: Float[Tensor, " W"]
-    wall_errors: Float[Tensor, "W 3"]  # of angle (radians), offset, restitution
-    force_error: Float[Tensor, " 2"]  # of the change of velocity per frame
-
-    def __init__(self, *, num_walls: int, **linear: Any) -> None:
-        super().__init__(**linear)
-        zeros = torch.zeros(num_walls, dtype=torch.float64)
-        normals = torch.stack([zeros, zeros + 1], -1)
-        self.register_buffer("wall_normals", normals)
-        self.register_buffer("wall_offsets", zeros - 1e5)  # nobody reaches it
-        self.register_buffer("wall_restitution", zeros.clone())
-        self.register_buffer("wall_errors", normals.new_zeros(num_walls, 3))
-        self.register_buffer("force_error", normals.new_zeros(2))
 
     @property
     def forks(self) -> bool:
@@ -93,10 +72,26 @@ class EventDynamics(LinearDynamics):
 
     def law(self) -> EventLaw:
         """Return the law in the form of `motes.kalman.events`, without gradients."""
-        walls = Walls(self.wall_normals, self.wall_offsets, self.wall_restitution)
         model = self.components()
         detached = type(model)(*(part.detach() for part in model))
-        return EventLaw(detached, self.log_weights().detach(), walls)
+        return EventLaw(detached, self.log_weights().detach(), self.walls)
+
+    def path_law(
+        self, variances: Float[Tensor, "*batch 2"]
+    ) -> tuple[EventLaw, Float[Tensor, "*batch 2"]]:
+        """Return the law of the means of q, and the variances that widen their paths.
+
+        The noise of positions in `law` is that of draws of q and has the usual variance of q in it.
+        Around paths only the means scatter, and only a variance above the usual one widens them.
+        """
+        law, variances = self.law(), variances.double().clamp(min=0)
+        if bool(self.mean_variance.isnan()):
+            return law, variances
+        noise = law.model.position_noise
+        own = noise * (self.mean_variance / noise.diagonal().mean())
+        usual = (noise - own).diagonal().clamp(min=0)
+        law = law._replace(model=law.model._replace(position_noise=own))
+        return law, (variances - usual).clamp(min=0)
 
     def initial(self, batch: tuple[int, int]) -> Any:
         """Return the belief about the first frame of `batch` (clips, objects)."""
@@ -149,16 +144,18 @@ class EventDynamics(LinearDynamics):
         Law: equals the linear law's where no wall is near
             (test_smoothing_far_from_walls_is_linear).
         """
-        plain = super().smooth(positions, observed, variances)
+        law, extra = self.path_law(variances)
+        states = kalman.smooth(
+            law.model, positions[:, :, None], observed[:, :, None], extra[:, :, None]
+        )
+        plain = SmoothedTracks(self.component_log_posterior(positions, observed), *states)
         K, T = plain.means.shape[2:4]
         weights, means = plain.log_weights.flatten(0, 1).clone(), plain.means.flatten(0, 1).clone()
         shape = (*plain.means.shape[:2], *plain.covariances.shape[2:])
         covariances = plain.covariances.expand(shape).flatten(0, 1).clone()
         tracks, seen = _flat(positions, observed)
         for some in self._chunks(len(tracks), T):
-            found = draw_paths(
-                self.law(), tracks[some], seen[some], variances.flatten(0, 1)[some].double()
-            )
+            found = draw_paths(law, tracks[some], seen[some], extra.flatten(0, 1)[some])
             share, mean, covariance = found.moments(K)
             bent = found.bent.nonzero()[:, 0]
             weights[some.start + bent] = share[bent].clamp(min=1e-30).log()
@@ -179,10 +176,11 @@ class EventDynamics(LinearDynamics):
     ) -> Float[Tensor, "S B N T D"]:
         """Return equally likely draws of the states given the observed positions."""
         tracks, seen = _flat(positions, observed)
+        law, extra = self.path_law(variances)
         parts = []
         for some in self._chunks(len(tracks), positions.shape[2]):
-            blur = variances.flatten(0, 1)[some].double()
-            found = draw_paths(self.law(), tracks[some], seen[some], blur, seed=seed)
+            blur = extra.flatten(0, 1)[some]
+            found = draw_paths(law, tracks[some], seen[some], blur, seed=seed)
             parts.append(found.resampled(num_draws, seed))
         drawn: Tensor = torch.cat(parts, 1).unflatten(1, positions.shape[:2])
         return drawn

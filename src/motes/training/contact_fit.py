@@ -26,14 +26,14 @@ from motes.kalman.scenes import SceneLaw, forced_step
 from motes.models.protocols import InferredBatch
 from motes.training.event_fit import (
     MAX_RESTITUTION,
-    KickTable,
-    cluster_walls,
     inferred_batches,
+    keep_if_better,
     may_have_events,
 )
 from motes.training.inputs import TrainingData
-from motes.training.step import Trainer, held_out_bound
+from motes.training.step import Trainer
 from motes.training.turns import ROBUST, Motion, Turns, find_turns
+from motes.training.wall_guesses import Estimate, WallFit, find_walls, robust
 
 MIN_CONTACTS = 8
 OPPOSITE = -0.8  # largest cosine between the turns of a contact
@@ -77,29 +77,6 @@ class Scenes(NamedTuple):
         positions, observed = cut(self.positions), cut(self.observed)
         whole = observed.all(-1).all(-1)
         return Scenes(positions[whole], observed[whole], self.variance)
-
-
-class Estimate(NamedTuple):
-    """A number with its standard deviation."""
-
-    value: float
-    error: float
-
-
-def robust(values: Float[Tensor, " n"]) -> Estimate:
-    """Return the median and its standard deviation, which is 1.25 times that of a mean."""
-    middle = values.median()
-    sd = ROBUST * (values - middle).abs().median()
-    return Estimate(float(middle), 1.2533 * float(sd) / math.sqrt(len(values)))
-
-
-class WallFit(NamedTuple):
-    """A wall and the turns at it."""
-
-    angle: Estimate
-    offset: Estimate
-    restitution: Estimate
-    turns: Int[Tensor, " hits"]
 
 
 class ContactPairs(NamedTuple):
@@ -154,35 +131,6 @@ def pair_turns(turns: Turns, clip: Int[Tensor, " turns"]) -> ContactPairs | None
     ratio = robust((pull / push)[good].log())
     masses = Estimate(math.exp(ratio.value), ratio.error * math.exp(ratio.value))
     return ContactPairs(i[good], j[good], robust(distance[good]), bounce, masses)
-
-
-def find_walls(turns: Turns, lone: Bool[Tensor, " turns"], noise: float) -> list[WallFit]:
-    """Return the walls that explain lone turns, the commonest first."""
-    index = lone.nonzero()[:, 0]
-    some = turns.select(index)
-    time = some.times()
-    place = 0.5 * (some.before.at(time) + some.after.at(time))
-    speed = some.before.velocity.norm(dim=-1).median() if len(index) else 0.0
-    tolerance = 3 * noise + 0.3 * float(speed)
-    velocities = (some.before.velocity, some.after.velocity)
-    found = cluster_walls(KickTable(place, place, *velocities, some.track, some.step), tolerance)
-    walls = []
-    for angle, offset, _, _ in found:
-        normal = place.new_tensor([math.cos(angle), math.sin(angle)])
-        away = (place @ normal - offset).abs()
-        straight = (some.change @ normal) / some.change.norm(dim=-1).clamp(min=1e-12)
-        incoming = -(some.before.velocity @ normal)
-        own = (away < tolerance) & (straight > 0.9) & (incoming > 0)
-        if int(own.sum()) < MIN_CONTACTS:
-            continue
-        side = some.change[own] @ place.new_tensor([-math.sin(angle), math.cos(angle)])
-        turned = torch.atan2(side, some.change[own] @ normal)
-        tilt = robust(turned)
-        better = Estimate(angle + tilt.value, tilt.error)
-        normal = place.new_tensor([math.cos(better.value), math.sin(better.value)])
-        bounce = (some.after.velocity[own] @ normal) / -(some.before.velocity[own] @ normal)
-        walls.append(WallFit(better, robust(place[own] @ normal), robust(bounce), index[own]))
-    return walls
 
 
 @dataclasses.dataclass(frozen=True)
@@ -471,15 +419,17 @@ def find_contacts(
     fit = None if scenes is None else fit_contacts(own, scenes)
     if fit is None:
         return None
-    bound = held_out_bound(trainer, held_out)
-    # Once more with positions that the linear law does not pull.
-    model.dynamics = fit.dynamics(trained).to(trainer.device)
-    scenes = scenes_of(inferred_batches(trainer))
-    assert scenes is not None
-    fit = calibrate(fit_contacts(own, scenes) or fit, own, scenes)
-    model.dynamics = fit.dynamics(trained).to(trainer.device)
-    if not held_out_bound(trainer, held_out) > bound:
-        model.dynamics = trained
+
+    def refitted() -> ContactDynamics:
+        # Once more with positions that the linear law does not pull.
+        model.dynamics = fit.dynamics(trained).to(trainer.device)
+        scenes = scenes_of(inferred_batches(trainer))
+        assert scenes is not None
+        better = calibrate(fit_contacts(own, scenes) or fit, own, scenes)
+        return better.dynamics(trained)
+
+    if not keep_if_better(trainer, held_out, refitted):
         return None
-    dynamics = dataclasses.replace(config.dynamics, num_walls=len(fit.walls), contact_kinds=1)
+    number = len(model.dynamics.wall_offsets)
+    dynamics = dataclasses.replace(config.dynamics, num_walls=number, contact_kinds=1)
     return dataclasses.replace(config, dynamics=dynamics)

@@ -1,22 +1,23 @@
 """Find walls in tracks and fit the law with events to them.
 
 Without labels: (1) a law with unexplained kicks separates free flight from everything else; (2) the
-kicks of all tracks are clustered into walls, each a direction and an offset with at least a tenth
-of the hits of the commonest; (3) walls are added one by one, each time maximising the sum over
-tracks of log sum_s Z_s P_s over all parameters, and kept if tracks that were not fitted become
-more likely; (4) error bars come from the curvature of that sum, by the outer product of scores.
+kicks of all tracks are clustered into walls (`motes.training.wall_guesses`), and so are the turns
+of straight paths, which is a second start; (3) from each start the sum over tracks of
+log sum_s Z_s P_s is maximised over all parameters, walls that tracks which were not fitted do not
+need are dropped, and the better law is kept; (4) error bars come from the curvature of that sum, by
+the outer product of scores.
 """
 
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from motes.config import RunConfig
-from motes.core.axes import Bool, Float, Int, Tensor
+from motes.core.axes import Bool, Float, Tensor
 from motes.kalman.dynamics import LinearDynamics, require_linear
 from motes.kalman.event_dynamics import EventDynamics
 from motes.kalman.event_filter import best_hypotheses, propose
@@ -30,44 +31,34 @@ from motes.kalman.events import (
     smooth_pass,
     weigh,
 )
+from motes.kalman.model import identity
 from motes.models.protocols import InferredBatch
 from motes.training import distributed
 from motes.training.inputs import TrainingData
 from motes.training.step import Trainer, held_out_bound, tracks_of
-from motes.training.turns import SHORT, SIGNIFICANT, find_turns
+from motes.training.turns import SHORT, find_turns
+from motes.training.wall_guesses import (
+    MIN_HITS,
+    KickTable,
+    Tracks,
+    cluster_walls,
+    find_walls,
+    sharp_walls,
+)
 
 FIT_CLIPS = 288
 FIT_TRACKS = 400
 TEST_SHARE = 0.25  # of tracks, which decide whether a wall is kept
 KICK_RATE = 0.02  # prior probability of a kick per frame
-KICK_TRACKS = 120
+KICK_TRACKS = 120  # of the fits from each start
+LOOSE = 16.0  # times the variance of q that is added to the noise of positions for a fit
+MAX_PULL = 0.5  # of means of q to the path, that is undone
+CALM = 0.01  # process noise at the start, in units of the noise of positions
 ITERATIONS = 20
-MAX_WALLS = 8
-MIN_HITS = 4
 MIN_FRAMES = 4
-MIN_SHARE = 0.1  # hits of a wall relative to the commonest
 MAX_RESTITUTION = 1.1
 MIN_GAIN = 5.0  # nats by which all unseen tracks together must become more likely
-ANGLE = 0.35  # radians between kicks of one wall
-MIN_CALM = 0.25  # share of calm stretches without which turns are not counted
-CLEAR = 4.0  # times a significant turn that a typical kick is, if walls must have sharp turns
 OFFSET_SDS = 3.0  # tolerance of the offset in standard deviations of a position
-
-
-class Tracks(NamedTuple):
-    """Positions of single objects in latent units."""
-
-    positions: Float[Tensor, "M T 2"]
-    observed: Bool[Tensor, "M T"]
-
-    @property
-    def known(self) -> Bool[Tensor, "M T 2"]:
-        """Which coordinates were observed."""
-        return self.observed[..., None].expand(*self.observed.shape, 2)
-
-    def select(self, index: slice | Tensor) -> "Tracks":
-        """Return some of the tracks."""
-        return Tracks(self.positions[index], self.observed[index])
 
 
 class WallParameters(NamedTuple):
@@ -194,17 +185,6 @@ def mean_log_density(law: EventLaw, tracks: Tracks) -> Float[Tensor, " M"]:
     return evidence.log_density(len(tracks.positions))
 
 
-class KickTable(NamedTuple):
-    """The kicks of all tracks: where, and the velocities before and after, per frame."""
-
-    position: Float[Tensor, "kicks 2"]
-    expected: Float[Tensor, "kicks 2"]  # position by free flight
-    before: Float[Tensor, "kicks 2"]
-    after: Float[Tensor, "kicks 2"]
-    track: Int[Tensor, " kicks"]
-    step: Int[Tensor, " kicks"]
-
-
 @torch.no_grad()
 def find_kicks(law: EventLaw, delta: float, tracks: Tracks) -> KickTable:
     """Return the kicks of each track's likeliest sequence."""
@@ -218,75 +198,26 @@ def find_kicks(law: EventLaw, delta: float, tracks: Tracks) -> KickTable:
     return KickTable(state[:, :2], guess[:, :2], *velocity, track, step)
 
 
-def cluster_walls(kicks: KickTable, tolerance: float) -> list[tuple[float, float, float, int]]:
-    """Return walls (angle, offset, restitution, hits) that explain kicks, the commonest first."""
-    change = kicks.after - kicks.before
-    normal = change / change.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    speed = -(kicks.before * normal).sum(1)
-    bounce = (kicks.after * normal).sum(1) / speed.clamp(min=1e-9)
-    usable = (speed > 0) & (bounce > -0.2) & (bounce < 1.5)
-    normal, bounce = normal[usable], bounce[usable].clamp(0.0, 1.0)
-    place = (kicks.position[usable] + bounce[:, None] * kicks.expected[usable]) / (
-        1 + bounce[:, None]
-    )
-    found: list[tuple[float, float, float, int]] = []
-    left = torch.ones(len(normal), dtype=torch.bool)
-    while len(found) < MAX_WALLS and bool(left.any()):
-        offsets = normal @ place.T  # of each kick's own wall, at the place of every other
-        own = offsets.diagonal()
-        near = (normal @ normal.T > math.cos(ANGLE)) & ((offsets - own[:, None]).abs() < tolerance)
-        near &= left[None] & left[:, None]
-        hits = near.sum(1)
-        centre = int(hits.argmax())
-        members = near[centre]
-        for _ in range(5):
-            mean = normal[members].mean(0)
-            mean = mean / mean.norm()
-            along = place @ mean
-            offset = along[members].median()
-            fresh = left & (normal @ mean > math.cos(ANGLE)) & ((along - offset).abs() < tolerance)
-            if not bool(fresh.any()):
-                break
-            members = fresh
-        count = int(members.sum())
-        if count < max(MIN_HITS, MIN_SHARE * (found[0][3] if found else 0)):
-            break
-        angle = math.atan2(float(mean[1]), float(mean[0]))
-        found.append((angle, float(offset), float(bounce[members].median()), count))
-        left &= ~members
-    return found
+@torch.no_grad()
+def make_calm(flight: LinearDynamics, tracks: Tracks, variance: float) -> None:
+    """Give free flight hardly any process noise, and initial states that suit that.
 
+    States that a linear law gave to bouncing objects can be far too narrow.
 
-WallGuess = tuple[float, float, float, int]  # angle, offset, restitution, hits
-
-
-def sharp_walls(found: list[WallGuess], kicks: KickTable, tracks: Tracks) -> list[WallGuess]:
-    """Return the walls at which paths turn within a frame, where the noise lets that be seen.
-
-    A hand that catches and throws kicks objects too, but over many frames: a law of bounces there
-    would be wrong and slow.
-
-    Law: balls that a hand carries between two flights have no wall (test_hands_are_no_walls).
+    Args:
+        flight: Changed in place.
+        tracks: Whose first frames tell the initial states.
+        variance: Of observed positions.
     """
-    motion = find_turns(tracks.positions, tracks.observed)
-    if motion is None or motion.calm < MIN_CALM:
-        return found  # flights are too short to tell
-    turns, change = motion.turns, (kicks.after - kicks.before).norm(dim=1).median()
-    # Velocities of two lines of `SHORT` frames, whose squares sum to `spread`.
-    spread = 2 * 12 / (SHORT * (SHORT**2 - 1))
-    if float(change) ** 2 < CLEAR * SIGNIFICANT * spread * motion.noise**2:
-        return found
-    time = turns.times()
-    place = 0.5 * (turns.before.at(time) + turns.after.at(time))
-    kept = []
-    for wall in found:
-        normal = place.new_tensor([math.cos(wall[0]), math.sin(wall[0])])
-        near = (place @ normal - wall[1]).abs() < 3 * motion.noise + 0.5 * float(change)
-        towards = turns.change @ normal > math.cos(ANGLE) * turns.change.norm(dim=1)
-        towards &= turns.before.velocity @ normal < 0
-        if int((near & towards).sum()) >= max(MIN_HITS, MIN_SHARE * wall[3]):
-            kept.append(wall)
-    return kept
+    log_sd, delta = 0.5 * math.log(variance), flight.log_delta
+    sds = torch.cat([delta.new_zeros(2), -delta.expand(2)]) + log_sd + math.log(CALM)
+    flight.state_factor.copy_(sds.diag())
+    flight.position_factor.copy_(delta.new_full((2,), log_sd).diag())
+    places = tracks.positions[tracks.observed].std(0)
+    speeds = _rough_states(tracks, flight)[:, 2:].square().mean(0).sqrt()
+    wide = torch.cat([places, speeds]).clamp(min=math.exp(log_sd))  # from where EM starts
+    flight.initial_factor.copy_(wide.log().diag().expand_as(flight.initial_factor))
+    flight.fit_initial_state(tracks.positions[:, :SHORT], tracks.observed[:, :SHORT])
 
 
 def fit_kicks(flight: LinearDynamics, tracks: Tracks) -> tuple[EventLaw, float]:
@@ -294,12 +225,7 @@ def fit_kicks(flight: LinearDynamics, tracks: Tracks) -> tuple[EventLaw, float]:
     speed = flight.velocities(_rough_states(tracks, flight)).square().mean()
     delta = flight.log_delta.exp().detach()
     noise = flight.components().position_noise.detach().diagonal().mean()
-    with torch.no_grad():
-        for block, variance in ((0, 1e-4 * noise), (2, 1e-4 * noise / delta**2)):
-            for i in (block, block + 1):
-                flight.state_factor[i] = 0.0
-                flight.state_factor[i, i] = 0.5 * variance.log()
-        flight.position_factor.copy_(torch.diag(0.5 * noise.log().expand(2)))
+    make_calm(flight, tracks, float(noise))
     sizes = torch.stack([speed, speed, 4 * speed / delta**2, 4 * speed / delta**2])
     kicks = Kicks(torch.tensor(KICK_RATE, dtype=torch.float64).log(), torch.diag(sizes).detach())
 
@@ -332,9 +258,8 @@ class EventFit(NamedTuple):
     flight: LinearDynamics
     walls: WallParameters
     gain: float  # nats per unseen track over the law without events
-    errors: dict[
-        str, Tensor
-    ]  # empty before `refit_events`: standard deviations of force, angle, offset and restitution
+    errors: dict[str, Tensor]  # standard deviations, by name; empty before `refit_events`
+    spread: float | None = None  # variance of q, if fitted to the means of q; None: to draws
 
 
 def fit_events(dynamics: LinearDynamics, tracks: Tracks) -> EventFit | None:
@@ -354,22 +279,18 @@ def fit_events(dynamics: LinearDynamics, tracks: Tracks) -> EventFit | None:
         return None
     with torch.no_grad():
         before = dynamics.track_log_density(unseen.positions, unseen.observed)
-    flight = copy.deepcopy(dynamics)
-    if flight.force_field is not None:
-        torch.nn.init.zeros_(flight.force_field)
-    make_velocities_true(flight)
-    kicked, _ = fit_kicks(flight, seen.select(slice(KICK_TRACKS)))
-    tolerance = OFFSET_SDS * float(kicked.model.position_noise.detach().diagonal().mean().sqrt())
-    kicks = find_kicks(kicked, float(flight.log_delta.detach().exp()), seen)
-    found = sharp_walls(cluster_walls(kicks, tolerance), kicks, seen)
-    if not found:
+    best: tuple[LinearDynamics, WallParameters, Tensor] | None = None
+    for flight, guess in starts(dynamics, seen):
+        walls = prune_walls(flight, guess, seen.select(slice(KICK_TRACKS)), unseen)
+        if walls is not None and (best is None or float((walls[1] - best[2]).sum()) > 0):
+            best = (flight, *walls)
+    if best is None:
         return None
-    columns = torch.tensor([wall[:3] for wall in found], dtype=torch.float64).T
-    walls = WallParameters(*(part.clone().requires_grad_() for part in columns))
-    fitted = fit_walls(flight, walls, seen, unseen)
-    if fitted is None:
+    flight, guess, _ = best
+    final = prune_walls(flight, guess, seen, unseen, draws=(0, 16))
+    if final is None:
         return None
-    walls, after = fitted
+    walls, after = final
     gain = after - before
     if not float(gain.sum()) > MIN_GAIN:  # false for NaN too
         return None
@@ -377,17 +298,63 @@ def fit_events(dynamics: LinearDynamics, tracks: Tracks) -> EventFit | None:
     return EventFit(flight, walls, float(gain.mean()), {})
 
 
-def refit_events(fit: EventFit, tracks: Tracks) -> EventFit:
-    """Fit a law again to tracks that were inferred with it, and return it with error bars.
+def starts(
+    dynamics: LinearDynamics, seen: Tracks
+) -> Iterator[tuple[LinearDynamics, WallParameters]]:
+    """Yield free flight and walls to start from: by kicks, then by turns."""
+    flight = copy.deepcopy(dynamics)
+    if flight.force_field is not None:
+        torch.nn.init.zeros_(flight.force_field)
+    make_velocities_true(flight)
+    plain = copy.deepcopy(flight)
+    kicked, _ = fit_kicks(flight, seen.select(slice(KICK_TRACKS)))
+    tolerance = OFFSET_SDS * float(kicked.model.position_noise.detach().diagonal().mean().sqrt())
+    kicks = find_kicks(kicked, float(flight.log_delta.detach().exp()), seen)
+    found = sharp_walls(cluster_walls(kicks, tolerance), kicks, seen)
+    if found:
+        yield flight, _parameters([wall[:3] for wall in found])
+    motion = find_turns(seen.positions, seen.observed)
+    if motion is None:
+        return
+    everyone = torch.ones(len(motion.turns.step), dtype=torch.bool)
+    turned = find_walls(motion.turns, everyone, motion.noise)
+    if turned:
+        with torch.no_grad():
+            change = motion.acceleration / plain.log_delta.exp()
+            plain.force.copy_(torch.cat([0.5 * motion.acceleration, change]))
+        make_calm(plain, seen, motion.noise**2)
+        yield plain, _parameters([tuple(part.value for part in wall[:3]) for wall in turned])
+
+
+def _parameters(walls: Sequence[Sequence[float]]) -> WallParameters:
+    """Return angles, offsets and restitutions as parameters."""
+    columns = torch.tensor(walls, dtype=torch.float64).T
+    return WallParameters(*(part.clone().requires_grad_() for part in columns))
+
+
+def refit_events(
+    fit: EventFit, tracks: Tracks, spread: float = 0.0, prior: float = math.inf
+) -> EventFit:
+    """Fit a law again to means of q that were inferred with it; return it with error bars.
 
     Tracks inferred without walls are too smooth where objects bounce.
+
+    Args:
+        fit: The law.
+        tracks: Means of q.
+        spread: Variance of q.
+        prior: Variance of positions around the path with which q was inferred. It pulls means to
+            the path by the share spread / prior of their distance, which is undone.
     """
     seen = _usable(tracks).select(slice(FIT_TRACKS))
     flight, walls = fit.flight, fit.walls
     parameters = [*free_parameters(flight), *walls]
     maximise(lambda: law_of(flight, walls.walls()), parameters, seen, draws=(0, 16))
     make_velocities_true(flight)
-    return fit._replace(errors=standard_errors(flight, walls, seen))
+    with torch.no_grad():
+        kept, factor = 1 - min(spread / prior, MAX_PULL), flight.position_factor
+        factor.copy_(factor.tril(-1) / kept + (factor.diagonal() - math.log(kept)).diag())
+    return fit._replace(errors=standard_errors(flight, walls, seen), spread=spread)
 
 
 def _usable(tracks: Tracks) -> Tracks:
@@ -396,25 +363,25 @@ def _usable(tracks: Tracks) -> Tracks:
     return Tracks(tracks.positions.double(), tracks.observed).select(enough)
 
 
-def fit_walls(
-    flight: LinearDynamics, walls: WallParameters, seen: Tracks, unseen: Tracks
+def prune_walls(
+    flight: LinearDynamics,
+    walls: WallParameters,
+    seen: Tracks,
+    unseen: Tracks,
+    draws: tuple[int, ...] = (0, 0),
 ) -> tuple[WallParameters, Float[Tensor, " M"]] | None:
     """Fit walls and free flight; drop walls that unseen tracks do not need, and fit again.
 
     Returns the walls that are left and the log density of unseen tracks; None without a wall.
     """
-    draws: tuple[int, ...] = (0, 0)
     while True:
         parameters = [*free_parameters(flight), *walls]
-        some = seen if draws[-1] else seen.select(slice(KICK_TRACKS))
-        maximise(lambda: law_of(flight, walls.walls()), parameters, some, draws=draws)  # noqa: B023
+        maximise(lambda: law_of(flight, walls.walls()), parameters, seen, draws=draws)  # noqa: B023
         kept, after = useful_walls(flight, walls, unseen)
         if not bool(kept.any()):
             return None
-        if bool(kept.all()) and draws[-1]:
-            return walls, after
         if bool(kept.all()):
-            draws = (0, 16)
+            return walls, after
         walls = WallParameters(*(part.detach()[kept].clone().requires_grad_() for part in walls))
 
 
@@ -495,7 +462,18 @@ def event_dynamics(fit: EventFit) -> EventDynamics:
         bars = [errors[name] for name in ("angle", "offset", "restitution")]
         state |= {"wall_errors": torch.stack(bars, 1), "force_error": errors["force"]}
     made.load_state_dict(state)
+    if fit.spread is not None:
+        made.mean_variance.copy_(made.components().position_noise.detach().diagonal().mean())
+        widen_noise(made, fit.spread)
     return made
+
+
+@torch.no_grad()
+def widen_noise(flight: LinearDynamics, variance: float) -> None:
+    """Add a variance to the noise of positions."""
+    noise = flight.components().position_noise
+    root = torch.linalg.cholesky(noise + variance * identity(len(noise), noise))
+    flight.position_factor.copy_(root.tril(-1) + root.diagonal().log().diag())
 
 
 def inferred_batches(trainer: Trainer) -> Iterator[InferredBatch]:
@@ -508,6 +486,19 @@ def drawn_tracks(batches: Iterable[InferredBatch]) -> Tracks:
     parts = [tracks_of(batch.q, batch.q.draw(batch.noise), batch.present) for batch in batches]
     positions, observed = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
     return Tracks(positions, observed)
+
+
+@torch.no_grad()
+def mean_tracks(batches: Iterable[InferredBatch]) -> tuple[Tracks, float]:
+    """Return the means of q of all tracks, and the average variance of q."""
+    parts, variances = [], []
+    for batch in batches:
+        spread = batch.q.covariances().diagonal(dim1=-2, dim2=-1)
+        tracks = tracks_of(batch.q, batch.q.means, batch.present)
+        parts.append(tracks)
+        variances.append(spread[batch.present][tracks[1]].mean(-1).cpu())
+    positions, observed = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
+    return Tracks(positions, observed), float(torch.cat(variances).double().mean())
 
 
 def may_have_events(trainer: Trainer, config: RunConfig) -> bool:
@@ -536,19 +527,38 @@ def find_events(
     Returns:
         The configuration, with the number of walls that the model has now.
     """
-    model = trainer.model
     if not may_have_events(trainer, config):
         return config
-    before = require_linear(model.dynamics)
-    fit = fit_events(copy.deepcopy(before).cpu(), drawn_tracks(batches))
+    batches = list(batches)
+    before = copy.deepcopy(require_linear(trainer.model.dynamics)).cpu()
+    fit = fit_events(before, drawn_tracks(batches))
     if fit is None:
         return config
-    bound = held_out_bound(trainer, held_out)
-    model.dynamics = event_dynamics(fit).to(trainer.device)
-    fit = refit_events(fit, drawn_tracks(inferred_batches(trainer)))
-    model.dynamics = event_dynamics(fit).to(trainer.device)
-    if not held_out_bound(trainer, held_out) > bound:
-        model.dynamics = before
+    spread = mean_tracks(batches)[1]
+
+    def refitted() -> EventDynamics:
+        # Positions by the frames alone: a prior that is as sharp as q pulls them to its own path.
+        loose = event_dynamics(fit)
+        widen_noise(loose, LOOSE * spread)
+        prior = float(loose.components().position_noise.detach().diagonal().mean())
+        trainer.model.dynamics = loose.to(trainer.device)
+        return event_dynamics(refit_events(fit, *mean_tracks(inferred_batches(trainer)), prior))
+
+    if not keep_if_better(trainer, held_out, refitted):
         return config
-    dynamics = dataclasses.replace(config.dynamics, num_walls=len(fit.walls.angle))
-    return dataclasses.replace(config, dynamics=dynamics)
+    number = len(trainer.model.dynamics.wall_offsets)
+    return dataclasses.replace(
+        config, dynamics=dataclasses.replace(config.dynamics, num_walls=number)
+    )
+
+
+def keep_if_better(
+    trainer: Trainer, held_out: TrainingData, make: Callable[[], LinearDynamics]
+) -> bool:
+    """Give a model the law that `make` returns; undo that unless it raises the held-out bound."""
+    before, bound = trainer.model.dynamics, held_out_bound(trainer, held_out)
+    trainer.model.dynamics = make().to(trainer.device)
+    better = held_out_bound(trainer, held_out) > bound  # false for NaN too
+    if not better:
+        trainer.model.dynamics = before
+    return better
