@@ -9,7 +9,15 @@ from motes.kalman.dynamics import LinearDynamics
 from motes.kalman.events import EventLaw, Walls, simulate
 from motes.training.event_fit import event_dynamics, fit_events, make_calm, refit_events
 from motes.training.step import fit_dynamics
-from motes.training.wall_guesses import KickTable, Tracks, cluster_walls, sharp_walls
+from motes.training.wall_guesses import (
+    Estimate,
+    KickTable,
+    Tracks,
+    WallFit,
+    cluster_walls,
+    enclosing_walls,
+    sharp_walls,
+)
 
 NOISE = 0.1
 
@@ -124,6 +132,20 @@ def test_kicks_of_two_walls_are_told_apart() -> None:
     for wall, angle, offset in zip(walls, (math.pi / 2, math.pi), (1.0, -3.0), strict=True):
         assert math.cos(wall[0] - angle) > 0.999
         assert wall[1:3] == pytest.approx((offset, 0.5), abs=0.01)
+
+
+def test_walls_are_guessed_where_nobody_was_seen_beyond() -> None:
+    sure, none = Estimate(1.0, 0.01), torch.zeros(0, dtype=torch.int64)
+    right = WallFit(Estimate(math.pi, 0.01), Estimate(-3.0, 0.01), sure, none)
+    top = WallFit(Estimate(-math.pi / 2 + 0.1, 0.01), Estimate(-4.0, 0.01), sure, none)
+    generator = torch.Generator().manual_seed(3)
+    places = torch.rand(2000, 2, generator=generator, dtype=torch.float64) * 5 - 2
+    found = enclosing_walls([right, top], places)
+    assert len(found) == 2
+    angles = sorted(wall.angle.value % (2 * math.pi) for wall in found)
+    assert angles == pytest.approx([0.0, math.pi / 2], abs=1e-9)
+    assert [wall.offset.value for wall in found] == pytest.approx([-2.0, -2.0], abs=0.02)
+    assert enclosing_walls([], places) == []
 
 
 @pytest.mark.parametrize("case", ["bounce", "hand", "hand in noise"])

@@ -43,6 +43,23 @@ def test_turns_of_broken_lines_are_where_they_bend() -> None:
     assert float((error.abs() < 6 * noise).double().mean()) > 0.95
 
 
+def test_turns_in_gaps_are_where_the_lines_meet() -> None:
+    noise = 0.03
+    x, when, _ = broken_lines(noise)
+    frame = torch.arange(x.shape[1])
+    observed = (frame - when[:, None]).abs() > 2.5  # the bend itself is not seen
+    observed[:50] = True
+    found = find_turns(x, observed)
+    assert found is not None
+    turns = found.hidden
+    assert set(turns.track.tolist()) <= set(range(50, 200))
+    assert len(turns.step) > 120  # a few bend too near an end
+    error = turns.step + 0.5 + turns.times() - when[turns.track]
+    # Two lines of four frames, three frames on, over a change of velocity of 1.8.
+    assert float(error.abs().median()) < 2 * noise
+    assert float((error.abs() < 10 * noise).double().mean()) > 0.95
+
+
 def test_lines_are_those_of_least_squares() -> None:
     generator = torch.Generator().manual_seed(1)
     times = torch.arange(5, dtype=torch.float64) - 1.5

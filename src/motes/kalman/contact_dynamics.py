@@ -1,15 +1,17 @@
 """The law of motion with contacts as a `Dynamics`: walls and contacts of all objects together.
 
-A clip obeys one of two laws. With probability 1 - `STRAY` it is the law of `motes.kalman.scenes`:
-free flight, walls and contacts, with little noise. Otherwise it is the linear law of each object
-that training found, which has noise enough for anything; it stands for clips whose tracks no
-sequence of events explains. log p(a) is that of the mixture, a lower bound, and states are those of
-the likelier law.
+A clip obeys one of three laws. With probability 1 - 2 `STRAY` it is the law of
+`motes.kalman.scenes`: free flight, walls and contacts, with little noise. With probability `STRAY`
+it is the same law with `WIDER` noise. Otherwise it is the linear law of each object that training
+found, which has noise enough for anything; it stands for clips whose tracks no sequence of events
+explains. log p(a) is that of the mixture, a lower bound, and states are those of the first law that
+makes a clip likelier than the linear one.
 
 The search for objects in the frames uses the linear law alone: it needs to know roughly where an
 object may be, many thousand times.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,7 +34,8 @@ from motes.kalman.scene_paths import sample_scenes, scene_log_density
 from motes.kalman.scenes import SceneLaw, simulate_scene
 from motes.kalman.walled_dynamics import WalledDynamics
 
-STRAY = 0.01  # probability that a clip obeys the linear law
+STRAY = 0.01  # probability that a clip obeys the linear law, and the law with wider noise
+WIDER = 4.0  # standard deviations of noise, relative to those that were fitted
 NUM_DRAWS = 256  # for moments
 CHUNK_NUMBERS = 2**25  # numbers of draws that are held together, which bounds memory
 
@@ -141,9 +144,14 @@ class ContactDynamics(WalledDynamics):
         for clips, slots in _groups(present):
             for some in self._chunks(clips, positions.shape[2], slots.shape[1]):
                 a, known = _joint(positions, seen, clips[some], slots[some])
-                scene = scene_log_density(self.scene(slots.shape[1]), a, known)
-                scene = scene + torch.log1p(-scene.new_tensor(STRAY))
-                total[clips[some]] = torch.logaddexp(total[clips[some]], scene)
+                left = torch.arange(len(a), device=a.device)
+                for law, log_share in _laws(self.scene(slots.shape[1])):
+                    scene = scene_log_density(law, a[left], known[left]) + log_share
+                    its = clips[some][left]
+                    total[its] = torch.logaddexp(total[its], scene)
+                    left = left[scene < linear[its] + math.log(STRAY)]
+                    if not len(left):
+                        break
         return total
 
     @torch.no_grad()
@@ -199,11 +207,17 @@ class ContactDynamics(WalledDynamics):
             law = self.scene(slots.shape[1], self.mean_variance)
             for some in self._chunks(clips, positions.shape[2], slots.shape[1]):
                 a, known = _joint(a64, observed, clips[some], slots[some])
-                found = sample_scenes(law, a, known, num_draws=num_draws, seed=seed)
-                kept = (found.log_density > linear[clips[some]]).nonzero()[:, 0]
-                x, v = (part.unflatten(-1, (-1, 2)) for part in found.states[:, kept].chunk(2, -1))
-                states = torch.cat([x, v], -1).movedim(3, 2)
-                yield clips[some][kept], slots[some][kept], states
+                left = torch.arange(len(a), device=a.device)
+                for one, log_share in _laws(law):
+                    found = sample_scenes(one, a[left], known[left], num_draws=num_draws, seed=seed)
+                    likelier = found.log_density + log_share > linear[clips[some][left]]
+                    kept, drawn = left[likelier], found.states[:, likelier]
+                    x, v = (part.unflatten(-1, (-1, 2)) for part in drawn.chunk(2, -1))
+                    states = torch.cat([x, v], -1).movedim(3, 2)
+                    yield clips[some][kept], slots[some][kept], states
+                    left = left[~likelier]
+                    if not len(left):
+                        break
 
     @staticmethod
     def _chunks(clips: Tensor, num_frames: int, num_objects: int) -> list[slice]:
@@ -237,6 +251,17 @@ class ContactDynamics(WalledDynamics):
             behind = (offset - x @ normal).clamp(min=0.0)
             x = x + 2 * behind[..., None] * normal
         return torch.cat([x.flatten(-2), v.flatten(-2)], -1)
+
+
+def _laws(law: SceneLaw) -> Iterator[tuple[SceneLaw, float]]:
+    """Yield the laws with events that a clip may obey, with the log probability of each."""
+    yield law, math.log1p(-2 * STRAY)
+    model, square = law.model, WIDER**2
+    wider = model._replace(
+        state_noise=square * model.state_noise, position_noise=square * model.position_noise
+    )
+    noise = square * law.event_variance
+    yield law._replace(model=wider, event_variance=noise), math.log(STRAY)
 
 
 def _groups(active: Bool[Tensor, "B N"]) -> Iterator[tuple[Int[Tensor, " b"], Int[Tensor, "b n"]]]:

@@ -33,12 +33,13 @@ from motes.training.event_fit import (
 from motes.training.inputs import TrainingData
 from motes.training.step import Trainer
 from motes.training.turns import ROBUST, Motion, Turns, find_turns
-from motes.training.wall_guesses import Estimate, WallFit, find_walls, robust
+from motes.training.wall_guesses import Estimate, WallFit, enclosing_walls, find_walls, robust
 
 MIN_CONTACTS = 8
 OPPOSITE = -0.8  # largest cosine between the turns of a contact
 ALONG = 0.8  # smallest cosine between a turn and the line between the objects
 OUTLIER = 4.0  # robust standard deviations
+MIN_SEEN = 4  # frames of every object in a window
 WINDOW = 12  # frames, of the test on clips that were not used
 TEST_WINDOWS = 48
 SEEN, AHEAD = 8, 10  # frames of the forecasts that calibrate noise
@@ -65,7 +66,10 @@ class Scenes(NamedTuple):
         return Scenes(self.positions[index], self.observed[index], self.variance)
 
     def windows(self, length: int) -> "Scenes":
-        """Return all windows of a length without gaps; frames that are left over are dropped."""
+        """Return all windows of a length in which every object is seen in several frames.
+
+        Frames that are left over are dropped.
+        """
         length = min(length, self.positions.shape[2])
         number = self.positions.shape[2] // length
 
@@ -75,8 +79,8 @@ class Scenes(NamedTuple):
             return made
 
         positions, observed = cut(self.positions), cut(self.observed)
-        whole = observed.all(-1).all(-1)
-        return Scenes(positions[whole], observed[whole], self.variance)
+        enough = (observed.sum(-1) >= MIN_SEEN).all(-1)
+        return Scenes(positions[enough], observed[enough], self.variance)
 
 
 class ContactPairs(NamedTuple):
@@ -319,7 +323,11 @@ def calibrate(fit: ContactFit, trained: LinearDynamics, scenes: Scenes) -> Conta
         spread = spread + fit.motion.noise**2 * torch.eye(2, dtype=torch.float64)
         off = a[:, seen:].unflatten(-1, (-1, 2)) - x.mean(0)
         squares = torch.einsum("btni,btnij,btnj->btn", off, spread.inverse(), off)
-        factor = math.sqrt(float(squares.flatten().quantile(0.9)) / REGION)
+        located = shown[..., ::2].sum(1, keepdim=True) >= MIN_SEEN
+        shows = known[:, seen:, ::2] & located
+        if not bool(shows.any()):
+            break
+        factor = math.sqrt(float(squares[shows].quantile(0.9)) / REGION)
         if not math.isfinite(factor):
             break
         fit = fit.widened(min(max(factor, 0.5), 3.0))
@@ -347,6 +355,8 @@ def fit_contacts(trained: LinearDynamics, scenes: Scenes) -> ContactFit | None:
         return None
     test = torch.arange(B) % TEST_SHARE == 0
     used, unused = scenes.select(~test), scenes.select(test).windows(WINDOW)
+    if len(unused.positions) < TEST_WINDOWS:  # too few to meet every wall; medians hardly overfit
+        unused = scenes.windows(WINDOW)
     motion = find_turns(used.positions.flatten(0, 1).double(), used.observed.flatten(0, 1))
     if motion is None or len(motion.turns.step) < 2 * MIN_CONTACTS:
         return None
@@ -360,9 +370,10 @@ def fit_contacts(trained: LinearDynamics, scenes: Scenes) -> ContactFit | None:
     lone[pairs.first] = lone[pairs.second] = False
     walls = [
         wall
-        for wall in find_walls(turns, lone, motion.noise)
+        for wall in find_walls(motion, lone)
         if -0.1 <= wall.restitution.value <= MAX_RESTITUTION
     ]
+    walls += enclosing_walls(walls, used.positions[used.observed].double())
     fit = ContactFit(motion, tuple(walls), pairs.distance, pairs.restitution, scenes.variance)
     fit = dataclasses.replace(fit, event_noise=measure_event_noise(fit, turns, pairs, trained))
     chosen = torch.linspace(0, len(unused.positions) - 1, TEST_WINDOWS).long().unique()

@@ -317,7 +317,7 @@ def starts(
     if motion is None:
         return
     everyone = torch.ones(len(motion.turns.step), dtype=torch.bool)
-    turned = find_walls(motion.turns, everyone, motion.noise)
+    turned = find_walls(motion, everyone)
     if turned:
         with torch.no_grad():
             change = motion.acceleration / plain.log_delta.exp()

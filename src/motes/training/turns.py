@@ -37,17 +37,18 @@ class Lines(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """Turns between the frames `step` and `step` + 1, the middle between which is time 0."""
+    """Turns near the middle between the frames `step` and `step` + 1, which is time 0."""
 
     track: Int[Tensor, " turns"]
     step: Int[Tensor, " turns"]
     before: Lines
     after: Lines
+    reach: Float[Tensor, " turns"]  # frames before and after the middle in which it may be
 
     def select(self, index: Tensor) -> "Turns":
         """Return some of the turns."""
         lines = (self.before.select(index), self.after.select(index))
-        return Turns(self.track[index], self.step[index], *lines)
+        return Turns(self.track[index], self.step[index], *lines, self.reach[index])
 
     @property
     def change(self) -> Float[Tensor, "turns 2"]:
@@ -58,7 +59,17 @@ class Turns(NamedTuple):
         """Return when the lines meet, along the direction of the turn."""
         gap = self.before.place - self.after.place
         time: Tensor = (gap * self.change).sum(-1) / self.change.square().sum(-1).clamp(min=1e-30)
-        return time.clamp(-1.0, 1.0)
+        return time.clamp(-self.reach, self.reach)
+
+
+def joined(one: Turns, other: Turns) -> Turns:
+    """Return the turns of both."""
+    lines = [
+        Lines(*(torch.cat(part) for part in zip(*both, strict=True)))
+        for both in ((one.before, other.before), (one.after, other.after))
+    ]
+    ends = (torch.cat(part) for part in ((one.track, other.track), (one.step, other.step)))
+    return Turns(*ends, *lines, torch.cat([one.reach, other.reach]))
 
 
 class Motion(NamedTuple):
@@ -72,6 +83,7 @@ class Motion(NamedTuple):
     state_covariance: Float[Tensor, "4 4"]
     calm: float  # share of stretches of 2 `SHORT` frames without any turn
     turns: Turns
+    hidden: Turns  # at some time between two lines that a gap parts
 
 
 def fit_lines(
@@ -156,7 +168,8 @@ def find_turns(positions: Float[Tensor, "M T 2"], observed: Bool[Tensor, "M T"])
     spread = 1.2 * states.T.cov() + noise**2 * torch.eye(4, dtype=states.dtype)
     turns = _turns(positions, observed, pull, noise, (before, after, seen, chi))
     share = float(calm.sum()) / int(seen.sum())
-    return Motion(pull, error, noise, jitter, states.mean(0), spread, share, turns)
+    hidden = _hidden_turns(positions, observed, pull, noise)
+    return Motion(pull, error, noise, jitter, states.mean(0), spread, share, turns, hidden)
 
 
 def _chi_squared(before: Lines, after: Lines, noise: float) -> Float[Tensor, "M steps"]:
@@ -210,4 +223,41 @@ def _turns(
                 )
             )
         )
-    return Turns(track, step, *lines)
+    return Turns(track, step, *lines, torch.ones_like(at[:1]).expand(len(step)))
+
+
+def _hidden_turns(
+    positions: Float[Tensor, "M T 2"],
+    observed: Bool[Tensor, "M T"],
+    pull: Float[Tensor, " 2"],
+    noise: float,
+) -> Turns:
+    """Return the turns in gaps: where the lines before and after a gap differ, and each fits.
+
+    Law: a turn in a gap is where the lines meet (test_turns_in_gaps_are_where_the_lines_meet).
+    """
+    T, seen = positions.shape[1], torch.nn.functional.pad(observed, (1, 1))
+    inside = torch.arange(T)
+    # The last frame before each gap, and the first after it.
+    last_track, last = (seen[:, 1:-1] & ~seen[:, 2:]).nonzero().unbind(1)
+    later = torch.where(observed, inside, T).flip(1).cummin(1).values.flip(1)
+    later = torch.nn.functional.pad(later[:, 1:], (0, 1), value=T)
+    next_ = later[last_track, last]
+    whole = (next_ <= T - SHORT) & (last >= SHORT - 1)
+    track, last, next_ = last_track[whole], last[whole], next_[whole]
+    step = (last + next_ - 1).div(2, rounding_mode="floor")
+    offset, lines = torch.arange(SHORT), []
+    usable = torch.ones(len(track), dtype=torch.bool)
+    for first in (last - SHORT + 1, next_):
+        frame = first[:, None] + offset
+        usable &= observed[track[:, None], frame].all(1)
+        at = (frame - step[:, None]).to(positions) - 0.5
+        points = positions[track[:, None], frame] - 0.5 * at.square()[..., None] * pull
+        lines.append(fit_lines(at, points, torch.ones_like(frame, dtype=torch.bool)))
+    before, after = lines
+    chi = (after.velocity - before.velocity).square().sum(-1) / (
+        noise**2 * (before.spread + after.spread)[..., 1, 1]
+    )
+    usable &= (chi > SIGNIFICANT) & (before.misfit + after.misfit < 2 * CLEAN * noise**2)
+    found = Turns(track, step, before, after, 0.5 * (next_ - last).to(positions) + 0.5)
+    return found.select(usable.nonzero()[:, 0])

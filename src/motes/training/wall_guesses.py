@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.training.turns import ROBUST, SHORT, SIGNIFICANT, Turns, find_turns
+from motes.training.turns import ROBUST, SHORT, SIGNIFICANT, Motion, find_turns, joined
 
 MAX_WALLS = 8
 MIN_HITS = 4
@@ -139,17 +139,21 @@ class WallFit(NamedTuple):
     angle: Estimate
     offset: Estimate
     restitution: Estimate
-    turns: Int[Tensor, " hits"]
+    turns: Int[Tensor, " hits"]  # that were seen
 
 
-def find_walls(turns: Turns, lone: Bool[Tensor, " turns"], noise: float) -> list[WallFit]:
-    """Return the walls that explain lone turns, the commonest first."""
+def find_walls(motion: Motion, lone: Bool[Tensor, " turns"]) -> list[WallFit]:
+    """Return the walls that explain lone turns and those in gaps, the commonest first."""
     index = lone.nonzero()[:, 0]
-    some = turns.select(index)
+    some = joined(motion.turns.select(index), motion.hidden)
     time = some.times()
-    place = 0.5 * (some.before.at(time) + some.after.at(time))
-    speed = some.before.velocity.norm(dim=-1).median() if len(index) else 0.0
-    tolerance = 3 * noise + 0.3 * float(speed)
+    before, after = some.before.at(time), some.after.at(time)
+    place = 0.5 * (before + after)
+    speed = some.before.velocity.norm(dim=-1).median() if len(some.step) else 0.0
+    tolerance = 3 * motion.noise + 0.3 * float(speed)
+    meets = (after - before).norm(dim=-1) < 2 * tolerance
+    meets[: len(index)] = True  # within a frame lines always do
+    some, place = some.select(meets.nonzero()[:, 0]), place[meets]
     velocities = (some.before.velocity, some.after.velocity)
     found = cluster_walls(KickTable(place, place, *velocities, some.track, some.step), tolerance)
     walls = []
@@ -167,5 +171,27 @@ def find_walls(turns: Turns, lone: Bool[Tensor, " turns"], noise: float) -> list
         better = Estimate(angle + tilt.value, tilt.error)
         normal = place.new_tensor([math.cos(better.value), math.sin(better.value)])
         bounce = (some.after.velocity[own] @ normal) / -(some.before.velocity[own] @ normal)
-        walls.append(WallFit(better, robust(place[own] @ normal), robust(bounce), index[own]))
+        shown = index[own[: len(index)]]
+        walls.append(WallFit(better, robust(place[own] @ normal), robust(bounce), shown))
     return walls
+
+
+def enclosing_walls(walls: list[WallFit], places: Float[Tensor, "n 2"]) -> list[WallFit]:
+    """Return walls where nobody was seen beyond, parallel to or across the commonest one.
+
+    Directions that have a wall are left out. These are guesses: some walls are hit where nobody
+    looks.
+    """
+    if not walls or len(places) < MIN_TURNS:
+        return []
+    first, none = walls[0], torch.zeros(0, dtype=torch.int64)
+    guesses = []
+    for turn in range(4):
+        angle = first.angle.value + turn * math.pi / 2
+        if any(math.cos(angle - wall.angle.value) > math.cos(ANGLE) for wall in walls):
+            continue
+        normal = places.new_tensor([math.cos(angle), math.sin(angle)])
+        edge = (places @ normal).sort().values[:MIN_TURNS]
+        place = Estimate(float(edge[MIN_HITS // 2]), float(edge[-1] - edge[0]))
+        guesses.append(WallFit(Estimate(angle, first.angle.error), place, first.restitution, none))
+    return guesses
