@@ -65,10 +65,12 @@ class Scenes(NamedTuple):
         """Return some of the clips."""
         return Scenes(self.positions[index], self.observed[index], self.variance)
 
-    def windows(self, length: int) -> "Scenes":
-        """Return all windows of a length in which every object is seen in several frames.
+    def windows(self, length: int, min_seen: int | None = None) -> "Scenes":
+        """Return all windows of a length; frames that are left over are dropped.
 
-        Frames that are left over are dropped.
+        Args:
+            length: In frames.
+            min_seen: Frames in which every object must be seen; None: all.
         """
         length = min(length, self.positions.shape[2])
         number = self.positions.shape[2] // length
@@ -79,7 +81,7 @@ class Scenes(NamedTuple):
             return made
 
         positions, observed = cut(self.positions), cut(self.observed)
-        enough = (observed.sum(-1) >= MIN_SEEN).all(-1)
+        enough = (observed.sum(-1) >= (length if min_seen is None else min_seen)).all(-1)
         return Scenes(positions[enough], observed[enough], self.variance)
 
 
@@ -306,7 +308,7 @@ def calibrate(fit: ContactFit, trained: LinearDynamics, scenes: Scenes) -> Conta
     themselves tell by how much.
     """
     length = min(SEEN + AHEAD, scenes.positions.shape[2])
-    windows = scenes.windows(length)
+    windows = scenes.windows(length, MIN_SEEN)
     windows = windows.select(
         torch.linspace(0, len(windows.positions) - 1, FORECASTS).long().unique()
     )
@@ -354,9 +356,9 @@ def fit_contacts(trained: LinearDynamics, scenes: Scenes) -> ContactFit | None:
     if N < 2 or B < TEST_SHARE:
         return None
     test = torch.arange(B) % TEST_SHARE == 0
-    used, unused = scenes.select(~test), scenes.select(test).windows(WINDOW)
+    used, unused = scenes.select(~test), scenes.select(test).windows(WINDOW, MIN_SEEN)
     if len(unused.positions) < TEST_WINDOWS:  # too few to meet every wall; medians hardly overfit
-        unused = scenes.windows(WINDOW)
+        unused = scenes.windows(WINDOW, MIN_SEEN)
     motion = find_turns(used.positions.flatten(0, 1).double(), used.observed.flatten(0, 1))
     if motion is None or len(motion.turns.step) < 2 * MIN_CONTACTS:
         return None
