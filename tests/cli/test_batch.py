@@ -118,6 +118,23 @@ def test_two_processes_give_the_table_of_one(rig: Path, alone: Path, tmp_path: P
     assert out.read_text() == alone.read_text()
 
 
+def test_corrections_change_their_recording_alone(rig: Path, alone: Path, tmp_path: Path) -> None:
+    out, fixes = tmp_path / "tracks.csv", tmp_path / "fixes.json"
+    told = {(row["recording"], row["frame"]): row for row in rows(alone)}
+    x, y = (float(told["take4", "5"][name]) for name in ("x", "y"))
+    pin = {"recording": "take4", "kind": "pin", "object": 0, "frame": 5, "x": x + 1, "y": y}
+    fixes.write_text(json.dumps([{**pin, "sd": 0.01}]))
+    assert ask(rig, out, "--jobs=1") == 1
+    assert ask(rig, out, "--jobs=1", "--resume", f"--corrections={fixes}") == 1
+    mended = {(row["recording"], row["frame"]): row for row in rows(out)}
+    assert set(mended) == set(told)
+    changed = {name for (name, _), row in mended.items() if row not in told.values()}
+    assert changed == {"take4"}
+    assert float(mended["take4", "5"]["x"]) == pytest.approx(x + 1, abs=0.1)
+    assert ask(rig, out, "--jobs=1", "--resume") == 1  # without them, as before
+    assert out.read_text() == alone.read_text()
+
+
 def test_resume_does_only_what_is_left(
     rig: Path,
     alone: Path,

@@ -10,7 +10,12 @@ import torch
 import motes
 from motes.cli import main
 from motes.core.errors import InputError
-from motes.output.corrections import in_clip, read_corrections, write_corrections
+from motes.output.corrections import (
+    in_clip,
+    read_corrections,
+    read_corrections_of,
+    write_corrections,
+)
 from motes.output.tracks import answer_in_video
 from motes.queries.corrections import Forbid, Pin, Swap, as_mapping
 from motes.video import VideoMap
@@ -51,6 +56,18 @@ def test_other_files_are_refused(tmp_path, text, message):
         read_corrections(tmp_path / "a.json")
     with pytest.raises(InputError, match="expected a JSON or CSV file"):
         read_corrections(tmp_path / "b.json")
+
+
+def test_corrections_of_several_recordings_are_given_to_each(tmp_path):
+    named = zip(["b", "a", "b"], map(as_mapping, LISTED), strict=True)
+    path = tmp_path / "all.json"
+    path.write_text(json.dumps([{"recording": name, **entry} for name, entry in named]))
+    assert read_corrections_of(path, ["a", "b", "c"]) == {"b": LISTED[::2], "a": [LISTED[1]]}
+    with pytest.raises(InputError, match="correction 1 is about recording 'a'; expected a name"):
+        read_corrections_of(path, ["b"])
+    write_corrections(path, LISTED)
+    with pytest.raises(InputError, match="correction 0 is about recording None"):
+        read_corrections_of(path, ["b"])
 
 
 @pytest.mark.parametrize("moving", [False, True])

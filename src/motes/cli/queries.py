@@ -1,5 +1,6 @@
 """`motes infer | forecast | interpolate | sample`: read inputs, query the model, write outputs."""
 
+import hashlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -252,11 +253,7 @@ def _run_many(query: Query, recordings: "list[Recording]", table: Path) -> None:
     from motes.output.merge import merge_tables
 
     options, folder = query.options, batch.parts_folder(table)
-    if options.corrections is not None:
-        raise InputError(
-            f"corrections is {options.corrections} for {len(recordings)} recordings; expected one "
-            "recording; correct them one by one"
-        )
+    fixes = _split_corrections(options.corrections, recordings, folder)
     model = find_model(_model_of(query, tuple(found.path for found in recordings), table)).resolve()
     weights = [(file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(model.iterdir())]
     jobs = []
@@ -268,6 +265,7 @@ def _run_many(query: Query, recordings: "list[Recording]", table: Path) -> None:
             gif=_named(options.gif, recording),
             overlay=_named(options.overlay, recording),
             plot=_named(options.plot, recording),
+            corrections=fixes.get(recording.name),
             # What changes nothing in the part of a recording:
             out=None,
             format=None,
@@ -298,6 +296,23 @@ def _run_many(query: Query, recordings: "list[Recording]", table: Path) -> None:
     text = f"{query.command}: {len(done)} of {len(results)} recordings, {tracks} tracks: {table}"
     print_result(record, options.as_json, text)
     batch.require_all(results, folder)
+
+
+def _split_corrections(
+    path: Path | None, recordings: "list[Recording]", folder: Path
+) -> dict[str, Path]:
+    """Write the corrections of each recording to a file, whose name changes with its content."""
+    from motes.output.corrections import read_corrections_of, write_corrections
+
+    if path is None:
+        return {}
+    own = read_corrections_of(path, [recording.name for recording in recordings])
+    files = {}
+    for name, corrections in own.items():
+        code = hashlib.sha256(repr((name, corrections)).encode()).hexdigest()[:16]
+        files[name] = folder / f"corrections-{code}.json"
+        write_corrections(files[name], corrections)
+    return files
 
 
 def _named(path: Path | None, recording: "Recording") -> Path | None:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from motes.video import Frame, Plan, Video
 
 COLUMNS = (
-    "frame", "particle", "x", "y", "sd_x", "sd_y", "cov_xy", "vx", "vy", "observed", "time",
+    "frame", "particle", "x", "y", "sd_x", "sd_y", "cov_xy", "vx", "vy", "observed", "seen",
+    "time",
 )  # fmt: skip
 
 
@@ -157,7 +158,7 @@ def follow(tracker: "LiveTracker", plan: "Plan", fps: float) -> Iterator[tuple[A
         sds = np.sqrt(np.diagonal(spread)).tolist()
         when = times.get(row.frame, row.frame / fps)
         numbers = (x, y, *sds, float(spread[0, 1]), vx, vy)
-        return row.frame, row.particle, *numbers, row.observed, when
+        return row.frame, row.particle, *numbers, row.observed, row.found, when
 
     for prepared in plan.frames():
         index = round(prepared.time * fps)

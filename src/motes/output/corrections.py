@@ -1,13 +1,16 @@
 """Files of corrections: JSON or CSV, in the pixels and frame numbers of the recording.
 
 JSON: a list of objects like {"kind": "pin", "object": 1, "frame": 40, "x": 310, "y": 122}. CSV: the
-same names as columns. The order counts, and the last one is undone by deleting it.
+same names as columns. The order counts, and the last one is undone by deleting it. In corrections
+of several recordings, `recording` names one of them.
 """
 
 import csv
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,20 +29,48 @@ def read_corrections(path: Path) -> list[Correction]:
     Raises:
         InputError: The file cannot be read or holds something else.
     """
+    given = _read(path)
+    try:
+        return as_corrections(given)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def read_corrections_of(path: Path, recordings: Sequence[str]) -> dict[str, list[Correction]]:
+    """Return the corrections of each recording that has some, from a file about several.
+
+    Raises:
+        InputError: The file cannot be read, holds something else or names no such recording.
+    """
+    entries: dict[str, list[Any]] = {}
+    given = _read(path)
+    require(isinstance(given, list), f"{path}: expected a list of corrections")
+    for number, entry in enumerate(given):
+        name = entry.get("recording") if isinstance(entry, Mapping) else None
+        require(
+            name in recordings,
+            f"{path}: correction {number} is about recording {name!r:.80}; expected a name of the "
+            f"table, like {recordings[0]!r:.80}",
+        )
+        own = {key: value for key, value in entry.items() if key != "recording"}
+        entries.setdefault(str(name), []).append(own)
+    try:
+        return {name: as_corrections(some) for name, some in entries.items()}
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _read(path: Path) -> Any:
+    """Return what a file of corrections holds."""
     require(path.is_file(), f"corrections is {path}; expected a JSON or CSV file")
     require(path.stat().st_size <= MAX_BYTES, f"{path} is too long; give at most 16 MiB")
     try:
         text = path.read_text(encoding="utf-8-sig")
         if path.suffix.lower() == ".csv":
-            given = list(csv.DictReader(text.splitlines()))
-        else:
-            given = json.loads(text)
+            return list(csv.DictReader(text.splitlines()))
+        return json.loads(text)
     except (UnicodeDecodeError, ValueError, csv.Error, RecursionError) as error:
         raise InputError(f"{path} is not JSON or CSV ({str(error)[:80]})") from None
-    try:
-        return as_corrections(given)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
 
 
 def write_corrections(path: Path, corrections: list[Correction]) -> None:
