@@ -37,7 +37,7 @@ from motes.training.train import train
 PRESET = "sprites-video"
 TEST_SEED = 1_000_000
 BATCH = 50
-ORACLE_DRAWS = 256
+ORACLE_DRAWS = 100
 
 
 class Case(NamedTuple):
@@ -129,10 +129,12 @@ def ask_oracle(case: Case, states: np.ndarray, noise: float, num_clips: int) -> 
             moved[:, d] += 1e-5
             there = paths(moved.reshape(B, N, 4), case.seen)[..., :2].reshape(B, -1)
             J[:, :, d] = (there - here) / 1e-5
-        inverse = np.linalg.pinv(np.einsum("bki,bkj->bij", J, J))
+        inverse = np.linalg.pinv(np.einsum("bki,bkj->bij", J, J), rcond=1e-9, hermitian=True)
         step = np.einsum("bij,bkj,bk->bi", inverse, J, seen.reshape(B, -1) - here)
         estimate = estimate + step.reshape(B, N, 4)
-    roots = sd * np.linalg.cholesky(inverse + 1e-12 * np.eye(4 * N))
+    # Singular where the world keeps the centre of mass in the middle.
+    values, vectors = np.linalg.eigh(inverse)
+    roots = sd * vectors * np.sqrt(np.maximum(values, 0.0))[:, None]
     noises = np.einsum("bij,sbj->sbi", roots, rng.normal(size=(ORACLE_DRAWS, B, 4 * N)))
     drawn = (estimate.reshape(B, -1) + noises).reshape(-1, N, 4)
     future = paths(drawn, case.last)[:, :, case.seen :, :2]
