@@ -38,11 +38,13 @@ def main() -> None:
     """Measure and write the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("videos", nargs="+")
+    parser.add_argument("--way", choices=("command", "page"), help="default: both")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     results = []
+    ways = {"command": by_command, "page": by_page}
     for name in given.videos:
-        for way in (by_command, by_page):
+        for way in ways.values() if given.way is None else (ways[given.way],):
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / (Path(name).name if name != "made" else "made.mp4")
                 if name == "made":
