@@ -31,7 +31,6 @@ class PairDynamics(LinearDynamics):
     """
 
     independent_objects = False
-    forks = True  # draws show bent regions that mean and covariance cannot
     pair_errors: Float[Tensor, " 3"]  # standard deviations of k, L, G
     force_error: Float[Tensor, " 2"]  # of the acceleration
     mean_variance: Float[Tensor, ""]  # of the mean of q around the path
@@ -77,6 +76,15 @@ class PairDynamics(LinearDynamics):
         mean, covariance = self.path(states)
         eye = torch.eye(2, dtype=covariance.dtype, device=covariance.device)
         return Gaussian(mean, covariance + self.pair_position_variance * eye)
+
+    def search_log_density(
+        self,
+        positions: Float[Tensor, "B N T 2"],
+        present: Bool[Tensor, "B N"],
+        observed: Bool[Tensor, "B _ T"] | None = None,
+    ) -> Float[Tensor, " B"]:
+        """Return log p(a) of the law of the search, in which objects are independent."""
+        return super().log_density(positions, present, observed)
 
     @torch.no_grad()
     def log_density(
