@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from motes.data import World, draw_clips
 from motes.kalman.dynamics import LinearDynamics
 from motes.models.model import Model
 from motes.models.protocols import Search
+from motes.models.sprites import search
 from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate
 from motes.models.sprites.renderer import SpriteRenderer
@@ -20,6 +22,7 @@ from motes.models.sprites.search import (
     Detections,
     Tracker,
     forward_pass,
+    is_settled,
     predict_from_other_frames,
     revisit,
     scene_of,
@@ -282,6 +285,34 @@ def test_each_clip_has_its_own_best_hypothesis() -> None:
         alone = track(frames[b : b + 1], 2, hypotheses=3, max_objects=2)
         torch.testing.assert_close(q.means[b : b + 1], alone.means)
         assert errors_of(pixels(q)[b], places[b]).max() < 0.5
+
+
+def test_settled_clips_need_one_hypothesis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the search that follows all hypotheses of all clips, to rounding."""
+    world = World(num_frames=20, size=SIZE)
+    drawn = draw_clips(world, num_clips=5, num_objects=2, seed=3).frames.float()
+    flash = torch.nn.functional.pad(flash_at_first()[0], (0, 0, 0, 0, 0, 2))
+    observed = torch.ones(6, 20, dtype=torch.bool)
+    observed[5, 18:] = False
+    given = (torch.cat([drawn, flash]), 2, observed)
+    options = {"hypotheses": 3, "max_objects": 2, "dynamics": true_dynamics(world)}
+    settled: list[list[bool]] = []
+
+    def noted(*scene: Any) -> torch.Tensor:
+        flags = is_settled(*scene)
+        settled.append(flags.tolist())
+        return flags
+
+    monkeypatch.setattr(search, "is_settled", noted)
+    once = track(*given, **options)
+    # At least one clip is decided at once, and the one with a flash is not.
+    ((*others, last),) = settled
+    assert sum(others) >= 3
+    assert not last
+    monkeypatch.setattr(search, "is_settled", lambda *scene: torch.zeros(6, dtype=torch.bool))
+    every = track(*given, **options)
+    for one, three in zip(pixels(once), pixels(every), strict=True):
+        assert errors_of(one, three).max() < 1e-3
 
 
 @pytest.mark.parametrize("chunk_frames", [1, 5])
