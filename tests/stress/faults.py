@@ -30,7 +30,7 @@ from motes.core.environment import environment
 from motes.core.files import leftover_files
 from motes.models import model as checkpoint
 from motes.models.model import load, read_tensors
-from motes.training.step import RESTART_STEPS, RESTARTS, Trainer
+from motes.training.step import RESTART_STEPS, RESTARTS, RESTARTS_KEPT, Trainer
 from motes.training.train import lock_run_folder
 from tests.stress.forked import KILL_SIGNAL, Ended, run_forked
 
@@ -321,7 +321,8 @@ def corrupt(at_call: int, times: int) -> None:
 def not_finite(family: str, straight: Path, place: Path) -> dict[str, str]:
     """Inject non-finite values: the run stops with a message, or rolls back with --roll-backs."""
     # Steps before the run's own:
-    rough = len(RESTARTS) * RESTART_STEPS if family == "structured" else 0
+    steps = (len(RESTARTS) + RESTARTS_KEPT) * RESTART_STEPS // 2
+    rough = steps if family == "structured" else 0
     folder, at = place / "spoiled", rough + FAMILIES[family] // 2 - 2
     stopped = run_forked(motes(command(family, folder), lambda: corrupt(at, 1)))
     expect(stopped.code == 1 and "not finite" in one_line(stopped), "no clear message", stopped)

@@ -70,9 +70,9 @@ TABLE |= {
     for step, rate in ((0, 0.1), (216, 0.1), (288, 0.1 * 0.1**0.5), (360, 0.01))
 }
 TABLE |= {
-    (name, step): (rate, 0.5 * rate, 1, 0)
-    for name in ("sprites-video", "sprites-occluded")
-    for step, rate in ((0, 0.03), (200, 0.03), (250, (0.03 * 0.005) ** 0.5), (300, 0.005))
+    (name, round(part * steps)): (rate, 0.5 * rate, 1, 0)
+    for name, steps in (("sprites-video", 180), ("sprites-occluded", 300))
+    for part, rate in ((0, 0.03), (2 / 3, 0.03), (5 / 6, (0.03 * 0.005) ** 0.5), (1, 0.005))
 }
 TABLE |= {
     ("layers", step): (rate, rate, 1, 0)

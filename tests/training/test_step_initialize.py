@@ -49,9 +49,10 @@ def run_restarts(config):
     trainer = Trainer(config, make_dataset(config, CPU).training, CPU)
     trials = list(initialize(trainer))
     ends = [trial for trial in trials if trial.step == initialization.RESTART_STEPS]
-    assert [trial.restart for trial in ends] == [1, 2, 3, 4]
-    bounds = [trial.bound for trial in ends]
-    return bounds.index(max(bounds)), ends, trainer.model.state_dict()
+    halves = [trial for trial in trials if trial.step <= initialization.RESTART_STEPS // 2]
+    assert {trial.restart for trial in halves or ends} == {1, 2, 3, 4}
+    best = max(ends, key=lambda trial: trial.bound)
+    return best.restart - 1, ends, trainer.model.state_dict()
 
 
 @pytest.mark.slow
@@ -75,6 +76,27 @@ def test_the_restart_with_the_highest_bound_is_taken(monkeypatch):
         own = trial.model.state_dict()
         same = all(torch.equal(weights[name], value) for name, value in own.items())
         assert same == (place == taken)
+
+
+def test_only_the_best_restarts_take_the_second_half_of_the_steps(monkeypatch):
+    bounds = {1: (-9.0, -1.0), 2: (-3.0, -3.0), 3: (-8.0, 0.0), 4: (-2.0, -4.0)}
+    taken = []
+
+    def restart(number, config, data, device):
+        for step, bound in zip((12, 24), bounds[number], strict=True):
+            taken.append((number, step))
+            yield initialization.Trial(number, step, bound, build(config))
+
+    monkeypatch.setattr(initialization, "restart", restart)
+    config = with_scales(1.0, 1.0)
+    trainer = Trainer(config, make_dataset(config, CPU).training, CPU)
+    trials = list(initialize(trainer))
+    # 2 and 4 lead after half of the steps; of these 2 ends higher.
+    assert taken == [(1, 12), (2, 12), (3, 12), (4, 12), (2, 24), (4, 24)]
+    assert [(trial.restart, trial.step) for trial in trials] == taken
+    expected = next(t for t in trials if (t.restart, t.step) == (2, 24)).model.state_dict()
+    for name, value in trainer.model.state_dict().items():
+        assert torch.equal(value, expected[name]), name
 
 
 @pytest.mark.slow

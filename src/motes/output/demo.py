@@ -72,14 +72,15 @@ class DemoModel(NamedTuple):
 
 
 def short_run() -> RunConfig:
-    """Return the sprite model's preset with fewer steps and clips: about a minute of training."""
+    """Return the sprite model's preset with fewer steps and clips."""
     full = PRESETS["sprites"]
     return dataclasses.replace(
         full,
         data=dataclasses.replace(full.data, num_clips=1_000, num_held_out=48),
-        schedule=full.schedule.stretched(216),
+        schedule=full.schedule.stretched(144),
+        batch_size=24,
         log_every=6,
-        checkpoint_every=216,
+        checkpoint_every=144,
     )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from motes.queries.scatter import Scatter, ScatterSums
 from motes.training.inputs import Dataset, TrainingData
 
 NUM_CLIPS = 64  # that the statistics are of
+MIN_CLIPS, POSITIONS = 24, 4_000  # fewer clips, of at least so many positions, if they are large
 MAX_FRAMES = 256  # of a clip that are searched
 BATCH = 16
 FEW_CLIPS = 4  # of a check during training
@@ -36,13 +38,15 @@ def write_fit_reference(
     Law: clips like those of the training set fit, others do not
     (test_a_trained_run_warns_about_other_clips).
     """
-    found = _query_own_clips(model, dataset, NUM_CLIPS)
+    num_frames = min(dataset.training.video.shape[1], MAX_FRAMES)
+    per_clip = num_frames * float(dataset.training.num_objects.float().mean())
+    number = min(max(math.ceil(POSITIONS / per_clip), MIN_CLIPS), NUM_CLIPS)
+    found = _query_own_clips(model, dataset, number)
     if found is None:
         return None
     statistics, errors, counts, scatter = found
     if networks:  # they do not compute their posterior from the pixels, and have `calibrate`
         scatter = None
-    num_frames = min(dataset.training.video.shape[1], MAX_FRAMES)
     FitReference.of(statistics, counts, num_frames, scatter).save(folder)
     quality = Quality.of(statistics, errors, before, networks)
     quality.save(folder)

@@ -189,7 +189,10 @@ PRESETS: dict[str, RunConfig] = {
     "sprites-small": dataclasses.replace(
         _SPRITES, data=DataConfig(num_clips=2_000, height=32, width=32)
     ),
-    "sprites-video": _VIDEO,
+    # On small batches: a clip of a recording has more objects and frames than a simulated one.
+    "sprites-video": dataclasses.replace(
+        _VIDEO, schedule=_VIDEO.schedule.stretched(180), batch_size=8
+    ),
     # Objects that are occluded for a while: the occluder is learned early, and occluded objects
     # move in straight lines. [Choice 38] [Choice 40]
     "sprites-occluded": dataclasses.replace(

@@ -48,6 +48,7 @@ OCCLUSION_RATE = 4.0
 EXPLORE = 0.2  # share of q spread out while exploring, see `Search`
 EXPLORE_UNTIL = 0.6  # of all steps
 FIT_BATCHES = 20  # batches whose tracks the dynamics are finally fitted to
+FIT_CLIPS = 320  # of these batches, at most
 REFIT_BATCHES = 3  # batches that sprite classes are finally fitted to
 FIT_ITERATIONS = 50  # of L-BFGS
 
@@ -55,7 +56,9 @@ FIT_ITERATIONS = 50  # of L-BFGS
 # recover by itself from a sprite that is too wide, nor from positions with too little noise.
 RESTARTS = ((1.0, 1.0), (0.25, 1.0), (1.0, 16.0), (0.25, 16.0))
 RESTART_STEPS = 24
+RESTARTS_KEPT = 2  # of the restarts take the second half of the steps
 RESTART_BATCH = 16
+RESTART_POSITIONS = 640  # of objects in the clips of a batch, where so many clips are not needed
 INITIAL_CLIPS = 64  # clips that background and sprite classes are initialised from
 REPORT_EVERY = 4  # steps that a reported bound is averaged over
 
@@ -137,6 +140,7 @@ class Trainer:
         self.step = 0
         self.num_summed = 0
         self.monitor = Monitor(1, device)
+        self.fitted_to: list[InferredBatch] = []  # after the last step; without frames
         self._batch: Tensor | None = None  # frames of the last search
         self._posterior: Posterior | None = None  # and what it found
 
@@ -259,10 +263,10 @@ class Trainer:
     def _fit_to_many_clips(self) -> None:
         """Fit to many clips what single batches determine poorly: sprite classes, then dynamics."""
         self.model.renderer.refit(lambda: self.inferred(REFIT_BATCHES), distributed.all_reduce_sum)
-        tracks = [
-            tracks_of(batch.q, batch.q.draw(batch.noise), batch.present)
-            for batch in self.inferred(FIT_BATCHES)
-        ]
+        number = min(FIT_BATCHES, -(-FIT_CLIPS // self.config.batch_size))
+        batches = [batch._replace(frames=batch.frames[:0]) for batch in self.inferred(number)]
+        tracks = [tracks_of(batch.q, batch.q.draw(batch.noise), batch.present) for batch in batches]
+        self.fitted_to = batches
         positions, observed = (torch.cat(parts) for parts in zip(*tracks, strict=True))
         self._fit_initial_state(positions, observed)
         fit_dynamics(self.model.dynamics, positions, observed)
@@ -384,9 +388,10 @@ def initialize(trainer: Trainer) -> Iterator[Trial]:
 
     The size of objects and their process noise are unknown, and a sprite model that starts far from
     either takes long to recover. So restarts with different scales take a few steps each on small
-    batches, and the bound selects one. [Choice 25]
+    batches, and the bound selects one. After half of the steps only the best few go on. [Choice 25]
 
-    Law: no restart had a higher bound (test_the_restart_with_the_highest_bound_is_taken).
+    Law: no restart that went on had a higher bound
+    (test_the_restart_with_the_highest_bound_is_taken).
     """
     config, data, model = trainer.config, trainer.data, trainer.model
     if config.initial_model is not None:
@@ -394,9 +399,22 @@ def initialize(trainer: Trainer) -> Iterator[Trial]:
         some = _initial_clips(data)  # the background belongs to the camera of these clips
         model.renderer.initialize_background(data.frames(some), data.observed_in(some))
     elif FAMILIES[config.family].restarts:
+        runs = [
+            restart(number, restart_config(config, *scales), data, trainer.device)
+            for number, scales in enumerate(RESTARTS, 1)
+        ]
+        half = []
+        for run in runs:
+            for trial in run:
+                yield trial
+                if trial.step >= RESTART_STEPS // 2:
+                    break
+            half.append(trial)
+        kept = sorted(range(len(runs)), key=lambda index: -half[index].bound)[:RESTARTS_KEPT]
         ends = []
-        for number, scales in enumerate(RESTARTS, 1):
-            for trial in restart(number, restart_config(config, *scales), data, trainer.device):
+        for index in sorted(kept):
+            trial = half[index]
+            for trial in runs[index]:
                 yield trial
             ends.append(trial)
         best = max(ends, key=lambda trial: trial.bound)
@@ -422,6 +440,7 @@ def restart(
 def restart_config(config: RunConfig, width: float, variance: float) -> RunConfig:
     """Return the configuration of a short run with multiples of the scales."""
     noise, half = variance * config.dynamics.position_noise, RESTART_STEPS // 2
+    enough = -(-RESTART_POSITIONS // (config.data.num_frames * config.data.max_objects))
     return dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, sprite_width=width * config.model.sprite_width),
@@ -429,7 +448,7 @@ def restart_config(config: RunConfig, width: float, variance: float) -> RunConfi
         schedule=dataclasses.replace(
             config.schedule, steps_per_search=half, mixture_em_steps=(half,)
         ),
-        batch_size=min(RESTART_BATCH, config.batch_size),
+        batch_size=min(RESTART_BATCH, config.batch_size, enough),
         checkpoint_every=RESTART_STEPS,
     )
 

@@ -514,7 +514,8 @@ def fit_finished(runs: list[Run]) -> None:
         if not run.unfinished:
             if not may_have_events(run.trainer, run.config):
                 continue
-            batches = list(inferred_batches(run.trainer))
+            batches = run.trainer.fitted_to or list(inferred_batches(run.trainer))
+            run.trainer.fitted_to = []
             given = (run.trainer, run.dataset.held_out, run.config, batches)
             run.config = find_contacts(*given) or find_pairs(*given) or find_events(*given)
     ended = [run for run in runs if run.config.single_object_schedule and not run.unfinished]
