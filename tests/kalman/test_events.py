@@ -1,5 +1,6 @@
 """Laws with events against integration over a grid, enumeration and the linear law."""
 
+import dataclasses
 import itertools
 import math
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from motes import kalman
+from motes.data.worlds.walled import box
 from motes.kalman.dynamics import LinearDynamics
 from motes.kalman.event_dynamics import EventDynamics, draw_paths
 from motes.kalman.event_filter import propose
@@ -207,6 +209,41 @@ def test_models_without_the_variance_of_means_still_load() -> None:
     law, extra = made.path_law(torch.ones(1, 1, 2, 2))
     assert torch.equal(law.model.position_noise, made.law().model.position_noise)
     assert bool((extra == 1).all())
+
+
+def test_hits_within_a_step_are_exact() -> None:
+    room = dataclasses.replace(box(gravity=0.12), restitution=0.9)
+    dt = 0.5  # of a unit of velocity
+    states = torch.from_numpy(room.simulate(60, 1, 15, seed=3)[:, 0]) / numbers(1, 1, dt, dt)
+    A = torch.eye(4, dtype=torch.float64)
+    A[0, 2] = A[1, 3] = dt
+    g = numbers(*room.gravity)
+    noise = 1e-8 * torch.eye(4, dtype=torch.float64)
+    model = LGSSM(
+        transition=A,
+        force=torch.cat([0.5 * g, g / dt]),
+        emission=A[:2] * (torch.arange(4) < 2),
+        state_noise=noise,
+        position_noise=1e-4 * torch.eye(2, dtype=torch.float64),
+        initial_mean=states[:1, 0],
+        initial_covariance=100 * torch.eye(4, dtype=torch.float64)[None],
+    )
+    normals, offsets = (torch.tensor(part).double() for part in (room.normals, room.offsets))
+    walls = Walls(normals, offsets, torch.full_like(offsets, room.restitution))
+    law = EventLaw(model, torch.zeros(1, dtype=torch.float64), walls, in_time=True)
+    # Two walls within a step, or one twice, are not exact: states of the true path start anew.
+    still = torch.zeros(60, 14, 1, 4, dtype=torch.float64)
+    error = (simulate(law, states[:, :-1], still)[:, :, 0] - states[:, 1:]).abs().amax(-1)
+    turned = ((states[:, 1:] - states[:, :-1])[..., 2:] * dt - g).abs().amax(-1) > 0.5
+    assert int(turned.sum()) > 100
+    assert float((error < 1e-9).double().mean()) > 0.98
+    assert float((error[turned] < 1e-9).double().mean()) > 0.95
+    seen = torch.ones(60, 15, 2, dtype=torch.bool)
+    late, early = (
+        weigh(one, propose(one, states[..., :2], seen), states[..., :2], seen).log_density(60)
+        for one in (law, law._replace(in_time=False))
+    )
+    assert float((late - early).median()) > 100.0
 
 
 def test_no_tracks_have_empty_answers() -> None:

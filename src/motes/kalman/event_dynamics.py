@@ -74,7 +74,8 @@ class EventDynamics(WalledDynamics):
         """Return the law in the form of `motes.kalman.events`, without gradients."""
         model = self.components()
         detached = type(model)(*(part.detach() for part in model))
-        return EventLaw(detached, self.log_weights().detach(), self.walls)
+        law = EventLaw(detached, self.log_weights().detach(), self.walls)
+        return law._replace(in_time=bool(self.in_time))
 
     def path_law(
         self, variances: Float[Tensor, "*batch 2"]
@@ -85,7 +86,7 @@ class EventDynamics(WalledDynamics):
         Around paths only the means scatter, and only a variance above the usual one widens them.
         """
         law, variances = self.law(), variances.double().clamp(min=0)
-        if bool(self.mean_variance.isnan()):
+        if self.mean_variance < 0:
             return law, variances
         noise = law.model.position_noise
         own = noise * (self.mean_variance / noise.diagonal().mean())

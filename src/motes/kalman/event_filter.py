@@ -21,6 +21,7 @@ from motes.kalman.events import (
     innovation,
     pair_directions,
     reflections,
+    since_hit,
     with_contacts,
 )
 from motes.kalman.model import map_vector
@@ -96,9 +97,12 @@ def predict_filter(law: EventLaw, belief: Filter, slots: int = SLOTS) -> Filter:
         Q_t = Q + state.hits[..., -1, E, None, None] * law.kicks.covariance
     if E == 0:
         return state._replace(covariance=state.covariance + Q_t)
-    R, c = reflections(_guards_of(law, state), state.hits[..., -1, :E])
+    guards, hits = _guards_of(law, state), state.hits[..., -1, :E]
+    R, c = reflections(guards, hits)
     turn = both(R)
     mean = map_vector(turn, state.mean) + pad(c, (0, P))
+    if law.in_time:
+        mean = mean + since_hit(law, guards, state.mean, hits)
     return state._replace(mean=mean, covariance=turn @ state.covariance @ turn.mT + Q_t)
 
 

@@ -65,6 +65,7 @@ class EventLaw(NamedTuple):
     walls: Walls
     contacts: Contacts | None = None
     kicks: Kicks | None = None
+    in_time: bool = False  # the force does not turn at a wall: exact within a step, see `since_hit`
 
     @property
     def num_events(self) -> int:
@@ -126,7 +127,7 @@ def scene_law(law: EventLaw, num_objects: int, component: Int[Tensor, "K N"]) ->
     )
     weights = law.log_weights[component].sum(-1)
     kicks = law.kicks and Kicks(law.kicks.log_rate, joint(law.kicks.covariance))
-    return EventLaw(model, weights, law.walls, law.contacts, kicks)
+    return EventLaw(model, weights, law.walls, law.contacts, kicks, law.in_time)
 
 
 def guards_at(law: EventLaw, positions: Float[Tensor, "*batch P"]) -> Guards:
@@ -194,6 +195,32 @@ def reflections(
         c = torch.where(here, map_vector(turn, c) + guards.offset[..., e, None] * m, c)
         R = torch.where(here[..., None], turn @ R, R)
     return R, c
+
+
+def since_hit(
+    law: EventLaw, guards: Guards, free: Float[Tensor, "*batch D"], hits: Bool[Tensor, "*batch E"]
+) -> Float[Tensor, "*batch D"]:
+    """Return what is added to the state after hits, because the force does not turn with it.
+
+    For a force with the change of velocity f per step and a hit at a wall of normal n that was s
+    steps ago, this is (1 + r) n n'f (dt s^2 / 2, s), where dt is the way of a unit of velocity. s
+    is that of a parabola with the depth and speed at the end of free flight. It is taken at the
+    mean, so that the law of a sequence stays affine.
+
+    Law: without noise it is the motion that hits walls at their exact times
+        (test_hits_within_a_step_are_exact).
+    """
+    P = free.shape[-1] // 2
+    dt, n = law.model.transition[0, P], guards.normal
+    depth = torch.einsum("...p,...ep->...e", free[..., :P], n) - guards.offset
+    speed = dt * torch.einsum("...p,...ep->...e", free[..., P:], n)
+    force = torch.einsum("p,...ep->...e", law.model.force[P:], n)
+    at_hit = (speed.square() - 2 * dt * force * depth).clamp(min=0.0).sqrt()
+    s = (2 * depth / (speed - at_hit).clamp(max=-1e-9)).clamp(0.0, 1.0).detach()
+    push = torch.where(hits & ~guards.closing, (1 + guards.restitution) * force, 0.0)
+    x = torch.einsum("...e,...ep->...p", 0.5 * dt * s.square() * push, guards.response)
+    v = torch.einsum("...e,...ep->...p", s * push, guards.response)
+    return torch.cat([x, v], -1)
 
 
 def both(R: Float[Tensor, "*batch P P"]) -> Float[Tensor, "*batch D D"]:
@@ -265,17 +292,32 @@ def run_sequences(
         noise = Q + rows.hits[..., E, None, None] * law.kicks.covariance
     a, seen = positions[rows.track], known[rows.track]
     m, C = mu[rows.component], Sigma[rows.component]
-    out = []
+    out, later = [], list(b.unbind(1))
     for t in range(a.shape[1]):
         residual, K, precision, log_density = innovation(m, C, a[:, t], seen[:, t], R_a)
         out.append((m, C, K, precision, residual, log_density))
         if t + 1 < a.shape[1]:
-            m = map_vector(F[:, t], m + map_vector(K, residual)) + b[:, t]
+            h = m + map_vector(K, residual)
+            if law.in_time and E:
+                added = since_hit(
+                    law, guards_in(guards, t), map_vector(A, h) + u, rows.hits[:, t, :E]
+                )
+                later[t] = later[t] + added
+            m = map_vector(F[:, t], h) + later[t]
             C = F[:, t] @ (C - K @ C[:, :P]) @ F[:, t].mT + noise[:, t if noise.shape[1] > 1 else 0]
     means, covariances, gains, precisions, residuals, densities = (
         torch.stack(part, 1) for part in zip(*out, strict=True)
     )
+    b = torch.stack(later, 1) if later else b
     return Pass(F, b, noise, means, covariances, gains, precisions, residuals, densities, guards)
+
+
+def guards_in(guards: Guards, step: int) -> Guards:
+    """Return the guards of a step of hypotheses."""
+    if guards.normal.ndim == 2:
+        return guards
+    parts = {name: getattr(guards, name)[:, step] for name in ("normal", "response")}
+    return guards._replace(**parts)
 
 
 def log_prior_of_kicks(law: EventLaw, rows: Hypotheses) -> Float[Tensor, " M"]:
@@ -537,8 +579,11 @@ def simulate(
         guards = guards_at(law, free[..., :P])
         y = torch.einsum("...p,...ep->...e", free[..., :P], guards.normal) - guards.offset
         closing = torch.einsum("...p,...ep->...e", free[..., P:], guards.normal) < 0
-        R, c = reflections(guards, (y < 0) & (closing | ~guards.closing))
+        hits = (y < 0) & (closing | ~guards.closing)
+        R, c = reflections(guards, hits)
         x, v = map_vector(R, free[..., :P]) + c, map_vector(R, free[..., P:])
         state = torch.cat([x, v], -1) + map_vector(root, noise_t)
+        if law.in_time:
+            state = state + since_hit(law, guards, free, hits)
         states.append(state)
     return torch.stack(states, -2)

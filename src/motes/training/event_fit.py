@@ -53,6 +53,7 @@ KICK_RATE = 0.02  # prior probability of a kick per frame
 KICK_TRACKS = 120  # of the fits from each start
 LOOSE = 16.0  # times the variance of q that is added to the noise of positions for a fit
 MAX_PULL = 0.5  # of means of q to the path, that is undone
+MIN_FORCE = 0.05  # change of velocity per frame in units of noise, for walls within steps
 CALM = 0.01  # process noise at the start, in units of the noise of positions
 ITERATIONS = 20
 MIN_FRAMES = 4
@@ -62,16 +63,31 @@ OFFSET_SDS = 3.0  # tolerance of the offset in standard deviations of a position
 
 
 class WallParameters(NamedTuple):
-    """Free parameters of walls."""
+    """Free parameters of walls, and whether they are hit within steps."""
 
     angle: Float[Tensor, " W"]  # of the normal
     offset: Float[Tensor, " W"]
     restitution: Float[Tensor, " W"]
+    in_time: bool = False
+
+    @property
+    def free(self) -> list[Tensor]:
+        """The parameters."""
+        return [self.angle, self.offset, self.restitution]
+
+    def select(self, kept: Bool[Tensor, " W"]) -> "WallParameters":
+        """Return some of the walls as new parameters."""
+        parts = (part.detach()[kept].clone().requires_grad_() for part in self.free)
+        return WallParameters(*parts, self.in_time)
 
     def walls(self) -> Walls:
         """Return the walls."""
         normals = torch.stack([self.angle.cos(), self.angle.sin()], -1)
         return Walls(normals, self.offset, self.restitution)
+
+    def law(self, flight: LinearDynamics) -> EventLaw:
+        """Return the law of free flight with these walls."""
+        return law_of(flight, self.walls())._replace(in_time=self.in_time)
 
 
 def law_of(flight: LinearDynamics, walls: Walls, kicks: Kicks | None = None) -> EventLaw:
@@ -286,8 +302,8 @@ def fit_events(dynamics: LinearDynamics, tracks: Tracks) -> EventFit | None:
             best = (flight, *walls)
     if best is None:
         return None
-    flight, guess, _ = best
-    final = prune_walls(flight, guess, seen, unseen, draws=(0, 16))
+    flight, guess = within_steps(*best, seen.select(slice(KICK_TRACKS)), unseen)
+    final = prune_walls(flight, guess, seen, unseen, draws=(0,))
     if final is None:
         return None
     walls, after = final
@@ -296,6 +312,23 @@ def fit_events(dynamics: LinearDynamics, tracks: Tracks) -> EventFit | None:
         return None
     make_velocities_true(flight)
     return EventFit(flight, walls, float(gain.mean()), {})
+
+
+def within_steps(
+    flight: LinearDynamics, walls: WallParameters, after: Tensor, seen: Tracks, unseen: Tracks
+) -> tuple[LinearDynamics, WallParameters]:
+    """Return free flight and walls that are hit within steps, if unseen tracks say so."""
+    way = flight.log_delta.detach().exp()
+    force = float(flight.force.detach()[2:].norm() * way)
+    noise = float(flight.components().position_noise.detach().diagonal().mean().sqrt())
+    if force < MIN_FORCE * noise:
+        return flight, walls
+    everyone = torch.ones(len(walls.angle), dtype=torch.bool)
+    other, exact = copy.deepcopy(flight), walls.select(everyone)._replace(in_time=True)
+    found = prune_walls(other, exact, seen, unseen)
+    if found is None or not float((found[1] - after).sum()) > 0:
+        return flight, walls
+    return other, found[0]
 
 
 def starts(
@@ -348,8 +381,8 @@ def refit_events(
     """
     seen = _usable(tracks).select(slice(FIT_TRACKS))
     flight, walls = fit.flight, fit.walls
-    parameters = [*free_parameters(flight), *walls]
-    maximise(lambda: law_of(flight, walls.walls()), parameters, seen, draws=(0, 16))
+    parameters = [*free_parameters(flight), *walls.free]
+    maximise(lambda: walls.law(flight), parameters, seen, draws=(0, 16))
     make_velocities_true(flight)
     with torch.no_grad():
         kept, factor = 1 - min(spread / prior, MAX_PULL), flight.position_factor
@@ -375,14 +408,14 @@ def prune_walls(
     Returns the walls that are left and the log density of unseen tracks; None without a wall.
     """
     while True:
-        parameters = [*free_parameters(flight), *walls]
-        maximise(lambda: law_of(flight, walls.walls()), parameters, seen, draws=draws)  # noqa: B023
+        parameters = [*free_parameters(flight), *walls.free]
+        maximise(lambda: walls.law(flight), parameters, seen, draws=draws)  # noqa: B023
         kept, after = useful_walls(flight, walls, unseen)
         if not bool(kept.any()):
             return None
         if bool(kept.all()):
             return walls, after
-        walls = WallParameters(*(part.detach()[kept].clone().requires_grad_() for part in walls))
+        walls = walls.select(kept)
 
 
 @torch.no_grad()
@@ -390,18 +423,18 @@ def useful_walls(
     flight: LinearDynamics, walls: WallParameters, unseen: Tracks
 ) -> tuple[Bool[Tensor, " W"], Float[Tensor, " M"]]:
     """Return the walls without which unseen tracks are less likely, and their log density."""
-    after = mean_log_density(law_of(flight, walls.walls()), unseen)
+    after = mean_log_density(walls.law(flight), unseen)
     kept = torch.ones(len(walls.angle), dtype=torch.bool)
     for w in range(len(kept)):
         without = kept.clone()
         without[w] = False
-        fewer = WallParameters(*(part[without] for part in walls))
-        gain = after - mean_log_density(law_of(flight, fewer.walls()), unseen)
+        fewer = walls.select(without)
+        gain = after - mean_log_density(fewer.law(flight), unseen)
         valid = -0.1 <= float(walls.restitution[w].detach()) <= MAX_RESTITUTION
         valid = valid and float(gain.sum()) > MIN_GAIN
         kept[w] = valid
         if not valid:  # later walls are judged without it
-            after = mean_log_density(law_of(flight, fewer.walls()), unseen)
+            after = mean_log_density(fewer.law(flight), unseen)
     return kept, after
 
 
@@ -415,12 +448,12 @@ def standard_errors(
     Scales of noise and initial states are taken as known: they hardly depend on the law.
     """
     positions, known = tracks.positions, tracks.known
-    law = law_of(flight, walls.walls())
+    law = walls.law(flight)
     rows = _likely(law, tracks)[0]
     directions = _directions(law, rows, tracks)
 
     def densities() -> Float[Tensor, " M"]:
-        now = law_of(flight, walls.walls())
+        now = walls.law(flight)
         found = weigh(now, rows, positions, known, num_draws=32, directions=directions)
         return found.log_density(len(positions))
 
@@ -457,6 +490,7 @@ def event_dynamics(fit: EventFit) -> EventDynamics:
         "wall_normals": walls.normals,
         "wall_offsets": walls.offsets,
         "wall_restitution": walls.restitution,
+        "in_time": torch.tensor(fit.walls.in_time),
     }
     if errors:
         bars = [errors[name] for name in ("angle", "offset", "restitution")]
