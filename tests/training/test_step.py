@@ -15,6 +15,7 @@ from motes.data import cannonballs
 from motes.models.model import BoundTerms, bound_terms, build
 from motes.models.protocols import Posterior, Search
 from motes.training import distributed
+from motes.training import step as stepping
 from motes.training.inputs import (
     Dataset,
     TrainingData,
@@ -463,3 +464,42 @@ def test_a_step_follows_the_gradient_at_the_given_kl_weight() -> None:
         gradients.append(one.model.dynamics.force.grad)
     assert gradients[0] is None or not gradients[0].any()  # no prior at weight 0
     assert gradients[1].any()
+
+
+def test_clips_that_are_searched_together_have_the_same_posteriors_and_noise(monkeypatch):
+    trainer = trainer_of(PRESETS["sprites-smoke"])
+    parts = list(trainer.inferred(3))
+    monkeypatch.setattr(stepping, "clips_at_a_time", lambda config, device: 2 * config.batch_size)
+    joined = list(trainer.inferred(3))
+    assert [len(batch.noise) for batch in parts] == [8, 8, 8]
+    assert [len(batch.noise) for batch in joined] == [16, 8]
+    for name in ("noise", "frames", "present"):
+        one, other = (torch.cat([getattr(b, name) for b in some]) for some in (parts, joined))
+        assert torch.equal(one, other)
+    means, others = (torch.cat([batch.q.means for batch in some]) for some in (parts, joined))
+    torch.testing.assert_close(means, others, rtol=0, atol=1e-5)
+
+
+def test_a_gpu_searches_whole_batches_within_its_memory():
+    config, gpu = PRESETS["sprites"], torch.device("cuda")
+    assert stepping.clips_at_a_time(config, torch.device("cpu")) == 48
+    assert stepping.clips_at_a_time(config, gpu) == 480
+    large = replace(config, data=replace(config.data, height=512, width=512, num_frames=30))
+    assert stepping.clips_at_a_time(large, gpu) == 48
+
+
+def test_a_fit_on_the_cpu_reaches_the_module_itself():
+    class Elsewhere(torch.nn.Linear):
+        """A module that says that it is on a device which this machine need not have."""
+
+        def parameters(self, recurse: bool = True):
+            return iter([torch.empty(1, device="meta")])
+
+        def cpu(self):
+            return self
+
+    for made in (Elsewhere(2, 2), torch.nn.Linear(2, 2)):
+        with stepping.on_cpu(made) as module, torch.no_grad():
+            module.weight.fill_(3.0)
+            assert (module is made) == (type(made) is torch.nn.Linear)
+        assert torch.equal(made.weight, torch.full((2, 2), 3.0))

@@ -11,6 +11,8 @@ several processes agree on the global batch that they share.
 `initialize` sets the first weights, `fit_dynamics` the last ones of the dynamics.
 """
 
+import contextlib
+import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -51,6 +53,8 @@ FIT_BATCHES = 20  # batches whose tracks the dynamics are finally fitted to
 FIT_CLIPS = 320  # of these batches, at most
 REFIT_BATCHES = 3  # batches that sprite classes are finally fitted to
 FIT_ITERATIONS = 50  # of L-BFGS
+# Clips that a GPU searches at a time, in about the time of a few; and their pixels, at most.
+GPU_CLIPS, GPU_PIXELS = 512, 2**27
 
 # Restarts: multiples of the sprite's width and of the variance of positions. Training does not
 # recover by itself from a sprite that is too wide, nor from positions with too little noise.
@@ -269,7 +273,8 @@ class Trainer:
         self.fitted_to = batches
         positions, observed = (torch.cat(parts) for parts in zip(*tracks, strict=True))
         self._fit_initial_state(positions, observed)
-        fit_dynamics(self.model.dynamics, positions, observed)
+        with on_cpu(self.model.dynamics) as dynamics:
+            fit_dynamics(dynamics, positions.cpu(), observed.cpu())
         distributed.broadcast(self.model.dynamics)
 
     def inferred(self, num_batches: int) -> Iterator[InferredBatch]:
@@ -278,17 +283,46 @@ class Trainer:
         number = min(num_batches * self.config.batch_size, len(self.data.num_objects))
         spread = torch.linspace(0, len(self.data.num_objects) - 1, number).round().long()
         mine = spread[distributed.rank() :: distributed.world_size()].to(self.device)
-        for indices in mine.split(self.config.batch_size):
+        size = self.config.batch_size
+        for indices in mine.split(clips_at_a_time(self.config, self.device)):
             frames, num_objects = self.data.frames(indices), self.data.num_objects[indices]
             q = self.model.infer(frames, num_objects, self.data.observed_in(indices))
-            noise = torch.randn(q.means.shape, generator=generator).to(frames)
-            yield InferredBatch(frames, q, self.model.present(num_objects), noise)
+            # Numbers of single batches, so that they are the same for any number at a time.
+            shapes = [part.shape for part in q.means.split(size)]
+            noise = torch.cat([torch.randn(shape, generator=generator) for shape in shapes])
+            yield InferredBatch(frames, q, self.model.present(num_objects), noise.to(frames))
 
     def _fit_initial_state(
         self, positions: Float[Tensor, "M T 2"], observed: Bool[Tensor, "M T"]
     ) -> None:
-        self.model.dynamics.fit_initial_state(positions, observed)
+        with on_cpu(self.model.dynamics) as dynamics:
+            dynamics.fit_initial_state(positions.cpu(), observed.cpu())
         distributed.broadcast(self.model.dynamics)  # each process has its share of the clips
+
+
+def clips_at_a_time(config: RunConfig, device: torch.device) -> int:
+    """Return how many clips are searched together after training: whole batches."""
+    if device.type != "cuda":
+        return config.batch_size
+    data = config.data
+    most = min(GPU_CLIPS, GPU_PIXELS // (data.num_frames * data.height * data.width))
+    return max(most // config.batch_size, 1) * config.batch_size
+
+
+@contextlib.contextmanager
+def on_cpu(module: Any) -> Iterator[Any]:
+    """Yield a module that is on a GPU as a copy on the CPU, whose state it takes at the end.
+
+    A fit to few tracks is thousands of small operations, of which a GPU starts fewer in a second.
+
+    Law: equals the change in place (test_a_fit_on_the_cpu_reaches_the_module_itself).
+    """
+    if all(part.device.type == "cpu" for part in module.parameters()):
+        yield module
+        return
+    copied = copy.deepcopy(module).cpu()
+    yield copied
+    module.load_state_dict(copied.state_dict())
 
 
 def tracks_of(
