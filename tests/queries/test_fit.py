@@ -12,6 +12,7 @@ from motes.data.worlds.registry import draw_clips
 from motes.kalman.dynamics import LinearDynamics
 from motes.models.model import SHIPPED, Model
 from motes.models.sprites.search import Tracker
+from motes.queries.answer import Fit
 from motes.queries.fit import (
     FILE,
     LAW_TEST,
@@ -163,6 +164,26 @@ def test_without_a_reference_plain_limits_decide() -> None:
     assert good.warning is None
     assert math.isnan(float(good.z_score))
     assert bad.warning is not None
+
+
+def test_clips_are_refused_beyond_a_score_and_warned_about_below_it() -> None:
+    def fit(*scores: float) -> Fit:
+        z = torch.tensor(scores)
+        causes = tuple("" if score < 6 else "too large; train" for score in scores)
+        return Fit(torch.ones_like(z), torch.zeros_like(z), z, z < 6, causes)
+
+    assert fit(1.0, 2.0).warning is None
+    assert fit(1.0, 7.0).warning is not None
+    assert fit(19.0).refusal is None
+    assert fit(30.0, 1.0).refusal is None  # one of two clips
+    assert fit(math.inf, math.nan).refusal is None
+    refusal = fit(30.0, 50.0, 1.0).refusal
+    assert refusal is not None
+    assert "2 of 3 clips" in refusal
+    assert "too large; train" in refusal
+    assert "motes track" in refusal
+    assert "--force" in refusal
+    assert "\n" not in refusal
 
 
 def test_a_sample_has_no_fit() -> None:

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from motes.video.refine import correlation_factor, fit_patches, learn_template, refine_positions
+from motes.video.refine import (
+    correlation_factor,
+    fit_patches,
+    learn_template,
+    refine_positions,
+    roughness,
+)
 
 SIZE, RADIUS, FRAMES = 120, 6.0, 24
 
@@ -64,6 +70,34 @@ def test_rows_that_are_not_seen_or_do_not_fit_keep_what_they_had():
     kept = ~found.fitted
     assert np.array_equal(found.positions[kept], away[kept])
     assert np.allclose(found.covariances[kept], 0.64 * np.eye(2))
+
+
+def test_fits_that_make_paths_rougher_are_dropped():
+    """Disks whose shading wanders: the picture moves, the disks do not."""
+    frames, truth, _ = recording(noise=0)
+    draw = np.random.default_rng(3)
+    wandering = truth + 1.5 * draw.standard_normal(truth.shape)
+    y, x = np.mgrid[:SIZE, :SIZE].astype(float)
+    for t, frame in enumerate(frames):
+        for cx, cy in wandering[:, t]:
+            spot = np.hypot(x - cx, y - cy) < 3
+            frame[spot] = 255
+        frame[frame < 255] //= 4
+    found = refine(frames, truth)
+    assert not found.fitted.any()
+    assert np.array_equal(found.positions, truth)
+
+
+def test_roughness_is_that_of_the_noise():
+    draw = np.random.default_rng(0)
+    t = np.arange(4000.0)
+    path = np.stack((3 * t, 0.01 * t**2), 1)[None]
+    used = np.ones((1, len(t)), bool)
+    assert roughness(path, used) < 1e-6
+    # Third differences of unit noise have variance 20; the median of a Rayleigh length is 1.177 sd.
+    noisy = roughness(path + draw.standard_normal(path.shape), used)
+    assert noisy == pytest.approx(1.177 * np.sqrt(20), rel=0.1)
+    assert roughness(path, np.arange(len(t))[None] % 4 > 0) == 0
 
 
 def test_objects_of_another_shape_are_found_by_their_own_picture():

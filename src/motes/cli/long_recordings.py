@@ -78,6 +78,7 @@ def answer(query: "Query", table: Path, show_progress: bool = False) -> dict[str
     """
     from motes.models.model import find_model, load
     from motes.output.formats import format_of, object_diameter
+    from motes.output.full_resolution import MIN_SHRUNK
     from motes.output.merge import convert_table
     from motes.output.tracks import unit_of
 
@@ -110,6 +111,11 @@ def answer(query: "Query", table: Path, show_progress: bool = False) -> dict[str
         part.unlink()
     state.unlink()
     warnings = list(source.warnings)
+    if options.full_resolution and where.scale.max() >= MIN_SHRUNK:
+        warnings.append(
+            "a recording in stretches is not fitted at full resolution; for that take a part of it "
+            "with --start and --end, or say --no-full-resolution"
+        )
     if progress.num_unfit:
         total = progress.num_stretches
         warnings.append(f"{progress.num_unfit} of {total} stretches: {progress.unfit}")
@@ -205,10 +211,9 @@ def _stretches(
         found = infer_stretch(
             *(model, torch.from_numpy(pixels)[None], counts, seam, after), seed=options.seed
         )
+        warning = _warning(found.whole.fit, options.force or progress is not None)
         kept = some[context : len(some) - after]
         size = _append(part, found.answer, source.map_of(kept), progress)
-        fit = found.whole.fit
-        warning = None if fit is None else fit.warning
         done = progress or Progress([], some[0])
         progress = Progress(
             held=[*some[len(some) - after - min(len(some) - after, OVERLAP) :], *extra],
@@ -224,6 +229,13 @@ def _stretches(
             unfit=done.unfit or warning or "",
         )
         yield progress
+
+
+def _warning(fit: Any, force: bool) -> str | None:
+    """Return the warning about a stretch; refuse one of another kind than the model's."""
+    if fit is not None and not force:
+        fit.require_same_kind()
+    return None if fit is None else fit.warning
 
 
 def _append(part: Path, found: Any, where: Any, progress: Progress | None) -> int:

@@ -89,6 +89,10 @@ class Options:
     """frames of a video that infer takes at once; default: all up to 10,000, else 2,000."""
     resume: bool = False
     """skip recordings that are done, and stretches of a long one."""
+    full_resolution: bool = True
+    """let infer fit positions in a shrunk video to its own pixels: two more passes over it."""
+    force: bool = False
+    """answer even if the recording is of another kind than those that the model learned from."""
     seed: int = 0
     """random seed of the draws that predicted frames average."""
     device: str = "cpu"
@@ -227,7 +231,8 @@ def run(query: Query) -> None:
     if are_many(options.clips):
         _run_many(query, find_recordings(options.clips), table)
         return
-    query = replace(query, options=replace(options, model=_model_of(query, options.clips, table)))
+    model, force = _model_of(query, options.clips, table), _is_forced(options, options.clips[0])
+    query = replace(query, options=replace(options, model=model, force=force))
     record = answer(query, table, show_progress=True)
     print_warnings(record["warnings"])
     text = f"{query.command}: {record['clips']} clips, {sum(record['num_objects'])} tracks of "
@@ -247,6 +252,11 @@ def _model_of(query: Query, paths: tuple[Path, ...], table: Path) -> str:
     return str(quick_model(videos, query.options, table.with_name(f"{table.stem}-model")))
 
 
+def _is_forced(options: Options, path: Path) -> bool:
+    """Return whether an answer is given in any case: a quick model learned from the recording."""
+    return options.force or (options.model is None and is_video(path))
+
+
 def _run_many(query: Query, recordings: "list[Recording]", table: Path) -> None:
     """Answer a query about several recordings, in one table, and say which of them failed."""
     from motes.models.model import find_model
@@ -262,6 +272,7 @@ def _run_many(query: Query, recordings: "list[Recording]", table: Path) -> None:
             options,
             clips=(recording.path.resolve(),),
             model=str(model),
+            force=_is_forced(options, recording.path),
             gif=_named(options.gif, recording),
             overlay=_named(options.overlay, recording),
             plot=_named(options.plot, recording),
@@ -337,7 +348,11 @@ def answer(query: Query, table: Path, show_progress: bool = False) -> dict[str, 
         return long_recordings.answer(query, table, show_progress)
     model, clips, warnings = read_inputs(query, show_progress)
     found = _query(model, clips, query.horizon, options.seed)
-    num_clips, num_frames = found.observed.shape
+    fit, (num_clips, num_frames) = found.fit, found.observed.shape
+    if fit is not None and not options.force:
+        fit.require_same_kind()
+    if query.command == "infer" and options.full_resolution:
+        found = _at_full_resolution(model, clips, found)
     with all_or_none():
         if options.gif is not None:
             # The first clip is queried alone: frames of all clips would take long to draw.
@@ -361,11 +376,23 @@ def answer(query: Query, table: Path, show_progress: bool = False) -> dict[str, 
         "out": str(table),
         **{name: _text(getattr(options, name)) for name in PICTURES},
     }
-    warning = found.fit.warning if found.fit is not None else None
+    warning = None if fit is None else fit.warning
     if warning is not None:
         record["warning"] = warning
         warnings = [*warnings, warning]
     return {**record, "warnings": warnings}
+
+
+def _at_full_resolution(model: "Model", clips: "QueryClips", found: "Answer") -> "Answer":
+    """Return the answer with positions fitted to the pixels of the recording, where they can be."""
+    from motes.output.formats import object_diameter
+    from motes.output.full_resolution import can_refine, refine_answer
+
+    where, pictures = clips.video_map, clips.images
+    if not can_refine(clips) or where is None or pictures is None:
+        return found
+    diameter = object_diameter(model, replace(where, units=None))
+    return refine_answer(found, where, pictures, diameter)
 
 
 def _text(path: Path | None) -> str | None:
@@ -468,11 +495,12 @@ def _query(model: "Model", clips: "QueryClips", horizon: int, seed: int) -> "Ans
     from torch.nn.functional import pad
 
     from motes import queries
+    from motes.queries.absences import infer_recording
 
     frames, observed, num_objects = clips.frames, clips.observed, clips.num_objects
     options: dict[str, Any] = {"seed": seed, "corrections": clips.corrections}
     if observed is None and horizon == 0:
-        return queries.infer(model, frames, num_objects, **options).cpu()
+        return infer_recording(model, frames, num_objects, **options).cpu()
     if observed is None:
         return queries.forecast(model, frames, num_objects, horizon, **options).cpu()
     if horizon > 0:

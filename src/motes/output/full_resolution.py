@@ -7,11 +7,21 @@ import numpy as np
 import torch
 
 from motes.core.axes import UInt8
+from motes.output.tracks import QueryClips
 from motes.queries.answer import Answer
 from motes.video import VideoMap
 from motes.video.refine import refine_positions
 
 REACH = 2.0  # prepared pixels by which a fit may move a position
+MIN_SHRUNK = 1.2  # recording pixels a prepared one, for a fit to be worth its time
+
+
+def can_refine(clips: QueryClips) -> bool:
+    """Return whether clips are a shrunk recording of a camera at rest, without corrections."""
+    where = clips.video_map
+    if where is None or clips.images is None or clips.corrections:
+        return False
+    return where.shifts is None and where.scale.ndim == 1 and where.scale.max() >= MIN_SHRUNK
 
 
 def refine_answer(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 COLUMNS = (
     "clip", "frame", "particle", "x", "y", "sd_x", "sd_y", "cov_xy", "vx", "vy", "observed", "seen",
 )  # fmt: skip
+REFUSED_Z = 20.0  # `Fit.z_score` of another kind of clips; the model's own have at most 6
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,26 @@ class Fit:
             f"{len(bad)} of {len(self.causes)} clips do not fit this model, which explains "
             f"{explained:.0%} of their foreground: {max(causes, key=causes.count)}"
         )
+
+    @property
+    def refusal(self) -> str | None:
+        """One line that says why the clips are of another kind than the model's; else None.
+
+        They are if the z-score of most clips is beyond REFUSED_Z: the numbers would mean nothing.
+        """
+        other = (~self.fits) & (self.z_score > REFUSED_Z)
+        if 2 * int(other.sum()) <= len(self.causes):
+            return None
+        score = float(self.z_score[other].median())
+        return (
+            f"{self.warning} (z-score {score:.0f}, refused beyond {REFUSED_Z:.0f}); or use motes "
+            "track, which needs no model, or --force"
+        )
+
+    def require_same_kind(self) -> None:
+        """Raise `InputError` with the refusal, if there is one."""
+        if self.refusal is not None:
+            raise InputError(self.refusal)
 
 
 @dataclass(frozen=True, repr=False)

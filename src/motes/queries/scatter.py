@@ -75,7 +75,9 @@ class ScatterSums(NamedTuple):
     @staticmethod
     def joined(parts: "list[ScatterSums]") -> Scatter | None:
         """Return the scatter of all clips; None without detections."""
-        frames, scores, detections = (sum(part[i] for part in parts) for i in range(3))
+        frames, scores, detections = (
+            sum(getattr(part, name) for part in parts) for name in ScatterSums._fields[:3]
+        )
         if not frames or not detections:
             return None
         products: Tensor = torch.stack([part.products for part in parts]).sum(0)
