@@ -14,6 +14,7 @@ import numpy as np
 import motes
 from experiments.juggling.reference import find_blobs
 from experiments.records import write_record
+from motes.queries.absences import infer_recording
 from motes.video import find_preparation, open_video, plan, whole_clip
 
 
@@ -28,7 +29,7 @@ def main() -> None:
     model, preparation = motes.load(given.run), find_preparation(given.run)
     assert preparation is not None
     whole = whole_clip(given.video, *model.image_size, preparation)
-    answer = motes.infer(model, whole.frames, given.num_objects)
+    answer = infer_recording(model, whole.frames, given.num_objects)
     seen = answer.seen[0, 0].numpy()
     blobs = find_blobs(plan(open_video(given.video), preparation))
     present = np.array([len(one) > 0 for one in blobs])[whole.where.numbers[0]]
