@@ -16,9 +16,12 @@ from torch.nn.functional import interpolate
 import motes
 from experiments.records import write_record
 from motes.core.errors import InputError
+from motes.data.worlds.changing import changing_cannonballs
+from motes.queries.answer import REFUSED_Z
 from motes.video import whole_clip
 
 NUM_FRAMES = 60
+NUM_OWN, OWN_SEED, BATCH = 200, 6_000_000, 50  # clips of each number of balls that the model knows
 
 
 def clips_of(folder: Path, size: tuple[int, int]) -> Iterator[tuple[str, Any]]:
@@ -33,6 +36,21 @@ def clips_of(folder: Path, size: tuple[int, int]) -> Iterator[tuple[str, Any]]:
             if video.ndim == 3:
                 whole = torch.as_tensor(video[:NUM_FRAMES]).float()[None]
                 yield name, (interpolate(whole, size, mode="area") > 0.5).float()
+    yield "balls that grow", changing_cannonballs("growth", 1, size=size[0], seed=1).frames.float()
+
+
+def score_own(model: Any) -> dict[str, int]:
+    """Return how many clips of the learned kind are warned about, and how many are refused."""
+    warned = refused = total = 0
+    for count in (1, 2, 3):
+        clips = motes.cannonballs(NUM_OWN, count, seed=OWN_SEED + count)
+        for some in torch.arange(NUM_OWN).split(BATCH):
+            fit = motes.infer(model, clips[some].frames, count).fit
+            assert fit is not None
+            warned += int((~fit.fits).sum())
+            refused += int((fit.z_score > REFUSED_Z).sum())
+            total += len(some)
+    return {"clips": total, "warned": warned, "refused": refused}
 
 
 def main() -> None:
@@ -51,13 +69,17 @@ def main() -> None:
         fit = motes.infer(model, frames, min(3, model.max_objects)).fit
         assert fit is not None
         outcome = "warned" if fit.warning is not None else "answered"
+        outcome = "refused" if fit.refusal is not None else outcome
         rows[name] = {"outcome": outcome, "cause": fit.warning, "z_score": float(fit.z_score[0])}
         print(name, rows[name], flush=True)
     warned = sum(row["outcome"] != "answered" for row in rows.values())
+    refused = sum(row["outcome"] == "refused" for row in rows.values())
     record = {
         "question": "a model asked about another kind of recording",
         "model": Path(given.model).name,
         "warned_or_refused": f"{warned} of {len(rows)}",
+        "refused": f"{refused} of {len(rows)}",
+        "own": score_own(model),
         "recordings": rows,
     }
     write_record(record, given.out)
