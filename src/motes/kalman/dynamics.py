@@ -341,11 +341,11 @@ def _covariance(factor: Float[Tensor, "... n n"]) -> Float[Tensor, "... n n"]:
 
 
 class InitialMixture(NamedTuple):
-    """A mixture of Gaussians over initial states."""
+    """A mixture of Gaussians over initial states, or several."""
 
-    weights: Float[Tensor, " K"]
-    means: Float[Tensor, "K D"]
-    covariances: Float[Tensor, "K D D"]
+    weights: Float[Tensor, "*S K"]
+    means: Float[Tensor, "*S K D"]
+    covariances: Float[Tensor, "*S K D D"]
 
 
 class StateInformation(NamedTuple):
@@ -392,28 +392,34 @@ def fit_mixture(information: StateInformation, start: InitialMixture) -> Initial
         starts.append(InitialMixture(weights, points[chosen.to(points.device)], spread))
     # The floor keeps a cluster of few or equal points from collapsing.
     floor = (1e-4 * variances).clamp(min=MIN_VARIANCE).diag() + 1e-12 * identity(D, points)
-    return max((_em(information, each, floor) for each in starts), key=lambda fit: fit[0])[1]
+    every = InitialMixture(*(torch.stack(parts) for parts in zip(*starts, strict=True)))
+    evidence, mixtures = _em(information, every, floor)
+    best = max(range(len(starts)), key=lambda number: evidence[number])
+    return InitialMixture(*(part[best] for part in mixtures))
 
 
 def _em(
-    information: StateInformation, mixture: InitialMixture, floor: Float[Tensor, "D D"]
-) -> tuple[float, InitialMixture]:
-    """Return the mean log evidence of the tracks and the mixture that EM reaches."""
+    information: StateInformation, mixtures: InitialMixture, floor: Float[Tensor, "D D"]
+) -> tuple[list[float], InitialMixture]:
+    """Return the mean log evidence of the tracks and the mixtures that EM reaches.
+
+    From several starts at once, with a leading axis: the steps of one are many small operations.
+    """
     for _ in range(ITERATIONS):
-        log_evidence, m, P = e_step(information, mixture)
-        responsibility = log_evidence.softmax(1)
-        mass = responsibility.sum(0) + 1e-9
-        mu = torch.einsum("mk,mki->ki", responsibility, m) / mass[:, None]
-        offsets = m - mu
+        log_evidence, m, P = e_step(information, mixtures)
+        responsibility = log_evidence.softmax(-1)
+        mass = responsibility.sum(1) + 1e-9
+        mu = torch.einsum("smk,smki->ski", responsibility, m) / mass[..., None]
+        offsets = m - mu[:, None]
         scatter = P + offsets[..., :, None] * offsets[..., None, :]
-        Sigma = torch.einsum("mk,mkij->kij", responsibility, scatter) / mass[:, None, None]
-        mixture = InitialMixture(mass / mass.sum(), mu, Sigma + floor)
-    return float(log_evidence.logsumexp(1).mean()), mixture
+        Sigma = torch.einsum("smk,smkij->skij", responsibility, scatter) / mass[..., None, None]
+        mixtures = InitialMixture(mass / mass.sum(1, keepdim=True), mu, Sigma + floor)
+    return [float(each.logsumexp(1).mean()) for each in log_evidence], mixtures
 
 
 def e_step(
     information: StateInformation, mixture: InitialMixture
-) -> tuple[Float[Tensor, "M K"], Float[Tensor, "M K D"], Float[Tensor, "M K D D"]]:
+) -> tuple[Float[Tensor, "*S M K"], Float[Tensor, "*S M K D"], Float[Tensor, "*S M K D D"]]:
     """Return log pi_k p(track | k) and the posterior of the initial state, per track and component.
 
     p(track | k) is up to a factor that is the same for all mixtures.
@@ -421,9 +427,9 @@ def e_step(
     pi, mu, Sigma = mixture
     prior = Sigma.inverse()
     shift = map_vector(prior, mu)
-    P = (prior + information.precision[:, None]).inverse()
-    total = shift + information.shift[:, None]
+    P = (prior.unsqueeze(-4) + information.precision[:, None]).inverse()
+    total = shift.unsqueeze(-3) + information.shift[:, None]
     m = map_vector(P, total)
-    quadratic = (m * total).sum(-1) - (shift * mu).sum(-1)
-    log_volume = torch.logdet(P) - torch.logdet(Sigma)
-    return pi.log() + 0.5 * (quadratic + log_volume), m, P
+    quadratic = (m * total).sum(-1) - (shift * mu).sum(-1).unsqueeze(-2)
+    log_volume = torch.logdet(P) - torch.logdet(Sigma).unsqueeze(-2)
+    return pi.log().unsqueeze(-2) + 0.5 * (quadratic + log_volume), m, P
