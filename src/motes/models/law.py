@@ -16,8 +16,8 @@ import torch
 from motes.core.axes import Float, Tensor
 from motes.kalman.contact_dynamics import ContactDynamics
 from motes.kalman.dynamics import require_linear
-from motes.kalman.event_dynamics import EventDynamics
 from motes.kalman.pair_dynamics import PairDynamics
+from motes.kalman.walled_dynamics import WalledDynamics
 
 if TYPE_CHECKING:
     from motes.video.units import Units
@@ -104,7 +104,7 @@ def describe_law(
     rate, seconds = (1.0, "frame") if frames_per_second is None else (frames_per_second, "s")
     delta = linear.log_delta.exp()
     pull, errors = delta * linear.force[2:], None
-    if isinstance(law, EventDynamics | ContactDynamics):
+    if isinstance(law, WalledDynamics):
         errors = delta * law.force_error
     if isinstance(law, PairDynamics):
         pull, errors = law.pair_force, law.force_error
@@ -125,7 +125,7 @@ def describe_law(
     else:
         terms += _field_terms(linear, rate, seconds)
     walls = []
-    if isinstance(law, EventDynamics | ContactDynamics):
+    if isinstance(law, WalledDynamics):
         for wall, bars in _walls(law, pixel_matrix.double(), pixel_offset.double()):
             walls.append(wall)
             terms += _wall_terms(wall, bars, units, middle)
@@ -140,6 +140,8 @@ def describe_law(
     noise = linear.components().position_noise
     if isinstance(law, PairDynamics):
         noise = law.pair_position_variance * torch.eye(2, dtype=M.dtype, device=M.device)
+    if isinstance(law, WalledDynamics) and law.mean_variance >= 0:  # of positions around the path
+        noise = law.mean_variance * torch.eye(2, dtype=M.dtype, device=M.device)
     noise = (M @ noise @ M.mT).diagonal().sqrt()
     terms.append(Term("observation noise", float(noise.mean()), None, length))
     return Law(tuple(terms), tuple(walls))
@@ -240,7 +242,7 @@ def _pair_terms(
 
 
 def _walls(
-    dynamics: EventDynamics | ContactDynamics, M: Float[Tensor, "2 2"], offset: Float[Tensor, " 2"]
+    dynamics: WalledDynamics, M: Float[Tensor, "2 2"], offset: Float[Tensor, " 2"]
 ) -> Iterator[tuple[Wall, list[float]]]:
     """Yield walls in pixels, and standard deviations of angle, offset and restitution."""
     scale = float(M.det().abs().sqrt())  # sprites map isotropically
