@@ -1,12 +1,19 @@
 """Forces between objects found in positions of simulated scenes, and scenes that have none."""
 
+import dataclasses
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+import motes
+from motes.data import save_clips
 from motes.data.worlds.pairs import PairWorld, paig_spring, spring_pair, stove_gravity
 from motes.training.contact_fit import Scenes
 from motes.training.pair_fit import MIN_REDUCTION, calibrate, fit_pairs, regressions
+from motes.training.presets import find
+from motes.training.train import train
 
 NOISE = 0.01  # of positions in latent units, 0.03 px
 
@@ -65,3 +72,28 @@ def test_too_little_to_see_is_no_force() -> None:
     assert fit_pairs(Scenes(found.positions[:, :1], found.observed[:, :1], NOISE**2)) is None
     hidden = Scenes(found.positions, torch.zeros_like(found.observed), NOISE**2)
     assert fit_pairs(hidden) is None
+
+
+@pytest.mark.slow
+def test_training_finds_a_spring_in_pixels_and_a_loaded_run_forecasts_with_it(
+    tmp_path: Path,
+) -> None:
+    world, path = spring_pair(), tmp_path / "clips.npz"
+    save_clips(path, world.make(60, 16, seed=0))
+    config = find("sprites-video")
+    config = dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, path=str(path)),
+        schedule=dataclasses.replace(config.schedule, iterations=48),
+    )
+    train(config, tmp_path / "run")
+    model = motes.load(tmp_path / "run")
+    terms = {term.name: term for term in model.law.terms}
+    assert terms["spring between objects"].value == pytest.approx(0.02, rel=0.03)
+    assert terms["rest length of the spring"].value == pytest.approx(12.0, rel=0.01)
+    clips = world.make(6, 24, seed=9)
+    answer = motes.forecast(model, clips.frames[:, :10], 2, 14)
+    assert clips.positions is not None
+    apart = [path[:, 0] - path[:, 1] for path in (answer.pixels, clips.positions)]
+    miss = (apart[0].norm(dim=-1) - apart[1].norm(dim=-1)).abs()
+    assert float(miss.median()) < 0.3
