@@ -31,6 +31,13 @@ class PairDynamics(LinearDynamics):
     """
 
     independent_objects = False
+    pair_force: Float[Tensor, " 2"]
+    pair_field: Float[Tensor, "2 4"]
+    pair_stiffness: Float[Tensor, ""]
+    pair_rest_length: Float[Tensor, ""]
+    pair_attraction: Float[Tensor, ""]
+    pair_softening: Float[Tensor, ""]
+    pair_position_variance: Float[Tensor, ""]
     pair_errors: Float[Tensor, " 3"]  # standard deviations of k, L, G
     force_error: Float[Tensor, " 2"]  # of the acceleration
     mean_variance: Float[Tensor, ""]  # of the mean of q around the path

@@ -44,7 +44,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "spring": ("stiffness", "tension"),
     "attraction": ("attraction",),
 }
-CANDIDATES = (
+CANDIDATES: tuple[tuple[str, tuple[str, ...], float], ...] = (
     ("free", (), 0.0),
     ("elastic", ("stiffness",), 0.0),
     ("spring", ("stiffness", "tension"), 0.0),
