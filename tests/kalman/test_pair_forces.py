@@ -183,3 +183,18 @@ def test_weights_move_draws_to_the_exact_posterior() -> None:
     ratio = noise.square().mean((0, 1, 2)) / law.state_noise(2).square()
     # 450 steps: a relative standard error of 7 % for the mean square.
     torch.testing.assert_close(ratio, torch.ones(8, dtype=torch.float64), rtol=0.25, atol=0.0)
+
+
+def test_a_clip_that_breaks_the_linearisation_is_impossible_and_spares_others() -> None:
+    law = make_law(k=0.0, G=3.0)._replace(softening=1e-6 * torch.ones((), dtype=torch.float64))
+    _, seen = simulate(law, (3, 6, 2), 5)
+    alone = draw_paths(law, Joint(seen.positions[1:], seen.known[1:]), 8)
+    wild = seen.positions.clone()
+    wild[0] = torch.nan
+    found = draw_paths(law, Joint(wild, seen.known), 8)
+    assert float(found.log_density[0]) == -math.inf
+    assert bool(
+        torch.isfinite(found.log_density[1:]).all() == torch.isfinite(alone.log_density).all()
+    )
+    uniform = torch.full((3,), 0.5, dtype=torch.float64)
+    assert found.resampled(uniform).shape == (8, 3, 6, 8)

@@ -193,6 +193,12 @@ def _slope(law: PairLaw, x: Float[Tensor, "*b N 2"]) -> Float[Tensor, "*b P P"]:
     return alone.movedim(-3, -2).flatten(-4, -3).flatten(-2, -1)
 
 
+def _root(covariance: Float[Tensor, "B n n"]) -> Float[Tensor, "B n n"]:
+    """Return Cholesky factors; NaN for clips whose linearised covariance is not one."""
+    root, failed = torch.linalg.cholesky_ex(covariance)
+    return torch.where((failed > 0)[:, None, None], torch.nan, root)
+
+
 def kalman_filter(law: PairLaw, seen: Joint, around: Linearised | None = None) -> Filtered:
     """Return the filter of the linearised law; None: linearised at the filtered means.
 
@@ -216,11 +222,11 @@ def kalman_filter(law: PairLaw, seen: Joint, around: Linearised | None = None) -
                 F, c = around.transition[:, t - 1], around.offset[:, t - 1]
             moved = F @ cov
             ahead = moved @ F.mT + Q
-            kept[1].append(torch.cholesky_solve(moved, torch.linalg.cholesky(ahead)).mT)
+            kept[1].append(torch.cholesky_solve(moved, _root(ahead)).mT)
             h, cov = map_vector(F, h) + c, ahead
         mask = m[:, t]
         S = mask[:, :, None] * cov[:, :P, :P] * mask[:, None] + R * eye
-        root = torch.linalg.cholesky(S)
+        root = _root(S)
         off = mask * (a[:, t] - h[:, :P])
         K = torch.cholesky_solve(mask[:, :, None] * cov[:, :P], root).mT
         white = torch.linalg.solve_triangular(root, off[..., None], upper=False)[..., 0]
@@ -286,7 +292,7 @@ def smoothed_path(
     for _ in range(iterations):
         around = linearise(law, path[:, :-1])
         better = smooth_means(kalman_filter(law, seen, around), around, a, first)
-        change = (better - path).abs().amax()
+        change = (better - path).abs().nan_to_num(nan=0.0).amax()
         path = better
         if not bool(change > SETTLED * law.position_variance.sqrt()):
             break
@@ -297,7 +303,8 @@ def smoothed_path(
 def draw_paths(law: PairLaw, seen: Joint, num_draws: int, seed: int = 0) -> PairPaths:
     """Return draws of the states given observed positions, with weights, and log p(a).
 
-    Draws come in pairs that are symmetric about the smoothed path before the exact steps.
+    Draws come in pairs that are symmetric about the smoothed path before the exact steps. Where the
+    linearised law breaks down, log p(a) is minus infinity.
 
     Law: log p(a) is that of many particles, and a lower bound with few draws
         (test_evidence_of_springs_is_that_of_particles, test_few_draws_give_a_lower_bound).
@@ -338,5 +345,6 @@ def draw_paths(law: PairLaw, seen: Joint, num_draws: int, seed: int = 0) -> Pair
 
     log_weights = (misfit(linear) - misfit(states)).nan_to_num(nan=-torch.inf)
     total = run.log_likelihood + log_weights.logsumexp(0) - math.log(num_draws)
-    lost = ~torch.isfinite(log_weights).any(0)
+    lost = ~(torch.isfinite(log_weights).any(0) & torch.isfinite(total))
+    total = torch.where(lost, -torch.inf, total)
     return PairPaths(states, torch.where(lost, 0.0, log_weights), total)

@@ -256,9 +256,9 @@ def maximise(start: PairLaw, kind: str, seen: Joint, curved: bool = False) -> Fi
         vector = parameters.vector()
         path = smoothed_path(law, seen, path, 2)
         each = evidence(law, seen, path).log_likelihood
-        if not bool(torch.isfinite(each).all()):
+        kept = each > each.nanmedian() - OUTLIER  # false for NaN too
+        if int(kept.sum()) < MIN_WINDOWS // 2:
             return None
-        kept = each > each.median() - OUTLIER
         now = float(each[kept].mean())
         found = Slopes(*(part[kept] for part in slopes(parameters, vector, seen, path)))
         score, information = found.scores.sum(0), found.information.sum(0)
@@ -268,11 +268,8 @@ def maximise(start: PairLaw, kind: str, seen: Joint, curved: bool = False) -> Fi
         improved = False
         for size in (1.0, 0.3, 0.1):
             trial = parameters.law_of(vector + size * move)
-            try:
-                again = smoothed_path(trial, seen, path, 2)
-                better = evidence(trial, seen, again).log_likelihood[kept]
-            except torch.linalg.LinAlgError:
-                continue
+            again = smoothed_path(trial, seen, path, 2)
+            better = evidence(trial, seen, again).log_likelihood[kept]
             if float(better.mean()) > now:  # false for NaN too
                 law, path, improved = trial, again, True
                 break
@@ -302,6 +299,7 @@ def with_prior(law: PairLaw, path: Float[Tensor, "B T D"]) -> PairLaw:
     """Return the law with the moments of smoothed first states, the same for all objects."""
     N = path.shape[-1] // 4
     first = path[:, 0].unflatten(-1, (2, N, 2)).movedim(1, 2).flatten(2)
+    first = first[torch.isfinite(first).all(-1).all(-1)]
     mean = first.mean((0, 1))
     away = first - mean
     own = torch.einsum("bni,bnj->ij", away, away) / (len(away) * N)
