@@ -10,12 +10,12 @@ compute in the dtype of the model, which should be float64.
     value = kalman.log_likelihood(model, positions, observed)
     paths = kalman.draw_states(model, positions, observed, noise=noise)
 
-Five implementations give the same results: `dense`, one joint Gaussian for short videos, and a
+Several implementations give the same results: `dense`, one joint Gaussian for short videos, and a
 chain of blocks of frames for the likelihood of long ones; `sequential`, the textbook recursions;
-`arrays`, these for few long tracks in NumPy; `exact`, in decimals of many digits. This module
-chooses by length and by each one's own estimate of its rounding error, so that variances and log
-densities are within 1e-6, relative, for initial variances from 1e-8 to 1e8, noises from 1e-10 to
-1e4 or singular, and up to 3,000 frames.
+`dense_arrays` and `arrays`, both in NumPy for few tracks; `exact`, in decimals of many digits. This
+module chooses by length and by each one's own estimate of its rounding error, so that variances and
+log densities are within 1e-6, relative, for initial variances from 1e-8 to 1e8, noises from 1e-10
+to 1e4 or singular, and up to 3,000 frames.
 """
 
 import math
@@ -28,6 +28,7 @@ from motes.core.axes import Bool, Float, Tensor
 from motes.core.errors import InputError
 from motes.kalman.arrays import few_tracks
 from motes.kalman.dense import log_likelihood_chunked, log_likelihood_dense, smooth_dense
+from motes.kalman.dense_arrays import covers, smooth_shared
 from motes.kalman.exact import filter_exact, smooth_exact
 from motes.kalman.model import LGSSM, Filtered, Smoothed, StateEstimate, Updated, draw_path
 from motes.kalman.sequential import predict, rounding, run_filter, smooth_sequential, update
@@ -113,9 +114,14 @@ def smooth(
         few = few_tracks(*zeroed())
         return smooth_sequential(*zeroed()) if few is None else (few.smoothed, few.rounding)
 
+    def dense() -> tuple[Smoothed, Tensor]:
+        shared = V is None and covers(model, a, observed)
+        result = smooth_shared(model, a, observed) if shared else None
+        return smooth_dense(model, a, observed, V) if result is None else result
+
     routes = [sequential]
     if a.shape[-2] <= DENSE_FRAMES:
-        routes.insert(0, lambda: smooth_dense(model, a, observed, V))
+        routes.insert(0, dense)
     return _accurate(routes, lambda: smooth_exact(*zeroed()), model, a, observed)
 
 
