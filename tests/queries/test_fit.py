@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.functional import max_pool2d
 
 import motes
 from motes.core.errors import InputError
 from motes.data import World
+from motes.data.worlds.changing import changing_cannonballs
 from motes.data.worlds.registry import draw_clips
 from motes.kalman.dynamics import LinearDynamics
 from motes.models.model import SHIPPED, Model
@@ -85,6 +87,37 @@ def test_another_order_of_the_frames_is_reported_as_another_law() -> None:
     fit = motes.infer(motes.load("cannonballs-structured"), two_balls()[:, order], 2).fit
     assert fit is not None
     assert all("another law" in cause for cause in fit.causes)
+
+
+def shaken() -> torch.Tensor:
+    """Balls before a camera that swings by five pixels."""
+    steps = [(round(4 * math.sin(t / 2)), round(5 * math.cos(t / 2))) for t in range(30)]
+    frames = [torch.roll(two_balls()[:, t], step, (1, 2)) for t, step in enumerate(steps)]
+    return torch.stack(frames, 1)
+
+
+def bars() -> torch.Tensor:
+    """Things as long as five balls, which move like balls."""
+    near = max_pool2d(two_balls().flatten(0, 1)[:, None], (3, 13), 1, (1, 6))
+    return near[:, 0].unflatten(0, (3, 30))
+
+
+CAUSES = {
+    "camera moves": shaken,
+    "another size": lambda: changing_cannonballs("growth", 3, size=48, seed=1).frames,
+    "more objects than were looked for": lambda: motes.cannonballs(3, 6, seed=8).frames,
+    "another kind": bars,
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_the_warning_names_the_cause(cause: str) -> None:
+    count = 1 if cause == "another size" else 2
+    fit = motes.infer(motes.load("cannonballs-structured"), CAUSES[cause](), count).fit
+    assert fit is not None
+    assert all(cause in found for found in fit.causes)
+    assert fit.refusal is not None
+    assert cause in fit.refusal
 
 
 def test_statistics_of_a_clip_equal_the_naive_loop() -> None:

@@ -240,8 +240,8 @@ def _cause(model: Model, clip: FitStatistics, scores: Float[Tensor, " 5"]) -> st
         return "objects have another size than learned; scale the frames, or train on such clips"
     if clip.explained < ENOUGH_EXPLAINED and clip.detected > ENOUGH_EXPLAINED:
         return (
-            f"more objects than were looked for (learned: up to {learned}), larger ones, or other "
-            "things that move; give num_objects, or train on such clips"
+            f"more objects than were looked for (learned: up to {learned}), or objects of another "
+            "kind; give num_objects, or train on such clips"
         )
     if clip.explained < ENOUGH_EXPLAINED:
         return "objects of another kind, or noise; train a model on such clips"
