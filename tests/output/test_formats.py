@@ -1,6 +1,7 @@
 """Tables in the formats of other programs, opened by the real program where it is installed."""
 
 import csv
+import dataclasses
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from motes.output import formats, napari_reader
 from motes.output.tracks import table, write_table
 from motes.queries import sample
 from motes.video import VideoMap
+from motes.video.units import Units
 from tests.tiny import tiny_model
 
 T = 6
@@ -152,6 +154,14 @@ def test_trackmate_files_hold_spots_and_edges(answer, where, tracks, tmp_path):
         values = [[float(spots[number].get(name)) for name in names] for number in chain]
         assert np.array_equal(values, expected)
     assert float(root.find("Settings/ImageData").get("timeinterval")) == pytest.approx(1 / 20)
+
+
+def test_a_trackmate_file_names_the_unit_of_its_positions(answer, where, tmp_path):
+    in_mm = dataclasses.replace(where, units=Units.by_scale(0.5, "mm"))
+    for place, unit in ((where, "pixel"), (in_mm, "mm")):
+        write_table(tmp_path / "a.xml", answer, place, diameter=4.0)
+        model = ElementTree.parse(tmp_path / "a.xml").getroot().find("Model")
+        assert model.get("spatialunits") == unit
 
 
 def test_pytrackmate_reads_the_tracks(answer, where, tracks, tmp_path):

@@ -51,8 +51,8 @@ def write_trackmate(
     seconds = "time" in table
     times = table["time"] if seconds else table["frame"]
     root = Element("TrackMate", version=VERSION)
-    units = "sec" if seconds else "frame"
-    model = SubElement(root, "Model", spatialunits="pixel", timeunits=units)
+    length = str(table["unit"][0]) if "unit" in table else "pixel"
+    model = SubElement(root, "Model", spatialunits=length, timeunits="sec" if seconds else "frame")
     _declare_features(model)
     _add_spots(model, table, times, diameter)
     _add_tracks(model, table["frame"], times, tracks)
