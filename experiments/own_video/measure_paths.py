@@ -106,7 +106,8 @@ def by_page(path: Path) -> dict[str, Any]:
             time.sleep(0.5)
         if progress["phase"] == "failed":
             return {"said": [progress["message"]], "rows": 0}
-        tracks = ask(f"{url}api/video/tracks", {"corrections": []})
+        asked = {"num_objects": seen["typical_objects"], "corrections": []}
+        tracks = ask(f"{url}api/video/tracks", asked)
         with urllib.request.urlopen(f"{url}api/video/table?format=csv") as answer:
             rows = len(answer.read().splitlines()) - 1
     said = [

@@ -118,6 +118,20 @@ def test_a_video_is_answered_in_its_own_pixels_and_seconds(gif, run, tmp_path):
     assert np.abs(found - true_centres()).max() < 3
 
 
+def test_in_a_long_video_the_usual_number_of_objects_is_followed(
+    gif, run, tmp_path, capsys, monkeypatch
+):
+    asked = ["infer", str(gif), f"--model={run}", f"--out={tmp_path}/tracks.csv"]
+    monkeypatch.setattr("motes.cli.queries.MAX_COUNTED", T)
+    assert cli.main(asked) == 0
+    assert "as usual" not in capsys.readouterr().err
+    monkeypatch.setattr("motes.cli.queries.MAX_COUNTED", T - 1)
+    monkeypatch.setattr("motes.queries.count_log_evidence", None)  # is not needed
+    assert cli.main(asked) == 0
+    assert "1 objects, as usual in a frame; give --num-objects" in capsys.readouterr().err
+    assert len(rows(tmp_path / "tracks.csv")) == T
+
+
 def test_without_a_model_a_quick_one_is_trained_on_the_recording(
     gif, tmp_path, capsys, monkeypatch
 ):

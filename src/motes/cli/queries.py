@@ -25,6 +25,8 @@ from motes.core.errors import InputError
 from motes.core.files import all_or_none, check_output_paths
 
 if TYPE_CHECKING:
+    import torch
+
     from motes.models.model import Model
     from motes.output.tracks import QueryClips
     from motes.queries.answer import Answer
@@ -40,6 +42,7 @@ SUFFIXES = {  # the usual ones; `motes.output.formats` knows more
     "trackmate": ".xml",
     "mot": ".txt",
 }
+MAX_COUNTED = 100  # frames beyond which the number of objects is that of most frames
 PICTURES = ("gif", "overlay", "plot")  # options that name further outputs
 
 
@@ -62,7 +65,7 @@ class Options:
         ),
     ] = None
     num_objects: NumObjects[int | None] = None
-    """number of objects in a clip; default: the number in the file, else inferred."""
+    """number of objects; default: that of the file, else inferred (over 100 frames: the usual)."""
     out: Out[Path | None] = None
     """output file; default: name of the input with -COMMAND and the suffix of the format."""
     format: TableFormat | None = None
@@ -485,8 +488,21 @@ def _read_video(
             in_colour=model.in_colour,
             source_fps=options.source_fps,
         )
-    clips = QueryClips(whole.frames, None, options.num_objects, whole.where, whole.pictures)
-    return clips, list(whole.warnings)
+    count, warnings = options.num_objects, list(whole.warnings)
+    if count is None and model.black_and_white and whole.frames.shape[1] > MAX_COUNTED:
+        count = max(_usual_count(whole.frames[0]), 1)
+        warnings.append(
+            f"{count} objects, as usual in a frame; give --num-objects if that is wrong"
+        )
+    return QueryClips(whole.frames, None, count, whole.where, whole.pictures), warnings
+
+
+def _usual_count(frames: "torch.Tensor") -> int:
+    """Return the most frequent number of objects in prepared frames."""
+    from motes.video.prepare import blob_masses, typical_count
+
+    levels = (255 * frames).round().byte().numpy()
+    return typical_count([blob_masses(frame) for frame in levels])
 
 
 def _query(model: "Model", clips: "QueryClips", horizon: int, seed: int) -> "Answer":
