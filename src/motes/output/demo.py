@@ -76,7 +76,8 @@ def short_run() -> RunConfig:
     full = PRESETS["sprites"]
     return dataclasses.replace(
         full,
-        data=dataclasses.replace(full.data, num_clips=1_000, num_held_out=48),
+        # As many clips as the batches of all searches hold.
+        data=dataclasses.replace(full.data, num_clips=288, num_held_out=48),
         schedule=full.schedule.stretched(144),
         batch_size=24,
         log_every=6,

@@ -50,7 +50,7 @@ OCCLUSION_RATE = 4.0
 EXPLORE = 0.2  # share of q spread out while exploring, see `Search`
 EXPLORE_UNTIL = 0.6  # of all steps
 FIT_BATCHES = 20  # batches whose tracks the dynamics are finally fitted to
-FIT_CLIPS = 320  # of these batches, at most
+FIT_CLIPS = 288  # of these batches, at most; events are looked for in them, too
 REFIT_BATCHES = 3  # batches that sprite classes are finally fitted to
 FIT_ITERATIONS = 50  # of L-BFGS
 # Clips that a GPU searches at a time, in about the time of a few; and their pixels, at most.
