@@ -90,6 +90,8 @@ const preview = latest(guarded(async () => {
 }));
 
 function choose(tool) {
+  const lost = tool && tool !== state.tool && state.tracks && state.corrections.length;
+  if (lost && !confirm("Drawing discards the tracks and their corrections. Go on?")) return;
   state.tool = state.tool === tool ? null : tool;
   state.corner = [];
   for (const button of document.querySelectorAll("[data-tool]")) {
@@ -199,6 +201,7 @@ async function follow() {
   Object.assign(state, { tracks: found, mask: null });
   find("result").hidden = find("gaps").hidden = false;
   find("answered").textContent = `${found.tracks.length} objects in ${found.milliseconds} ms`;
+  if (state.preview) find("seen").textContent = `usually ${state.preview.typical_objects}`; // of no frame now
   tell(found.warning, true);
   list();
   buttons();
