@@ -277,7 +277,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "changing": _script(
         "experiments.real_scenes.score_changing", "{runs} --out {out}", *_TRAINED,
-        f"{PACKAGE}data/worlds/changing.py", minutes=20, needs="three runs, see the script",
+        f"{PACKAGE}data/worlds/changing.py", minutes=20,
     ),
     "other_kinds": _script(
         "experiments.real_scenes.score_other_kinds",
