@@ -338,6 +338,18 @@ def test_objects_of_another_hue_become_bright(generator):
     assert outside.max() < 0.25
 
 
+@pytest.mark.parametrize("number", [2, 3])
+def test_objects_of_several_hues_become_bright(number):
+    frames = torch.zeros(2, 6, 8, 8, 3)
+    for t in range(6):
+        for n in range(number):
+            frames[:, t, 2 * n, t, n] = 1.0
+    grey = colour_to_grey(frames, find_colour_axis(frames))
+    shown = [grey[:, t, 2 * n, t].min() for t in range(6) for n in range(number)]
+    assert min(shown) > 0.7
+    assert grey[:, :, 7].max() < 0.1
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_objects_become_bright_whichever_way_they_differ(sign):
     """Both scenes have the same scatter of colours: only its third moment tells them apart."""

@@ -30,6 +30,7 @@ MAX_COMPRESSION = 1000  # ratio; deflate reaches 1030 on zeros alone
 SMALL_BYTES = 2**26  # uncompressed size that any compression ratio may have
 MAX_CLIPS = 64  # from which background and colour axis are estimated
 TAILS = 1e-3  # fraction of pixels at either end of the colour axis that may saturate
+SIMILAR = 0.5  # ratio of two principal variances of colours from which objects have several
 
 Arrays = dict[str, NDArray[Any]]
 ColourAxis = tuple[float, float, float, float]
@@ -354,15 +355,21 @@ def median_background(
 def find_colour_axis(frames: Float[Tensor, "B T height width 3"]) -> ColourAxis:
     """Return the principal direction of colours around the median of each pixel, scaled to [0, 1].
 
-    Objects are rare, so they are the long tail of the distribution, which becomes bright.
+    Objects are rare, so they are the long tail of the distribution, which becomes bright. Where two
+    directions are about as long, objects have several colours, and one direction would hide some:
+    then it is the mean deviation, if that shows more.
 
     Law: objects that differ from the background in hue alone become bright
-    (test_objects_of_another_hue_become_bright).
+    (test_objects_of_another_hue_become_bright), also if each has a hue of its own
+    (test_objects_of_several_hues_become_bright).
     """
     colours = frames[:MAX_CLIPS].flatten(0, 1).double()
     deviations = (colours - median_background(colours)).flatten(0, 2)
-    _, directions = torch.linalg.eigh(deviations.T @ deviations)
-    direction = directions[:, -1]
+    values, directions = torch.linalg.eigh(deviations.T @ deviations)
+    direction, mean = directions[:, -1], deviations.mean(0)
+    if float(values[-2]) > SIMILAR * float(values[-1]) and float(mean.norm()) > 0:
+        shown = [(deviations @ each).abs().sum() for each in (direction, mean / mean.norm())]
+        direction = mean / mean.norm() if bool(shown[1] > shown[0]) else direction
     if float((deviations @ direction).pow(3).sum()) < 0:
         direction = -direction
     levels = (colours @ direction).flatten().sort().values
