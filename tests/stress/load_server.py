@@ -97,9 +97,10 @@ def serving(model: str) -> Iterator[tuple[int, int]]:
 
 
 def request(
-    port: int, method: str, path: str, body: bytes | None = None
+    port: int, method: str, path: str, content: Json | bytes | None = None
 ) -> tuple[int, bytes, float]:
     """Status, body and seconds of one request on a connection of its own."""
+    body = json.dumps(content).encode() if isinstance(content, dict) else content
     kind = "application/octet-stream" if "upload" in path else "application/json"
     began = time.perf_counter()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
@@ -111,7 +112,7 @@ def request(
         connection.close()
 
 
-Requests = dict[str, tuple[str, str, bytes | None]]
+Requests = dict[str, tuple[str, str, Json | bytes | None]]
 
 
 def example(port: int, seed: int) -> Json:
@@ -121,7 +122,7 @@ def example(port: int, seed: int) -> Json:
 
 
 def questions(clip: Json, chance: random.Random) -> Requests:
-    """The requests of a page by name: method, path, body; 30 frames, and wrong ones too.
+    """The requests of a page by name: method, path, content; 30 frames, and wrong ones too.
 
     A quarter of the frames before and after a gap are shown, and some others hidden by chance.
     """
@@ -145,8 +146,7 @@ def questions(clip: Json, chance: random.Random) -> Requests:
         "wrong": ("query", ask([False] * length)),
     }
     found: Requests = {
-        name: ("POST", f"/api/{path}", json.dumps(record).encode())
-        for name, (path, record) in posts.items()
+        name: ("POST", f"/api/{path}", record) for name, (path, record) in posts.items()
     }
     found["examples"] = ("GET", "/api/examples?seed=3", None)
     found["page"] = ("GET", "/", None)
@@ -184,9 +184,8 @@ def crowd(port: int, clients: int, seconds: float, watch: Callable[[], None]) ->
         while time.monotonic() < ends:
             mix = questions(clips[number], chance)
             name = chance.choice(list(mix))
-            method, path, body = mix[name]
             try:
-                responses.note(name, *request(port, method, path, body))
+                responses.note(name, *request(port, *mix[name]))
             except OSError as error:
                 with responses.lock:
                     responses.errors.append(f"{name}: {error!r}")
