@@ -22,10 +22,10 @@ demo: .venv/.ready
 	@$(BIN)/motes demo
 
 test: .venv/.ready
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
 quick: .venv/.ready
-	@$(BIN)/python -m pytest -n 2 -m "not slow and not statistical" \
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not statistical" \
 		tests/core tests/kalman tests/models tests/queries tests/training
 
 check: .venv/.ready

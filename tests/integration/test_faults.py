@@ -33,7 +33,9 @@ SMOKE = PRESETS["paper-smoke"]
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # a loaded machine
-@pytest.mark.parametrize(("family", "more"), [("paper", []), ("structured", ["--kills-only"])])
+@pytest.mark.parametrize(
+    ("family", "more"), [("paper", []), ("structured", ["--kills-only", "--short"])]
+)
 def test_training_survives_kills_full_disks_closed_folders_and_wild_clocks(
     family: str, more: list[str]
 ) -> None:

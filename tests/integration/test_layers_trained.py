@@ -1,7 +1,10 @@
 """A layered sprite model, from clips to answers."""
 
 import dataclasses
+import shutil
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +16,7 @@ from motes.core.errors import InputError
 from motes.data import load_clips, save_clips, worlds, write_gif
 from motes.evaluation.evaluate import ModelPredictor, evaluate
 from motes.models.layers.renderer import BACKGROUND_UNIT, LayeredRenderer
+from motes.models.model import build, read_config, rename_old_tensors, save_model
 from motes.queries import SEARCH
 from motes.server import playground
 from motes.training import step as initialization
@@ -24,9 +28,25 @@ from motes.training.train import train
 SIZE = 24
 
 
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
 @pytest.fixture(scope="module", params=["pictures", "colour"])
 def run(request, tmp_path_factory):
-    """The folder of a run of a few steps, and the world of its clips."""
+    """The folder of a run of a few steps, and the world of its clips.
+
+    Grey pictures: the recorded run of `test_golden`; colour: a new one.
+    """
+    if request.param == "pictures":
+        folder = tmp_path_factory.mktemp("recorded") / "run"
+        shutil.copytree(GOLDEN / "run_folders" / "layers", folder)
+        config = read_config(folder)
+        model = build(config)
+        with np.load(GOLDEN / "weights_layers.npz") as arrays:
+            weights = {name: torch.from_numpy(arrays[name]) for name in arrays}
+        model.load_state_dict(rename_old_tensors(weights))
+        save_model(folder, model, config)
+        return folder, request.param
     folder = tmp_path_factory.mktemp(request.param)
     save_clips(folder / "clips.npz", worlds.make(request.param, 20, (1, 2), 12, SIZE, seed=1))
     config = PRESETS["layers"]
@@ -73,7 +93,7 @@ def test_every_query_is_answered(trained):
     observed = torch.arange(12) % 3 > 0
     counted = motes.infer(model, frames)
     assert counted.count_probabilities is not None
-    assert counted.count_probabilities.shape == (2, 2)
+    assert counted.count_probabilities.shape == (2, model.max_objects)
     for answer, num_frames in (
         (motes.infer(model, frames, 2), 12),
         (motes.forecast(model, frames[:, :6], 2, horizon=4), 10),

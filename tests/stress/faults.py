@@ -22,15 +22,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot  # noqa: F401  imported here, not once in every fork
 import safetensors.torch
 import torch
+import torch._dynamo
 
 from motes import cli
 from motes.core.environment import environment
 from motes.core.files import leftover_files
 from motes.models import model as checkpoint
 from motes.models.model import load, read_tensors
-from motes.training.step import RESTART_STEPS, RESTARTS, RESTARTS_KEPT, Trainer
+from motes.training import step
+from motes.training.step import Trainer
 from motes.training.train import lock_run_folder
 from tests.stress.forked import KILL_SIGNAL, Ended, run_forked
 
@@ -321,7 +324,7 @@ def corrupt(at_call: int, times: int) -> None:
 def not_finite(family: str, straight: Path, place: Path) -> dict[str, str]:
     """Inject non-finite values: the run stops with a message, or rolls back with --roll-backs."""
     # Steps before the run's own:
-    steps = (len(RESTARTS) + RESTARTS_KEPT) * RESTART_STEPS // 2
+    steps = (len(step.RESTARTS) + step.RESTARTS_KEPT) * step.RESTART_STEPS // 2
     rough = steps if family == "structured" else 0
     folder, at = place / "spoiled", rough + FAMILIES[family] // 2 - 2
     stopped = run_forked(motes(command(family, folder), lambda: corrupt(at, 1)))
@@ -383,7 +386,10 @@ def main() -> None:
     parser.add_argument("--family", choices=[*FAMILIES, "both"], default="both")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--kills-only", action="store_true", help="try no other fault")
+    parser.add_argument("--short", action="store_true", help="find initial sprites in few steps")
     given = parser.parse_args()
+    if given.short:
+        vars(step).update(RESTARTS=step.RESTARTS[:1], RESTART_STEPS=4)
     torch.set_num_threads(1)  # a fork must not inherit a pool of threads that did not follow it
     families = list(FAMILIES) if given.family == "both" else [given.family]
     faults = [] if given.kills_only else [*FAULTS]
