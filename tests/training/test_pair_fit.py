@@ -44,6 +44,14 @@ def test_parameters_of_simulated_forces_are_found() -> None:
     assert float(calibrate(fit.law, found).position_variance / before) == pytest.approx(1, abs=0.5)
 
 
+def test_error_bars_hold_the_steps_of_a_stiff_spring() -> None:
+    fit = fit_pairs(scenes(paig_spring(), 60, 12))
+    assert fit is not None
+    k, error = float(fit.law.stiffness), fit.errors["stiffness"]
+    assert abs(k - 0.36) < 2 * error
+    assert error < 0.01 * k
+
+
 def test_regression_tells_springs_from_gravitation() -> None:
     assert regressions(scenes(paig_spring(), 60, 12))[0].kind == "spring"
     first = regressions(scenes(stove_gravity(), 40, 30))[0]

@@ -22,6 +22,7 @@ from motes.core.axes import Float, Tensor
 from motes.kalman.dynamics import LinearDynamics, require_linear
 from motes.kalman.pair_dynamics import PairDynamics
 from motes.kalman.pair_forces import (
+    SUBSTEPS,
     Filtered,
     Joint,
     PairLaw,
@@ -288,6 +289,10 @@ def _with_errors(law: PairLaw, kind: str, covariance: Float[Tensor, "p p"]) -> F
     sds = covariance.diagonal().clamp(min=0).sqrt()
     errors = dict(zip(KINDS[kind], sds.tolist(), strict=False))
     number = len(KINDS[kind])
+    if "stiffness" in errors:
+        # Two objects swing by 2 k; steps of a part of a frame change the period that k gives.
+        steps = float(law.stiffness) ** 2 / (6 * SUBSTEPS**2)
+        errors["stiffness"] = math.hypot(errors["stiffness"], steps)
     if kind == "spring":  # L = tension / k
         slope = torch.stack([-law.rest_length, torch.ones_like(law.rest_length)]) / law.stiffness
         errors["rest_length"] = float((slope @ covariance[:2, :2] @ slope).clamp(min=0).sqrt())
