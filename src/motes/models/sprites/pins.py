@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 
 from motes.core.axes import Bool, Float, Int, Tensor
+from motes.kalman.model import Gaussian
+from motes.models.protocols import Pins
 from motes.models.sprites import search
 from motes.models.sprites.likelihood_maps import (
     Detections,
@@ -63,6 +65,13 @@ class PixelPins(NamedTuple):
         """Return the pins of some frames."""
         at = (slice(None), slice(None), time)
         return PixelPins(self.place.select(at), self.given[at])
+
+
+def in_scene(scene: Scene[Any], pins: Pins) -> PixelPins:
+    """Return pins in pixels, for the objects of a scene."""
+    most = scene.present.shape[1]
+    place = Gaussian(*(part[:, :most] for part in pins.place))
+    return PixelPins(search.in_pixels(scene.renderer, place), pins.given[:, :most])
 
 
 @runtime_checkable

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -346,30 +346,16 @@ class GridInference(nn.Module):
         appearance: Any = None,
     ) -> GridPosterior | StreamedPosterior:
         """Return q(a | v) of tracks that start from known ones and obey pins; see `pins`."""
-        from motes.models.sprites.pins import PixelPins
+        from motes.models.sprites.pins import in_scene
 
         scene = scene_of(renderer.with_channels(frames), num_objects, dynamics, renderer, observed)
-        most = scene.present.shape[1]
-        known, given = (
-            PixelPins(
-                in_pixels(renderer, Gaussian(*(part[:, :most] for part in some.place))),
-                some.given[:, :most],
-            )
-            for some in (start, pins)
-        )
-        found = self.search_pinned(scene, Detections(*known), given, released[:, :most], appearance)
+        known, given = Detections(*in_scene(scene, start)), in_scene(scene, pins)
+        chosen = released[:, : scene.present.shape[1]]
+        found = self.search_pinned(scene, known, given, chosen, appearance)
         return _posterior(found, slots, search, frames.shape[1])
 
-    def search_pinned(
-        self,
-        scene: Scene[Any],
-        found: Detections,
-        pins: "PixelPins",
-        released: Bool[Tensor, "B N"],
-        appearance: Any,
-    ) -> PosteriorBlocks:
-        """Return q(a | v) of a search that starts from tracks and obeys pins."""
-        raise NotImplementedError
+    # Returns q(a | v) of a search that starts from tracks and obeys pins.
+    search_pinned: Callable[..., PosteriorBlocks]
 
     def max_objects(self, trained: int) -> int:
         """Return the largest count that can be searched for."""
@@ -436,7 +422,7 @@ class Tracker(GridInference):
         released: Bool[Tensor, "B N"],
         appearance: Any,
     ) -> PosteriorBlocks:
-        """Return q(a | v) of a search that starts from tracks and obeys pins."""
+        """Return q(a | v) of a search that starts from tracks and obeys pins; see `pins`."""
         from motes.models.sprites.pins import SpriteSteps, search_again
 
         steps = SpriteSteps(SpriteTemplate.coarse(scene.renderer, self.window))
