@@ -441,8 +441,9 @@ def find_contacts(
         better = calibrate(fit_contacts(own, scenes) or fit, own, scenes)
         return better.dynamics(trained)
 
-    if not keep_if_better(trainer, held_out, refitted):
+    kept = keep_if_better(trainer, held_out, refitted)
+    if kept is None:
         return None
-    number = len(model.dynamics.wall_offsets)
+    number = len(kept.wall_offsets)
     dynamics = dataclasses.replace(config.dynamics, num_walls=number, contact_kinds=1)
     return dataclasses.replace(config, dynamics=dynamics)

@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -62,6 +62,9 @@ MIN_GAIN = 5.0  # nats by which all unseen tracks together must become more like
 OFFSET_SDS = 3.0  # tolerance of the offset in standard deviations of a position
 
 
+LawType = TypeVar("LawType", bound=LinearDynamics)
+
+
 class WallParameters(NamedTuple):
     """Free parameters of walls, and whether they are hit within steps."""
 
@@ -77,8 +80,8 @@ class WallParameters(NamedTuple):
 
     def select(self, kept: Bool[Tensor, " W"]) -> "WallParameters":
         """Return some of the walls as new parameters."""
-        parts = (part.detach()[kept].clone().requires_grad_() for part in self.free)
-        return WallParameters(*parts, self.in_time)
+        angle, offset, bounce = (part.detach()[kept].clone().requires_grad_() for part in self.free)
+        return WallParameters(angle, offset, bounce, self.in_time)
 
     def walls(self) -> Walls:
         """Return the walls."""
@@ -297,9 +300,9 @@ def fit_events(dynamics: LinearDynamics, tracks: Tracks) -> EventFit | None:
         before = dynamics.track_log_density(unseen.positions, unseen.observed)
     best: tuple[LinearDynamics, WallParameters, Tensor] | None = None
     for flight, guess in starts(dynamics, seen):
-        walls = prune_walls(flight, guess, seen.select(slice(KICK_TRACKS)), unseen)
-        if walls is not None and (best is None or float((walls[1] - best[2]).sum()) > 0):
-            best = (flight, *walls)
+        found = prune_walls(flight, guess, seen.select(slice(KICK_TRACKS)), unseen)
+        if found is not None and (best is None or float((found[1] - best[2]).sum()) > 0):
+            best = (flight, *found)
     if best is None:
         return None
     flight, guess = within_steps(*best, seen.select(slice(KICK_TRACKS)), unseen)
@@ -578,21 +581,26 @@ def find_events(
         trainer.model.dynamics = loose.to(trainer.device)
         return event_dynamics(refit_events(fit, *mean_tracks(inferred_batches(trainer)), prior))
 
-    if not keep_if_better(trainer, held_out, refitted):
+    kept = keep_if_better(trainer, held_out, refitted)
+    if kept is None:
         return config
-    number = len(trainer.model.dynamics.wall_offsets)
+    number = len(kept.wall_offsets)
     return dataclasses.replace(
         config, dynamics=dataclasses.replace(config.dynamics, num_walls=number)
     )
 
 
 def keep_if_better(
-    trainer: Trainer, held_out: TrainingData, make: Callable[[], LinearDynamics]
-) -> bool:
-    """Give a model the law that `make` returns; undo that unless it raises the held-out bound."""
+    trainer: Trainer, held_out: TrainingData, make: Callable[[], LawType]
+) -> LawType | None:
+    """Give a model the law that `make` returns; undo that unless it raises the held-out bound.
+
+    Returns the law; None: undone.
+    """
     before, bound = trainer.model.dynamics, held_out_bound(trainer, held_out)
-    trainer.model.dynamics = make().to(trainer.device)
-    better = held_out_bound(trainer, held_out) > bound  # false for NaN too
-    if not better:
-        trainer.model.dynamics = before
-    return better
+    made = make().to(trainer.device)
+    trainer.model.dynamics = made
+    if held_out_bound(trainer, held_out) > bound:  # false for NaN too
+        return made
+    trainer.model.dynamics = before
+    return None

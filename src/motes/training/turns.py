@@ -64,12 +64,12 @@ class Turns(NamedTuple):
 
 def joined(one: Turns, other: Turns) -> Turns:
     """Return the turns of both."""
-    lines = [
+    before, after = (
         Lines(*(torch.cat(part) for part in zip(*both, strict=True)))
         for both in ((one.before, other.before), (one.after, other.after))
-    ]
-    ends = (torch.cat(part) for part in ((one.track, other.track), (one.step, other.step)))
-    return Turns(*ends, *lines, torch.cat([one.reach, other.reach]))
+    )
+    track, step = torch.cat([one.track, other.track]), torch.cat([one.step, other.step])
+    return Turns(track, step, before, after, torch.cat([one.reach, other.reach]))
 
 
 class Motion(NamedTuple):
@@ -223,7 +223,7 @@ def _turns(
                 )
             )
         )
-    return Turns(track, step, *lines, torch.ones_like(at[:1]).expand(len(step)))
+    return Turns(track, step, lines[0], lines[1], torch.ones_like(at[:1]).expand(len(step)))
 
 
 def _hidden_turns(
