@@ -7,6 +7,7 @@ import pytest
 from scipy import ndimage
 
 from motes.tracking.appearance import learn_appearance
+from motes.tracking.background import look
 from motes.tracking.classes import (
     MIN_CROPS,
     filtered_noise,
@@ -71,7 +72,7 @@ def crowd(seed: int, wide_share: float) -> np.ndarray:
 
 
 def test_objects_out_of_focus_get_a_wider_sprite():
-    appearance = learn_appearance(crowd(3, 0.4))
+    appearance = learn_appearance(look(crowd(3, 0.4)))
     assert appearance.looks is not None
     assert appearance.tile > 0
     sprites = appearance.looks.sprites
@@ -82,8 +83,10 @@ def test_objects_out_of_focus_get_a_wider_sprite():
 
 def test_white_noise_changes_nothing():
     appearance = learn_appearance(
-        (crowd(4, 0.0) + 0.02 * np.random.default_rng(5).standard_normal((8, 160, 200))).astype(
-            np.float32
+        look(
+            (crowd(4, 0.0) + 0.02 * np.random.default_rng(5).standard_normal((8, 160, 200))).astype(
+                np.float32
+            )
         )
     )
     assert appearance.looks is not None

@@ -1,12 +1,22 @@
 """`motes track`: track a changing number of objects in a recording, without a model."""
 
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
 from motes.cli.options import Json, Out, time_span
-from motes.cli.terminal import bar, join_paths, print_result
+from motes.cli.terminal import bar, join_paths, print_result, print_warnings, time_left
 from motes.core.files import all_or_none, check_output_paths
+
+if TYPE_CHECKING:
+    from motes.video import Video
+
+EVERY = 30.0  # seconds between lines of progress where there is no terminal
 
 
 def track(
@@ -46,8 +56,10 @@ def track(
     check_output_paths(table, overlay)
     span = time_span(start, end)
     video = open_video(recording)
-    with bar("searching", video.num_frames) as progress:
-        tracks = track_objects(video, span=span, progress=progress)
+    total = _frames_read(video, span)
+    with bar("searching", total) as progress, _lines(progress, total) as report:
+        tracks = track_objects(video, span=span, progress=report)
+    print_warnings(tracks.fit.warnings)
     with all_or_none():
         if overlay is not None:
             with bar("drawing", tracks.num_frames) as progress:
@@ -62,6 +74,7 @@ def track(
         "tracks": tracks.num_tracks,
         "mean_count": float(tracks.expected_count.mean()),
         "detections": int(tracks.row_seen.sum()),
+        "warnings": list(tracks.fit.warnings),
         "out": str(table),
         "overlay": overlay and str(overlay),
     }
@@ -70,3 +83,34 @@ def track(
         f"{record['mean_count']:.1f} objects at a time: {join_paths(table, overlay)}"
     )
     print_result(record, as_json, text)
+
+
+def _frames_read(video: "Video", span: tuple[float, float]) -> int | None:
+    """Return the number of frames that are read in two passes; None where it is not known."""
+    if video.num_frames is None:
+        return None
+    fps = video.fps or 1.0
+    first, last = (min(max(second, 0.0), video.num_frames / fps) for second in span)
+    return max(1, round(2 * (last - first) * fps))
+
+
+@contextlib.contextmanager
+def _lines(bar_to: Callable[[int], None], total: int | None) -> Iterator[Callable[[int], None]]:
+    """Yield a function that sets the bar, and prints a line now and then without a terminal."""
+    begun = shown = time.monotonic()
+
+    def report(done: int) -> None:
+        nonlocal shown
+        bar_to(done)
+        now = time.monotonic()
+        if sys.stderr.isatty() or total is None or now - shown < EVERY:
+            return
+        shown = now
+        left = (now - begun) * max(total - done, 0) / max(done, 1)
+        print(
+            f"track: {done} of {total} frames read, {time_left(left)} left",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    yield report

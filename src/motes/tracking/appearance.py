@@ -4,13 +4,20 @@ Two backgrounds are tried: the median over time, right where the scene has struc
 surface, right where objects are slow or many. The one that leaves less to explain is kept.
 """
 
-import itertools
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from scipy import ndimage
 
+from motes.tracking.background import (
+    MIN_FRAMES,
+    NOISE_FLOOR,
+    UNEVEN_FLOOR,
+    Scene,
+    beyond,
+    smooth_surface,
+)
 from motes.tracking.classes import (
     MAX_CROPS,
     OBJECT_COST,
@@ -28,6 +35,7 @@ from motes.tracking.detection import (
     find_candidates,
     peaks,
 )
+from motes.tracking.fitting import canvas
 from motes.tracking.sprite import (
     OVERSAMPLING,
     Array,
@@ -40,9 +48,11 @@ from motes.tracking.sprite import (
 
 SCALES = tuple(1.0 * 1.4**power for power in range(9))  # pixels, of Gaussian first guesses
 STRONG = 6.0  # standard deviations of a peak that counts as an object at first
-NOISE_FLOOR = 1 / 255  # a grey level of 8 bits
 ROUNDS = 3
 TILE = 12  # pixels, the smallest
+FAINTEST = 0.2  # of the mean amplitude, where compression leaves remnants
+MISFIT, MOST_MISFIT = 2.5, 0.6  # of the relative residual of an object, at most
+WANTED_OBJECTS = 100  # from which looks are learned, if so many are in the sample
 LOOKS_SAMPLE = 6  # frames from which sprite, noise and amplitudes are learned
 MOST_OBJECTS = 5_000  # peaks in a frame with which a background counts as wrong
 
@@ -58,6 +68,8 @@ class Appearance:
         kind: "still" or "smooth" background.
         tile: side of the tiles through which the background of each frame is corrected; 0 for no
             correction, which is for white noise.
+        tolerance: changes of a pixel up to this are of the background, [height, width]; None for
+            white noise.
     """
 
     background: Array
@@ -65,10 +77,11 @@ class Appearance:
     looks: Looks | None
     kind: str
     tile: int = 0
+    tolerance: Array | None = None
 
     def deviation(self, frames: Array) -> Array:
         """Return frames minus background, objects brighter."""
-        out: Array = frames - self.background
+        out = beyond(frames - self.background, self.tolerance)
         if self.polarity < 0:
             np.negative(out, out)
         if self.tile:
@@ -76,53 +89,40 @@ class Appearance:
         return out
 
 
-def learn_appearance(sample: Array) -> Appearance:
+def learn_appearance(scene: Scene) -> Appearance:
     """Return the appearance of a recording from frames [S, height, width] spread over it.
 
     Looks are learned from some of the frames and the background from the others, so that a
-    background which absorbs noise gains nothing.
+    background which absorbs noise gains nothing. Where objects are few, looks are then learned
+    from more frames.
     """
+    sample, tolerance = scene.frames, scene.tolerance
     chosen = np.linspace(0, len(sample) - 1, min(len(sample), LOOKS_SAMPLE)).round().astype(int)
+    if scene.fullest is not None:  # objects may be absent most of the time
+        chosen = np.sort(scene.fullest[:LOOKS_SAMPLE])
     few = sample[np.unique(chosen)]
     others = np.delete(sample, chosen, 0) if len(sample) >= 2 * LOOKS_SAMPLE else sample
     still = np.median(others, 0).astype(np.float32)
-    options = [("smooth", smooth_surface(still))]
-    if len(sample) >= 5:
-        options.append(("still", still))
-    best, least = _Learned(Appearance(still, 1.0, None, "still"), np.inf, few, 0), np.inf
-    for kind, background in options:
-        learned = _learn(few, background, kind)
-        if learned.cost < least:
-            best, least = learned, learned.cost
-    appearance, looks = best.appearance, best.appearance.looks
+    options: list[tuple[str, Array, Array | None]] = [("smooth", smooth_surface(still), None)]
+    if len(sample) >= MIN_FRAMES:
+        options.append(("still", still, tolerance))
+    best = _Learned(Appearance(still, 1.0, None, "still"), np.inf, few, 0)
+    for kind, background, bound in options:
+        learned = _learn(few, background, kind, bound)
+        if learned.cost < best.cost:
+            best = learned
+    appearance = best.appearance
+    wanted = min(len(sample), WANTED_OBJECTS * len(few) // max(best.objects, 1))
+    if wanted > len(few) and appearance.kind == "still":
+        chosen = np.linspace(0, len(sample) - 1, wanted).round().astype(int)
+        few = sample[chosen if scene.fullest is None else scene.fullest[:wanted]]
+        best = _learn(few, appearance.background, "still", appearance.tolerance)
+        appearance = best.appearance
+    looks = appearance.looks
     if looks is None or not is_structured(best.residual, best.objects, looks):
         return appearance
     appearance = replace(appearance, tile=max(TILE, int(3 * looks.sprites[0].radius)))
     return replace(appearance, looks=with_structure(appearance.deviation(few), looks))
-
-
-def smooth_surface(image: Array, tile: int = 16) -> Array:
-    """Return a smooth surface through the medians of tiles of an image."""
-    height, width = image.shape
-    rows, columns = max(1, round(height / tile)), max(1, round(width / tile))
-    row_edges = np.linspace(0, height, rows + 1).astype(int)
-    column_edges = np.linspace(0, width, columns + 1).astype(int)
-    middle = np.array(
-        [
-            [
-                np.median(image[top:bottom, left:right])
-                for left, right in itertools.pairwise(column_edges)
-            ]
-            for top, bottom in itertools.pairwise(row_edges)
-        ]
-    )
-    if min(rows, columns) >= 3:
-        middle = ndimage.median_filter(middle, 3, mode="nearest")
-    y = (np.arange(height) + 0.5) * rows / height - 0.5
-    x = (np.arange(width) + 0.5) * columns / width - 0.5
-    grid = np.meshgrid(y, x, indexing="ij")
-    surface = ndimage.map_coordinates(middle, grid, order=min(3, 1), mode="nearest")
-    return ndimage.gaussian_filter(surface, tile / 2, mode="nearest").astype(np.float32)
 
 
 class _Learned(NamedTuple):
@@ -134,10 +134,11 @@ class _Learned(NamedTuple):
     objects: int
 
 
-def _learn(few: Array, background: Array, kind: str) -> _Learned:
+def _learn(few: Array, background: Array, kind: str, tolerance: Array | None) -> _Learned:
     """Return the appearance with one background, and how well it describes the sample."""
-    deviation = few - background
-    noise = max(robust_scale(deviation), NOISE_FLOOR)
+    deviation = beyond(few - background, tolerance)
+    floor = NOISE_FLOOR if tolerance is None else UNEVEN_FLOOR
+    noise = max(robust_scale(deviation), floor)
     polarity, scale = _polarity_and_scale(deviation[:: max(1, len(deviation) // 2)][:2], noise)
     if scale is None:
         empty = Appearance(background, 1.0, None, kind)
@@ -150,17 +151,17 @@ def _learn(few: Array, background: Array, kind: str) -> _Learned:
     first = gaussian_sprite(scale, reach=2)
     looks = Looks((first,), noise, _first_amplitudes(deviation * polarity, first, noise))
     for turn in range(ROUNDS):
-        signed = (few - background) * np.float32(polarity)
+        signed = beyond(few - background, tolerance) * np.float32(polarity)
         matched = looks.matched_filter(*signed.shape[1:])
         found, residual = find_candidates(
             signed, looks, matched, rounds=1, least=STRONG if turn < 1 else 5.0
         )
         if kind == "smooth":
             background = background + polarity * _surface_change(residual, scale)
-        looks = _relook(signed, residual, found, looks, last=turn == ROUNDS - 1)
+        looks = _relook(signed, residual, found, looks, floor, last=turn == ROUNDS - 1)
     level = float(np.mean(np.minimum(np.square(residual / NOISE_FLOOR), 1e4))) / 2
     cost = 0.5 * residual[0].size * np.log(max(level, 0.5)) + OBJECT_COST * len(found) / len(few)
-    appearance = Appearance(background, polarity, looks, kind)
+    appearance = Appearance(background, polarity, looks, kind, tolerance=tolerance)
     return _Learned(appearance, float(cost), residual, len(found))
 
 
@@ -209,13 +210,20 @@ def _surface_change(residual: Array, scale: float) -> Array:
     return change
 
 
-def _relook(signed: Array, residual: Array, found: Candidates, looks: Looks, last: bool) -> Looks:
+def _relook(
+    signed: Array, residual: Array, found: Candidates, looks: Looks, floor: float, last: bool
+) -> Looks:
     """Return looks learned from candidates: sprite, noise and amplitudes."""
-    noise = max(robust_scale(residual), NOISE_FLOOR)
+    noise = max(robust_scale(residual), floor)
     if len(found) == 0:
         return looks
     old = looks.sprites[0]
-    strong = found.evidence > max(OBJECT_COST, 0.2 * np.median(found.evidence))
+    middle = float(np.median(found.evidence))
+    if floor > NOISE_FLOOR:  # half of the evidence: remnants of compression are many and weak
+        rising = np.sort(found.evidence.clip(0))
+        half = np.searchsorted(np.cumsum(rising), rising.sum() / 2)
+        middle = float(rising[min(int(half), len(rising) - 1)])
+    strong = found.evidence > max(OBJECT_COST, 0.2 * middle)
     chosen = np.flatnonzero(strong & is_alone(found, old, signed.shape[1:]))
     if len(chosen) < 5:
         chosen = np.flatnonzero(strong)
@@ -223,14 +231,34 @@ def _relook(signed: Array, residual: Array, found: Candidates, looks: Looks, las
         return looks
     if len(chosen) > MAX_CROPS:
         chosen = chosen[np.linspace(0, len(chosen) - 1, MAX_CROPS).round().astype(int)]
-    half = old.half
-    crops, offsets = object_crops(residual, found.select(chosen), old, half)
-    sprite = learn_sprite(crops, offsets, found.amplitudes[chosen], half, noise)
+    crops, offsets = object_crops(residual, found.select(chosen), old, old.half)
+    sprite = learn_sprite(crops, offsets, found.amplitudes[chosen], old.half, noise)
     sprite = trimmed(sprite) if last else sprite
     gains = found.amplitudes[strong]
     mean = float(np.median(gains))
     spread = max(robust_scale(gains) if len(gains) > 4 else 0.3 * mean, 0.1 * mean)
-    return Looks((sprite,), noise, (np.array((mean,)), np.array((spread,))))
+    amplitude = np.array((mean,)), np.array((spread,))
+    if floor == NOISE_FLOOR:
+        return Looks((sprite,), noise, amplitude)
+    misfit, excess = _misfit(residual, found.select(chosen), old, noise)
+    return Looks((sprite,), noise, amplitude, faintest=FAINTEST, misfit=misfit, excess=excess)
+
+
+def _misfit(
+    residual: Array, found: Candidates, sprite: Sprite, noise: float
+) -> tuple[float, float]:
+    """Return which share of an object's amplitude what the sprite leaves of it may pass for.
+
+    The second number is the variance of what is left, relative to that of the noise.
+    """
+    picture = canvas(residual, sprite.half + 1)
+    high = np.array((residual.shape[2] - 1, residual.shape[1] - 1))
+    centres = np.rint(found.positions).clip(0, high).astype(np.int64)
+    left = picture.values[picture.index(found.frame, centres, sprite.half)]
+    own = found.amplitudes[:, None] * sprite.crops(found.positions - centres)[0]
+    rest = float(np.square(left).mean())
+    share = np.sqrt(max(rest - noise**2, 0.0) / np.square(own).mean())
+    return float(min(MISFIT * share, MOST_MISFIT)), max(rest / noise**2, 1.0)
 
 
 def trimmed(sprite: Sprite, share: float = 0.01) -> Sprite:

@@ -23,6 +23,7 @@ MIN_RESPONSE = 4.0  # standard deviations of the matched filter under noise alon
 MIN_EVIDENCE = -2.0  # nats; weaker candidates are dropped
 MIN_OVERLAPPING = 6.0  # nats; the same for candidates that overlap others, which must be needed
 ROUNDS = 3  # searches of a frame: the frame itself, then residuals
+MOST_CANDIDATES = 3000  # of a frame
 PRUNINGS = 4  # times that superfluous candidates are dropped and the others refitted
 
 
@@ -37,6 +38,12 @@ class Looks:
         rounds: searches of a frame: the frame itself, then residuals. Where noise has structure,
             residuals are of the sprites, not of further objects.
         least: smallest response of the matched filter, in standard deviations.
+        faintest: smallest amplitude of an object, as a share of the mean.
+        misfit: smallest amplitude of an object beside another one, as a share of that one's, which
+            an object that does not look like the sprite leaves unexplained.
+        excess: variance of what the sprites leave of objects, relative to that of the noise, by
+            which the stated variances of positions are larger.
+        most: candidates of a frame that are proposed at most; the strongest are kept.
     """
 
     sprites: tuple[Sprite, ...]
@@ -44,6 +51,10 @@ class Looks:
     amplitude: tuple[Array, Array]
     rounds: int = ROUNDS
     least: float = MIN_RESPONSE
+    faintest: float = 0.0
+    misfit: float = 0.0
+    excess: float = 1.0
+    most: int = MOST_CANDIDATES
 
     def matched_filter(self, height: int, width: int) -> "MatchedFilter":
         """Return the matched filter of the sprites for frames of this size."""
@@ -201,6 +212,8 @@ def find_candidates(
                 break
     order = np.argsort(found.frame, kind="stable")
     found = found.select(order)
+    if looks.excess > 1:
+        found = replace(found, covariances=looks.excess * found.covariances)
     return found.select(_valid(found.covariances)), _inner(values, picture, len(deviation))
 
 
@@ -258,6 +271,12 @@ def _weakest(found: Candidates, looks: Looks) -> Array:
     bound = np.full(len(found), MIN_EVIDENCE)
     bound[pairs.ravel()] = MIN_OVERLAPPING
     weak: Array = found.evidence < bound
+    if looks.faintest > 0:
+        weak |= found.amplitudes < looks.faintest * looks.amplitude[0][found.kinds]
+    if looks.misfit > 0 and len(pairs):
+        size = found.amplitudes[pairs]
+        weak[pairs[size[:, 0] < looks.misfit * size[:, 1], 0]] = True
+        weak[pairs[size[:, 1] < looks.misfit * size[:, 0], 1]] = True
     margin = found.evidence - bound
     first, second = pairs[weak[pairs].all(1)].T
     weak[np.where(margin[first] <= margin[second], second, first)] = False
@@ -318,6 +337,9 @@ def _propose(deviation: Array, looks: Looks, matched: MatchedFilter, least: floa
         kind_map = stacked.argmax(0)
         best = stacked.max(0)
     frame, row, column = peaks(best, least * looks.noise)
+    if len(frame) > looks.most:
+        kept = _strongest(frame, best[frame, row, column], looks.most)
+        frame, row, column = frame[kept], row[kept], column[kept]
     kinds = np.zeros(len(frame), np.int64) if kind_map is None else kind_map[frame, row, column]
     height, width = best.shape[1:]
     centre = best[frame, row, column]
@@ -333,6 +355,13 @@ def _propose(deviation: Array, looks: Looks, matched: MatchedFilter, least: floa
         frame.astype(np.int64), positions, np.zeros((len(frame), 2, 2)),
         (centre / norms).astype(float), np.full(len(frame), -np.inf), kinds,
     )  # fmt: skip
+
+
+def _strongest(frame: Array, values: Array, most: int) -> Array:
+    """Return the indices, in order, of the largest values of each frame, at most so many."""
+    order = np.lexsort((-values, frame))
+    rank = np.arange(len(frame)) - np.searchsorted(frame[order], frame[order])
+    return np.sort(order[rank < most])
 
 
 def amplitude_evidence(amplitudes: Array, variances: Array, means: Array, scales: Array) -> Array:

@@ -5,7 +5,7 @@ show, as between blinks) or gone. Forward and backward recursions over all track
 probability of each state, and the log odds that the track is of an object at all.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -39,6 +39,10 @@ class Rates:
     def showing(self) -> float:
         """Share of existing objects that show."""
         return self.on / (self.on + self.off)
+
+    def scaled(self, factor: float) -> "Rates":
+        """Return the rates where lengths are multiplied by a factor."""
+        return replace(self, birth=self.birth / factor**2, density=self.density / factor**2)
 
 
 def transition(rates: Rates) -> Array:

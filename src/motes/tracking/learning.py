@@ -23,6 +23,7 @@ from motes.tracking.sprite import Array
 
 ROUNDS = 3
 JOINS = (8.0, 3.0, 0.0)  # nats by which joins must beat alternatives, round by round
+SPARSE = 0.1  # of the mean distance of objects, within which moves are unambiguous
 STRONG = 8.0  # nats of a candidate that counts for first guesses
 
 
@@ -58,7 +59,11 @@ def first_guess(candidates: Candidates, area: float, num_frames: int) -> tuple[L
     moves = np.concatenate(shifts) if shifts else np.ones((1, 2))
     size = float(np.sqrt(np.median(np.square(moves).sum(1)) / 1.386)) + 0.05
     density = max(len(strong), 1) / num_frames / area
-    laws = two_laws(size, 2 * size + 0.5, 0.1 * size + 0.02)
+    speed = 2 * size + 0.5
+    fast = float(np.quantile(np.abs(moves).max(1), 0.9))
+    if fast < SPARSE / np.sqrt(density):  # neighbours are far apart: fast moves are no mistakes
+        speed = max(speed, fast)
+    laws = two_laws(size, speed, 0.1 * size + 0.02)
     return laws, Rates(birth=0.03 * density, density=density)
 
 

@@ -46,6 +46,14 @@ class Laws:
             transition = self.transition @ transition
         return replace(self, transition=transition, force=force, noise=noise)
 
+    def scaled(self, factor: float) -> "Laws":
+        """Return the laws where lengths are multiplied by a factor."""
+        square = factor**2
+        return replace(
+            self, force=factor * self.force, noise=square * self.noise,
+            velocity=factor * self.velocity, velocity_cov=square * self.velocity_cov,
+        )  # fmt: skip
+
 
 def two_laws(step: float, speed: float, kick: float) -> Laws:
     """Return a walk with this step and flights with this speed and kick (standard deviations)."""

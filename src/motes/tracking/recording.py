@@ -1,7 +1,7 @@
 """Track all objects of a recording: learn its looks, detect, learn motion and rates, link."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,11 @@ from motes.tracking.existence import Rates
 from motes.tracking.learning import JOINS, Solution, describe, learn
 from motes.tracking.linking import link_frames, relink
 from motes.tracking.motion import Laws, mixed
+from motes.tracking.resting import are_resting, that_move, without_captions
+from motes.tracking.scene import SHORT, Fit, scene_at_scale, shrink
 from motes.tracking.sprite import Array
 from motes.tracking.tracks import Tracks, no_tracks
+from motes.video.camera import LONGEST, CameraSample
 from motes.video.source import Video, grey, open_video
 
 SAMPLE = 31  # frames from which the looks are learned
@@ -26,6 +29,9 @@ MIN_LEARN_FRAMES = 20
 CHUNK_ROWS = 200_000  # rows of tracks that are smoothed together
 MIN_ODDS = -3.0  # log odds below which a track is chance
 MIN_SIDE = 8  # pixels
+MIN_MOVING = 30  # detections that move, from which laws are learned
+FOREGROUND = 6.0  # standard deviations of a pixel that differs from the background
+STRONG = 8.0  # nats of a detection that counts
 Progress = Callable[[int], None]
 Blocks = Callable[[], Iterator[Array]]
 
@@ -39,15 +45,16 @@ def track(
     """Return the tracks of all objects of a recording, however many come and go.
 
     Nothing is trained beforehand: background, looks, motion and rates are learned from the
-    recording itself. Objects should be small, compact and alike, and brighter or darker than the
-    background; the camera should be at rest.
+    recording itself. Objects should be compact and alike, and brighter or darker than the
+    background; the camera should be at rest. `Tracks.fit` says how well that holds. The work of a
+    frame is bounded: large frames are shrunk, and at most 3000 candidates are searched.
 
     Args:
         recording: a video file or folder (see `motes.video.open_video`), a `Video`, or frames
             [T, height, width] or [T, height, width, 3] as numpy array or tensor: whole numbers of
             8 or 16 bits, booleans, or floats in [0, 1].
         span: first and last second to use; of a video only.
-        progress: called with the number of frames that were searched.
+        progress: called with the number of frames that were read; every frame is read twice.
 
     Raises:
         InputError: no frames, or values that are no pictures.
@@ -140,61 +147,145 @@ def _video_blocks(video: Video, span: tuple[float, float]) -> Blocks:
     return blocks
 
 
-def _sample(blocks: Blocks) -> tuple[Array, int]:
-    """Return at most SAMPLE frames, evenly spread, and the number of all frames.
+@dataclass(frozen=True, eq=False)
+class _Sample:
+    """Frames spread over a recording, the one after each, their number, and the camera."""
+
+    frames: Array
+    following: Array
+    num_frames: int
+    camera: CameraSample
+
+
+def _sample(blocks: Blocks, progress: Progress) -> _Sample:
+    """Return at most SAMPLE frames, evenly spread, and what is known after one pass.
 
     The spacing doubles whenever the sample is full, so the length need not be known.
     """
-    kept: list[Array] = []
+    kept: list[tuple[Array, Array]] = []
+    held: Array | None = None
+    camera = CameraSample()
     spacing, count = 1, 0
     for block in blocks():
         for frame in block:
+            levels = np.rint(255 * frame).astype(np.uint8)
+            camera.add(shrink(levels[None], -(-max(frame.shape) // LONGEST))[0, ..., None])
+            if held is not None:
+                kept.append((held, levels))
+                held = None
+            if len(kept) > 2 * SAMPLE:
+                kept, spacing = kept[::2], 2 * spacing
             if count % spacing == 0:
-                kept.append(frame.copy())
-                if len(kept) > 2 * SAMPLE:
-                    kept, spacing = kept[::2], 2 * spacing
+                held = frame.copy()
             count += 1
+        progress(count)
+    if held is not None:
+        kept.append((held, np.rint(255 * held).astype(np.uint8)))
     if not kept:
         raise InputError("got a recording without frames; expected at least one; check the times")
     chosen = np.linspace(0, len(kept) - 1, min(SAMPLE, len(kept))).round().astype(int)
-    return np.stack([kept[index] for index in chosen]), count
+    frames, following = (np.stack([kept[index][part] for index in chosen]) for part in range(2))
+    return _Sample(frames, _as_floats(following), count, camera)
 
 
 def _track(blocks: Blocks, progress: Progress) -> Tracks:
-    sample, num_frames = _sample(blocks)
-    appearance = learn_appearance(sample)
+    sample = _sample(blocks, progress)
+    num_frames = sample.num_frames
+    scene, factor = scene_at_scale(sample.frames, sample.following)
+    appearance = learn_appearance(scene)
+    fit = Fit(factor)
     if appearance.looks is None or num_frames < 2:
-        return no_tracks(num_frames)
-    candidates = _detect(blocks, appearance, progress)
+        return no_tracks(num_frames, _with_camera(fit, sample))
+    candidates, fit = _detect(blocks, appearance, fit, lambda done: progress(num_frames + done))
+    diameter = 2 * appearance.looks.sprites[0].radius
+    uneven = appearance.tolerance is not None
+    if uneven:
+        candidates = without_captions(candidates, diameter)
     if len(candidates) == 0:
-        return no_tracks(num_frames)
-    size = (sample.shape[1], sample.shape[2])
-    laws, rates = _learn(candidates, size, num_frames)
+        return no_tracks(num_frames, _with_camera(fit, sample))
+    size = (scene.frames.shape[1], scene.frames.shape[2])
+    laws, rates = _learn(candidates, size, num_frames, uneven)
     links = link_frames(candidates, laws, rates, num_frames)
     labels = relink(candidates, links, laws, rates, JOINS)
-    diameter = 2 * appearance.looks.sprites[0].radius
-    return assemble(candidates, labels, laws, rates, size, num_frames, diameter)
+    if uneven:
+        labels = that_move(candidates, labels, diameter)
+    fit = replace(fit, followed=_followed(labels, candidates), detections=int((labels >= 0).sum()))
+    fit = _with_camera(fit, sample)
+    tracks = assemble(candidates, labels, laws, rates, size, num_frames, diameter)
+    return replace(enlarged(tracks, factor), fit=fit)
 
 
-def _detect(blocks: Blocks, appearance: Appearance, progress: Progress) -> Candidates:
+def _with_camera(fit: Fit, sample: _Sample) -> Fit:
+    """Return the fit with what the camera does, which takes time, if something does not fit."""
+    return replace(fit, camera=sample.camera.find_motion().kind) if fit.warnings else fit
+
+
+def _detect(
+    blocks: Blocks, appearance: Appearance, fit: Fit, progress: Progress
+) -> tuple[Candidates, Fit]:
+    """Return the candidates of all frames, and what of the foreground they explain."""
     looks = appearance.looks
     assert looks is not None
     matched = None
     parts: list[Candidates] = []
-    done = 0
+    done, crowded, changed = 0, 0, 0.0
+    explained: list[float] = []
     for block in blocks():
+        deviation = appearance.deviation(shrink(block, fit.factor))
         if matched is None:
-            matched = looks.matched_filter(block.shape[1], block.shape[2])
-        deviation = appearance.deviation(block)
-        found, _ = find_candidates(deviation, looks, matched, looks.rounds, looks.least)
+            matched = looks.matched_filter(*deviation.shape[1:])
+        found, residual = find_candidates(deviation, looks, matched, looks.rounds, looks.least)
+        foreground = np.abs(deviation[0]) > FOREGROUND * looks.noise
+        changed += float(foreground.mean())
+        if foreground.any():
+            energy = float(np.square(deviation[0][foreground]).sum())
+            explained.append(1 - float(np.square(residual[0][foreground]).sum()) / energy)
+        crowded += int((np.bincount(found.frame) >= looks.most // 2).sum())
         parts.append(found.shifted(done))
         done += len(block)
         progress(done)
-    return join(parts)
+    fit = replace(
+        fit,
+        foreground=changed / max(len(parts), 1),
+        explained=float(np.median(explained)) if explained else float("nan"),
+        crowded=crowded / max(done, 1),
+    )
+    return join(parts), fit
 
 
-def _learn(candidates: Candidates, size: tuple[int, int], num_frames: int) -> tuple[Laws, Rates]:
-    """Return laws and rates from a stretch in the middle that holds enough detections."""
+def _followed(labels: Array, candidates: Candidates) -> float:
+    """Return the share of strong candidates in tracks of at least SHORT detections."""
+    lengths = np.bincount(labels[labels >= 0], minlength=1)
+    strong = (candidates.evidence > STRONG) & (labels >= 0)
+    return float((lengths[labels[strong]] >= SHORT).mean()) if strong.any() else 1.0
+
+
+def enlarged(tracks: Tracks, factor: int) -> Tracks:
+    """Return tracks of shrunk frames in pixels of the recording."""
+    if factor == 1:
+        return tracks
+    return replace(
+        tracks,
+        row_positions=factor * (tracks.row_positions + 0.5) - 0.5,
+        row_raw=factor * (tracks.row_raw + 0.5) - 0.5,
+        row_covariances=factor**2 * tracks.row_covariances,
+        row_velocities=factor * tracks.row_velocities,
+        diameter=factor * tracks.diameter,
+        laws=None if tracks.laws is None else tracks.laws.scaled(float(factor)),
+        rates=None if tracks.rates is None else tracks.rates.scaled(float(factor)),
+    )
+
+
+def _learn(
+    candidates: Candidates, size: tuple[int, int], num_frames: int, uneven: bool
+) -> tuple[Laws, Rates]:
+    """Return laws and rates from a stretch in the middle that holds enough detections.
+
+    In a scene that changes by itself, only from detections that move.
+    """
+    if uneven:
+        moving = candidates.select(~are_resting(candidates))
+        candidates = moving if len(moving) >= MIN_MOVING else candidates
     per_frame = max(len(candidates) / num_frames, 1e-9)
     length = int(min(num_frames, max(MIN_LEARN_FRAMES, LEARN_CANDIDATES / per_frame)))
     first = (num_frames - length) // 2
@@ -274,5 +365,5 @@ def _numbered(
         len(names), num_frames, rows["frame"][order], particle[order], rows["positions"][order],
         rows["covariances"][order], rows["velocities"][order], rows["exists"][order],
         rows["shows"][order], rows["seen"][order], rows["raw"][order], laws, rates, diameter,
-        weights,
+        weights, Fit(),
     )  # fmt: skip

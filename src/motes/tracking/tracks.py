@@ -11,6 +11,7 @@ from motes.core.axes import Bool, Float, Int
 from motes.core.errors import InputError
 from motes.tracking.existence import Rates
 from motes.tracking.motion import Laws
+from motes.tracking.scene import Fit
 
 if TYPE_CHECKING:
     import pandas
@@ -47,6 +48,7 @@ class Tracks:
         rates: learned rates of births, deaths and blinks; None without tracks.
         diameter: of an object in pixels; NaN without tracks.
         probability_of_laws: of each track, [N, K].
+        fit: how well the recording fits the tracker, with warnings.
     """
 
     num_tracks: int
@@ -64,6 +66,7 @@ class Tracks:
     rates: Rates | None
     diameter: float
     probability_of_laws: Float[np.ndarray, "N K"]
+    fit: Fit
 
     def __repr__(self) -> str:
         """Return the size of the result in a line."""
@@ -133,11 +136,12 @@ class Tracks:
         return pandas.DataFrame(list(self.rows()), columns=list(COLUMNS))
 
 
-def no_tracks(num_frames: int) -> Tracks:
+def no_tracks(num_frames: int, fit: Fit | None = None) -> Tracks:
     """Return the record of a recording without objects."""
     none, pairs = np.zeros(0), np.zeros((0, 2))
     whole = np.zeros(0, np.int64)
     return Tracks(
         0, num_frames, whole, whole, pairs, np.zeros((0, 2, 2)), pairs, none, none,
         np.zeros(0, bool), pairs, None, None, float("nan"), np.zeros((0, 2)),
+        fit or Fit(),
     )  # fmt: skip
