@@ -5,7 +5,7 @@ import torch
 
 from motes.core.axes import Tensor
 from motes.kalman.dynamics import LinearDynamics
-from motes.models.sprites import long_clips
+from motes.models.sprites import long_clips, search
 from motes.models.sprites.likelihood_maps import (
     Detections,
     PixelGaussian,
@@ -42,27 +42,37 @@ def places(num_frames: int = FRAMES) -> Tensor:
     return torch.stack([one, two]).round()
 
 
-def scene_with(truth: Tensor, flash: bool = False) -> Scene:
-    """Return the scene; a flash takes the place of the second object in the first frame."""
+def scene_with(truth: Tensor, flash: bool = False, hidden: tuple[int, ...] = ()) -> Scene:
+    """Return the scene; a flash takes the place of the second object in the first frame.
+
+    In hidden frames the second object does not show.
+    """
     pairs = [[tuple(xy) for xy in now] for now in truth.long().transpose(0, 1).tolist()]
     if flash:
         pairs[0] = [pairs[0][0], (44, 44)]
+    for t in hidden:
+        pairs[t] = pairs[t][:1]
     frames = torch.cat([frame_with(pair, SIZE) for pair in pairs])[None]
     return scene_of(frames, torch.tensor([2]), swinging(), disk_renderer(SIZE))
 
 
 @torch.no_grad()
-def test_a_long_clip_is_searched_as_with_all_hypotheses(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("hidden", [(), (4, 5, 6, 31, 70, 71)])
+def test_a_long_clip_is_searched_as_with_all_hypotheses(
+    hidden: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To 1e-3 px: another convergence of frames in which nothing was wrong."""
     truth = places()
-    scene, tracker = scene_with(truth), Tracker(WINDOW)
+    scene, tracker = scene_with(truth, hidden=hidden), Tracker(WINDOW)
     starts = delayed_starts(scene.observed, 3)
-    once = search_long(scene, starts, WINDOW)
+    once, _ = search_long(scene, starts, WINDOW)
     assert once is not None
     monkeypatch.setattr(long_clips, "MIN_FRAMES", FRAMES + 1)
+    monkeypatch.setattr(search, "is_settled", lambda *scene: torch.zeros(1, dtype=torch.bool))
     found, expected = tracker._best_search(scene, 3)
     assert torch.equal(once[0].detected, found.detected)
-    assert (found.place.mean[0] - truth).abs().max() < 0.6
+    assert (~found.detected[0, 1]).nonzero()[:, 0].tolist() == list(hidden)
+    assert (found.place.mean[0] - truth)[found.detected[0]].abs().max() < 0.6
     torch.testing.assert_close(once[0].place.mean, found.place.mean, rtol=0, atol=1e-3)
     torch.testing.assert_close(once[1].mean, expected.mean, rtol=0, atol=1e-3)
 

@@ -2,6 +2,7 @@
 
 The plain reference is `Tracker` with all hypotheses. Here later starts are only followed until they
 have joined the first hypothesis, and after a swap only frames whose predictions change are refined.
+Where they do not join it, all hypotheses are searched, with the forward pass of arrays.
 """
 
 import torch
@@ -20,6 +21,7 @@ from motes.models.sprites.renderer import SpriteRenderer
 
 MIN_FRAMES = 128  # of a long clip
 JOIN_WITHIN, JOINED_FRAMES = 48, 16  # frames after a later start; the last of them are compared
+MIN_SEEN = 0.5  # share of the frames before a later start in which an object is detected
 SAME_PLACE = 0.05  # pixels; smaller differences change no decision
 MAX_MAHALANOBIS = 50.0  # squared distance from the prediction that is no error
 BESIDE = 4  # frames before and after those whose prediction changes
@@ -29,8 +31,10 @@ Found = tuple[Detections, PixelGaussian]
 
 def search_long(
     scene: Scene[SpriteRenderer], starts: Bool[Tensor, "H T"], window: int
-) -> Found | None:
+) -> tuple[Found | None, Detections | None]:
     """Return detections and leave-one-out predictions, or None where all hypotheses are needed.
+
+    Beside them stands the forward pass of the first hypothesis, or None where it was not made.
 
     Args:
         scene: one or a few recordings.
@@ -40,14 +44,20 @@ def search_long(
     Law: equals the search with all hypotheses
     (test_a_long_clip_is_searched_as_with_all_hypotheses).
     """
-    if not covers(scene) or scene.observed.shape[1] < MIN_FRAMES or scene.renderer.models_occlusion:
-        return None
+    if not covers_long(scene):
+        return None, None
     coarse = SpriteTemplate.coarse(scene.renderer, window)
     first = forward(scene, coarse, scene.observed)
     if not one_hypothesis_suffices(scene, coarse, first, starts):
-        return None
+        return None, first
     found, expected = search.refine(scene, coarse, first, scene.observed)
-    return undo_swaps(scene, coarse, found, expected)
+    return undo_swaps(scene, coarse, found, expected), first
+
+
+def covers_long(scene: Scene[SpriteRenderer]) -> bool:
+    """Return whether searches are few and long, so that their parts here are used."""
+    is_long = scene.observed.shape[1] >= MIN_FRAMES
+    return is_long and covers(scene) and not scene.renderer.models_occlusion
 
 
 def forward(
@@ -69,9 +79,9 @@ def one_hypothesis_suffices(
 ) -> bool:
     """Return whether all later starts lead to the tracks of the first hypothesis.
 
-    They do if every object was detected in every frame before a later start, near the prediction
-    from all other frames, and if the filter that starts there has joined the first one after
-    JOIN_WITHIN frames: then it has the same belief, and the same detections from there on.
+    They do if every object was detected in most frames before a later start, each time near the
+    prediction from all other frames, and if the filter that starts there has joined the first one
+    after JOIN_WITHIN frames: then it has the same belief, and the same detections from there on.
 
     Law: true for separated objects, false after a wrong first detection
     (test_one_hypothesis_suffices_only_where_later_starts_join_it).
@@ -86,19 +96,18 @@ def one_hypothesis_suffices(
         stop = min(int(begins.max()) + JOIN_WITHIN, trusted.shape[1])
         before = torch.arange(trusted.shape[1]) < begins[:, None]
         wanted = present & (scene.observed & before)[:, None]
-        if bool((wanted & ~(first.detected & expectable)).any()):
+        seen = wanted & first.detected
+        rarely = seen.sum(2) < MIN_SEEN * wanted.sum(2)
+        if bool((seen & ~expectable).any()) or bool(rarely.any()):
             return False
         later = forward(scene, template, trusted, stop)
         last = slice(stop - JOINED_FRAMES, stop)
-        flags = scene.observed[:, None, last] & present
-        both = first.detected[:, :, last] & later.detected[:, :, last]
-        if bool((flags & ~both).any()):
-            return False
         # Objects are named from left to right in the first frame of a hypothesis.
         ours, theirs = (part.place.mean[:, :, last] for part in (first, later))
-        away = (ours[:, :, None] - theirs[:, None]).abs().amax(-1)
-        away = torch.where(flags[:, :, None], away, 0.0).amax(-1)
-        same = (away < SAME_PLACE) & scene.present[:, None] & present
+        away = (ours[:, :, None] - theirs[:, None]).abs().amax((-2, -1))
+        one, other = (part.detected[:, :, last] for part in (first, later))
+        alike = (one[:, :, None] == other[:, None]).all(-1)
+        same = alike & (away < SAME_PLACE) & scene.present[:, None] & present
         if not all(bool((same.sum(axis) == scene.present).all()) for axis in (1, 2)):
             return False
     return True

@@ -437,10 +437,10 @@ class Tracker(GridInference):
         from motes.models.sprites.long_clips import search_long
 
         starts = delayed_starts(scene.observed, hypotheses)
-        once = search_long(scene, starts, self.window)
+        once, forward = search_long(scene, starts, self.window)
         if once is not None:
             return once
-        found, expected, bound = self._search(scene, scene.observed)
+        found, expected, bound = self._search(scene, scene.observed, forward)
         doubtful = (~is_settled(scene, found, expected)).nonzero()[:, 0]
         if not len(doubtful):
             return found, expected
@@ -459,15 +459,22 @@ class Tracker(GridInference):
         return found.put(doubtful, every.select(best)), expected.put(doubtful, chosen)
 
     def _search(
-        self, scene: Scene[SpriteRenderer], trusted: Bool[Tensor, "B T"]
+        self,
+        scene: Scene[SpriteRenderer],
+        trusted: Bool[Tensor, "B T"],
+        found: Detections | None = None,
     ) -> tuple[Detections, PixelGaussian, Float[Tensor, " B"]]:
-        """Run the forward pass over the trusted frames, then refine all frames.
+        """Run the forward pass over the trusted frames, if not done, then refine all frames.
 
         Returns detections, leave-one-out predictions, and the bound where it was computed (NaN
         elsewhere).
         """
+        from motes.models.sprites import long_clips
+
         coarse = SpriteTemplate.coarse(scene.renderer, self.window)
-        found = forward_pass(scene, coarse, trusted)
+        if found is None:
+            few = long_clips.covers_long(scene)
+            found = (long_clips.forward if few else forward_pass)(scene, coarse, trusted)
         found, expected = refine(scene, coarse, found, trusted)
         unknown = torch.full((len(trusted),), torch.nan, dtype=torch.float32, device=trusted.device)
         if scene.present.shape[1] == 1:
