@@ -239,7 +239,8 @@ def kalman_filter(law: PairLaw, seen: Joint, around: Linearised | None = None) -
         for part, value in zip((0, 2, 3, 4), (K, h, off, root), strict=True):
             kept[part].append(value)
     none = cov.new_zeros(B, 0, 2 * P, 2 * P)
-    return Filtered(*(torch.stack(part, 1) if part else none for part in kept), total)
+    gains, back, means, off, roots = (torch.stack(part, 1) if part else none for part in kept)
+    return Filtered(gains, back, means, off, roots, total)
 
 
 def smooth_means(

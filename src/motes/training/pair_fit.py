@@ -173,7 +173,7 @@ class Parameters:
         values = {"stiffness": law.stiffness, "tension": tension, "attraction": law.attraction}
         pairs = [values[name] for name in KINDS[self.kind]]
         noise = [*law.state_sds.log(), 0.5 * law.position_variance.log()]
-        bent = law.curvature.flatten() if self.curved else []
+        bent = list(law.curvature.flatten()) if self.curved else []
         return torch.stack([*pairs, *law.force, *law.field.flatten(), *noise, *bent])
 
     def law_of(self, vector: Float[Tensor, " p"]) -> PairLaw:

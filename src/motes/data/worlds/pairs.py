@@ -151,8 +151,7 @@ def spring_pair(stiffness: float = 0.02, rest_length: float = 12.0, size: int = 
 
 def _inside(side: float, radius: float) -> Callable[[Places], Bool[np.ndarray, " clips"]]:
     def allowed(x: Places) -> Bool[np.ndarray, " clips"]:
-        good: np.ndarray = ((x > radius) & (x < side - radius)).all((1, 2))
-        return good
+        return np.asarray(((x > radius) & (x < side - radius)).all((1, 2)))
 
     return allowed
 
@@ -211,7 +210,7 @@ def stove_gravity() -> PairWorld:
         inward = side / 2 - x
         away = np.maximum(np.linalg.norm(inward, axis=-1, keepdims=True), 1e-9)
         force = force + 0.001 * inward**3 / away
-        return np.clip(force, -1.0, 1.0) / mass
+        return np.asarray(np.clip(force, -1.0, 1.0) / mass)
 
     def allowed(x: Places) -> Bool[np.ndarray, " clips"]:
         r = np.linalg.norm(x[:, None] - x[:, :, None], axis=-1) + side * np.eye(3)

@@ -108,8 +108,7 @@ class Scene:
     ) -> Float[np.ndarray, "clips frames"]:
         """Return the frames in which every ball is wholly inside the picture."""
         x = states[..., :2]
-        inside: np.ndarray = ((x >= self.radius) & (x <= self.side - self.radius)).all((1, 3))
-        return inside
+        return np.asarray(((x >= self.radius) & (x <= self.side - self.radius)).all((1, 3)))
 
     def pixels(self, lengths: np.ndarray) -> np.ndarray:
         """Return positions in pixels, the first pixel's centre being 0."""
