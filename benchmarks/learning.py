@@ -10,7 +10,6 @@ Usage: python -m benchmarks.learning --seeds 0 1 2 --out benchmarks/records/benc
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,11 +73,11 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     runs: list[dict[str, Any]] = []
-    short: Callable[[RunConfig], RunConfig] = lambda config: config  # noqa: E731
-    number = {}
-    if given.smoke:
-        short = lambda config: replace(config.stretched(12), log_every=6)  # noqa: E731
-        number = {"num_clips": 12}
+    number = {"num_clips": 12} if given.smoke else {}
+
+    def short(config: RunConfig) -> RunConfig:
+        return replace(config.stretched(12), log_every=6) if given.smoke else config
+
     for seed in given.seeds:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)

@@ -472,9 +472,10 @@ class Tracker(GridInference):
         from motes.models.sprites import long_clips
 
         coarse = SpriteTemplate.coarse(scene.renderer, self.window)
-        if found is None:
-            few = long_clips.covers_long(scene)
-            found = (long_clips.forward if few else forward_pass)(scene, coarse, trusted)
+        if found is None and long_clips.covers_long(scene):
+            found = long_clips.forward(scene, coarse, trusted)
+        elif found is None:
+            found = forward_pass(scene, coarse, trusted)
         found, expected = refine(scene, coarse, found, trusted)
         unknown = torch.full((len(trusted),), torch.nan, dtype=torch.float32, device=trusted.device)
         if scene.present.shape[1] == 1:
