@@ -151,9 +151,8 @@ def law_errors(law: Any, truth: dict[str, float]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run_one(name: str, seed: int, runs: Path, steps: int) -> dict[str, Any]:
+def run_one(case: Case, name: str, seed: int, runs: Path, steps: int) -> dict[str, Any]:
     """Train on fresh clips, then score forecasts of others."""
-    case = CASES[name]
     world, folder, path = case.world, runs / f"{name}-{seed}", runs / f"{name}-{seed}.npz"
     if not folder.exists():
         save_clips(path, world.make(case.clips, case.frames, seed=seed))
@@ -163,6 +162,7 @@ def run_one(name: str, seed: int, runs: Path, steps: int) -> dict[str, Any]:
     config = dataclasses.replace(config, data=data, schedule=schedule, seed=seed)
     cpu = time.process_time()
     learning: dict[str, Any] = {"clips": case.clips, "frames": case.frames}
+    learning |= {"steps": config.schedule.iterations, "test_clips": case.tests}
     if not folder.exists():
         outcome = train(config, folder)
         learning["held_out_bound"] = outcome.held_out_bound
@@ -200,10 +200,14 @@ def main() -> None:
     parser.add_argument("seed", type=int)
     parser.add_argument("--runs", type=Path, default=Path("runs/forces"))
     parser.add_argument("--steps", type=int, default=0, help="0: those of the preset")
+    parser.add_argument("--clips", type=int, default=0, help="0: those of the world's case")
+    parser.add_argument("--test-clips", type=int, default=0, help="likewise")
     parser.add_argument("--out", type=Path, default=Path("experiments/public_tables/forces.json"))
     given = parser.parse_args()
     given.runs.mkdir(parents=True, exist_ok=True)
-    record = run_one(given.world, given.seed, given.runs, given.steps)
+    case = CASES[given.world]
+    case = case._replace(clips=given.clips or case.clips, tests=given.test_clips or case.tests)
+    record = run_one(case, given.world, given.seed, given.runs, given.steps)
     found = json.loads(given.out.read_text("utf-8")) if given.out.exists() else {}
     found.setdefault(given.world, {})[str(given.seed)] = record
     write_json(given.out, found)
