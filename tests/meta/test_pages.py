@@ -146,7 +146,7 @@ def test_the_map_shows_the_layers_that_are_enforced():
 
 
 def test_the_version_is_the_newest_of_the_changelog():
-    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    newest = re.search(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
     cited = re.search(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE)
     assert newest is not None
     assert cited is not None
