@@ -56,9 +56,7 @@ FINE_WINDOW = 2  # pixels around a detection in which sub-pixel cells are evalua
 MAX_SWAPS = 8  # rounds of swaps from a frame on, then in single frames
 SWAP_FRAMES = 512  # frames refined again for swaps; at least one round is always made
 REVISITS = 2  # rounds of coordinate ascent, one object at a time with the others fixed
-# Squared Mahalanobis distance of a settled position from its prediction: 5 or 6 standard
-# deviations, which a catch or a bounce reaches.
-MAX_SURPRISE = 32.0
+MAX_SURPRISE = 32.0  # squared Mahalanobis distance from a prediction; catches and bounces have 25
 # The second hypothesis starts after this share of the frames, the third after twice that.
 LATER_START = 1 / 6
 OFF_FRAME = 1e4  # latent units; an object there lights no pixel
