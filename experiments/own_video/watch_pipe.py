@@ -125,7 +125,7 @@ def measure(run: Path, count: int) -> dict[str, Any]:
     errors = [
         float(np.linalg.norm(centres(row["frame"]) - [row["x"], row["y"]], axis=-1).min())
         for _, row in rows
-        if row["observed"]
+        if row["seen"]
     ]
     frames = sorted({row["frame"] for _, row in rows})
     stated = re.search(r"at most (\d+) frames \(([\d.]+) s\)", said)
@@ -135,11 +135,11 @@ def measure(run: Path, count: int) -> dict[str, Any]:
         "frames_sent": len(sent),
         "first_frame": frames[0] if frames else None,
         "rows": len(rows),
-        "observed_rows": len(errors),
+        "seen_rows": len(errors),
         "stated_frames": None if stated is None else int(stated[1]),
         "stated_seconds": None if stated is None else float(stated[2]),
         "delay_seconds": _percentiles(late),
-        "error_px_of_observed": _percentiles(np.array(errors)),
+        "error_px_of_seen": _percentiles(np.array(errors)),
         "cpu_ms_per_frame_with_start": round(1e3 * (used.ru_utime + used.ru_stime) / len(sent), 1),
         "load_before": round(load, 1),
         "load_after": round(os.getloadavg()[0], 1),

@@ -44,7 +44,7 @@ def test_rows_come_with_a_stated_delay_and_the_ring_is_bounded(run, tmp_path, ca
     options = ["-m", str(run), "-n", "2", "-o", str(table), "--warm-up", "1"]
     buffer = ["--ring", str(ring), "--ring-seconds", "0.4"]
     assert main(["watch", str(tmp_path / "balls.mp4"), *options, *buffer]) == 0
-    assert "a row comes at most 9 frames (0.36 s) and one update after" in capsys.readouterr().err
+    assert "a row comes at most 9 frames (0.36 s) and two updates after" in capsys.readouterr().err
     with table.open() as file:
         rows = list(csv.DictReader(file))
     frames = sorted({int(row["frame"]) for row in rows})

@@ -76,7 +76,7 @@ def watch(
         bound = tracker.longest_delay / fps
         print(
             f"motes: {tracker.num_objects} objects at {fps:g} frames/s; a row comes at most "
-            f"{tracker.longest_delay} frames ({bound:.2f} s) and one update after its frame",
+            f"{tracker.longest_delay} frames ({bound:.2f} s) and two updates after its frame",
             file=sys.stderr,
         )
         try:
