@@ -18,6 +18,7 @@ from motes.queries.answer import Fit
 from motes.queries.fit import (
     FILE,
     LAW_TEST,
+    MIN_CLIPS,
     MIN_SD,
     FitReference,
     FitStatistics,
@@ -217,6 +218,17 @@ def test_clips_are_refused_beyond_a_score_and_warned_about_below_it() -> None:
     assert "motes track" in refusal
     assert "--force" in refusal
     assert "\n" not in refusal
+
+
+def test_a_reference_of_few_clips_refuses_nothing(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.folder = tmp_path
+    mean, sd = torch.zeros(1, 5).double(), torch.full((1, 5), 0.1).double()
+    for num_clips, refused in ((MIN_CLIPS - 1, False), (MIN_CLIPS, True)):
+        FitReference(mean, sd, 30, None, num_clips).save(tmp_path)
+        fit = judge_fit(model, statistics(motion=-9.0), torch.tensor([1]), torch.tensor([30]))
+        assert fit.warning is not None
+        assert (fit.refusal is not None) == refused
 
 
 def test_a_sample_has_no_fit() -> None:

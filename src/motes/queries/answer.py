@@ -28,6 +28,7 @@ class Fit:
     z_score: Float[Tensor, " B"]  # against clips like those learned from; NaN if unknown
     fits: Bool[Tensor, " B"]
     causes: tuple[str, ...]  # why a clip does not fit, and what to do; empty if it does
+    sure: bool = True  # enough clips are known to fit for others to be refused
 
     @property
     def warning(self) -> str | None:
@@ -49,7 +50,7 @@ class Fit:
         They are if the z-score of most clips is beyond REFUSED_Z: the numbers would mean nothing.
         """
         other = (~self.fits) & (self.z_score > REFUSED_Z)
-        if 2 * int(other.sum()) <= len(self.causes):
+        if not self.sure or 2 * int(other.sum()) <= len(self.causes):
             return None
         score = float(self.z_score[other].median())
         return (

@@ -28,6 +28,7 @@ MIN_SD = (0.01, 0.01, 0.15, 0.02, 0.5)
 # Mean and standard deviation of the root of a chi-squared with three degrees of freedom: the law
 # test of clips that fit, for references that were stored without it.
 LAW_TEST = (1.596, 0.673)
+MIN_CLIPS = 20  # of a reference by which clips are refused; fewer do not show how clips differ
 CHUNK_FRAMES = 256  # rendered together, which bounds memory
 OFF_FRAME = 1e4  # latent units; an object there lights no pixel
 MIN_CONTRAST = 0.12  # of foreground in frames of grey levels, 30 of 256
@@ -64,6 +65,7 @@ class FitReference:
     sd: Float[Tensor, "Nmax 5"]
     num_frames: int  # of the clips
     scatter: Scatter | None = None  # of detections; None: unknown
+    num_clips: int = MIN_CLIPS  # in shipped models more
 
     @staticmethod
     def of(
@@ -78,7 +80,7 @@ class FitReference:
             some = values[num_objects == count] if (num_objects == count).sum() > 1 else values
             means.append(some.mean(0))
             sds.append(some.std(0, unbiased=False))
-        return FitReference(torch.stack(means), torch.stack(sds), num_frames, scatter)
+        return FitReference(torch.stack(means), torch.stack(sds), num_frames, scatter, len(values))
 
     def score(
         self,
@@ -100,7 +102,7 @@ class FitReference:
     def save(self, folder: Path) -> None:
         """Write the reference into the folder of a model."""
         content: dict[str, Any] = {"mean": self.mean.tolist(), "sd": self.sd.tolist()}
-        content |= {"num_frames": self.num_frames}
+        content |= {"num_frames": self.num_frames, "num_clips": self.num_clips}
         if self.scatter is not None:
             content["overdispersion"] = self.scatter.overdispersion
             content["scatter"] = self.scatter.covariance.tolist()
@@ -122,7 +124,8 @@ class FitReference:
             if "scatter" in content:
                 covariance = torch.tensor(content["scatter"]).double().reshape(2, 2)
                 scatter = Scatter(float(content["overdispersion"]), covariance)
-            found = FitReference(mean, sd, int(content["num_frames"]), scatter)
+            num_clips = int(content.get("num_clips", MIN_CLIPS))
+            found = FitReference(mean, sd, int(content["num_frames"]), scatter, num_clips)
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise InputError(f"{path} cannot be read ({error}); delete it") from None
         if found.mean.shape != found.sd.shape or found.mean.shape[1:] != (5,):
@@ -218,7 +221,8 @@ def judge_fit(
         for clip, (ok, row) in enumerate(zip(fits.tolist(), scores.unbind(0), strict=True))
     )
     explained, unexpected = (part.float().cpu() for part in statistics[:2])
-    return Fit(explained, unexpected, z_score, fits, tuple(causes))
+    sure = reference is not None and reference.num_clips >= MIN_CLIPS
+    return Fit(explained, unexpected, z_score, fits, tuple(causes), sure)
 
 
 def _cause(model: Model, clip: FitStatistics, scores: Float[Tensor, " 5"]) -> str:
