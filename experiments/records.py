@@ -254,6 +254,10 @@ RECIPES: dict[str, Recipe] = {
         "experiments.own_video.measure_paths", "made --out {out}",
         *(*_TRAINED, f"{PACKAGE}video/*.py"), minutes=10,
     ),
+    "watch_pipe": _script(
+        "experiments.own_video.watch_pipe", "--out {out}", f"{PACKAGE}queries/live.py",
+        f"{PACKAGE}video/live.py", f"{PACKAGE}cli/watch.py", minutes=1,
+    ),
     "rnem": _script(
         "experiments.relational_nem.score_rnem", "NPZ --out {out}", *_TRAINED,
         minutes=60, needs="the data of Relational NEM",
