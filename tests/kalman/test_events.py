@@ -202,15 +202,6 @@ def test_paths_do_not_count_the_variance_of_q_twice(usual: bool) -> None:
     assert torch.allclose(found.covariances, expected.covariances.expand_as(found.covariances))
 
 
-def test_models_without_the_variance_of_means_still_load() -> None:
-    made = dynamics()
-    stored = {name: part for name, part in made.state_dict().items() if name != "mean_variance"}
-    made.load_state_dict(stored)
-    law, extra = made.path_law(torch.ones(1, 1, 2, 2))
-    assert torch.equal(law.model.position_noise, made.law().model.position_noise)
-    assert bool((extra == 1).all())
-
-
 def test_hits_within_a_step_are_exact() -> None:
     room = dataclasses.replace(box(gravity=0.12), restitution=0.9)
     dt = 0.5  # of a unit of velocity

@@ -1,6 +1,8 @@
 """The law of motion in pixels and in units."""
 
+import dataclasses
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ import torch
 from motes.kalman.contact_dynamics import ContactDynamics
 from motes.kalman.event_dynamics import EventDynamics
 from motes.models.law import Law, describe_law
+from motes.models.model import build, restore_weights
+from motes.training.presets import find
 from motes.video.units import Units
 
 MATRIX = torch.tensor([[3.0, 0.0], [0.0, 3.0]], dtype=torch.float64)
@@ -95,3 +99,24 @@ def test_a_law_forks_if_it_has_walls() -> None:
 
 def test_a_law_with_contacts_forks_without_walls() -> None:
     assert ContactDynamics(num_walls=0, generator=torch.Generator()).forks
+
+
+def test_models_with_walls_are_stored_and_loaded() -> None:
+    config = find("sprites-video")
+    config = dataclasses.replace(config, dynamics=dataclasses.replace(config.dynamics, num_walls=1))
+    model, other = build(config), build(config)
+    assert isinstance(model.dynamics, EventDynamics)
+    model.dynamics.in_time.fill_(1.0)
+    model.dynamics.mean_variance.fill_(0.5)
+    stored = model.state_dict()
+    restore_weights(other, dict(stored), Path("new"))
+    assert isinstance(other.dynamics, EventDynamics)
+    assert other.dynamics.law().in_time
+    # A file of version 0.5 has neither.
+    old = {name: part for name, part in stored.items() if not name.endswith(("_time", "_variance"))}
+    restored = build(config)
+    restore_weights(restored, old, Path("old"))
+    assert isinstance(restored.dynamics, EventDynamics)
+    assert not restored.dynamics.law().in_time
+    noise = restored.dynamics.path_law(torch.ones(1, 1, 2, 2))[0].model.position_noise
+    assert torch.equal(noise, restored.dynamics.law().model.position_noise)

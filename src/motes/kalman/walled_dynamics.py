@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from motes.core.axes import Bool, Float, Tensor
+from motes.core.axes import Float, Tensor
 from motes.kalman.dynamics import LinearDynamics
 from motes.kalman.events import Walls
 
@@ -25,7 +25,7 @@ class WalledDynamics(LinearDynamics):
     wall_errors: Float[Tensor, "W 3"]  # of angle (radians), offset, restitution
     force_error: Float[Tensor, " 2"]  # of the change of velocity per frame
     mean_variance: Float[Tensor, ""]  # of the mean of q around the path; below 0: unknown
-    in_time: Bool[Tensor, ""]  # walls are hit within steps, see `EventLaw.in_time`
+    in_time: Float[Tensor, ""]  # 1: walls are hit within steps, see `EventLaw.in_time`
 
     def __init__(self, *, num_walls: int, **linear: Any) -> None:
         super().__init__(**linear)
@@ -37,13 +37,7 @@ class WalledDynamics(LinearDynamics):
         self.register_buffer("wall_errors", normals.new_zeros(num_walls, 3))
         self.register_buffer("force_error", normals.new_zeros(2))
         self.register_buffer("mean_variance", torch.tensor(-1.0, dtype=torch.float64))
-        self.register_buffer("in_time", torch.tensor(False))
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *given: Any) -> None:
-        # Models of version 0.5 lack these.
-        state_dict.setdefault(f"{prefix}mean_variance", torch.full_like(self.mean_variance, -1.0))
-        state_dict.setdefault(f"{prefix}in_time", torch.zeros_like(self.in_time))
-        super()._load_from_state_dict(state_dict, prefix, *given)
+        self.register_buffer("in_time", torch.tensor(0.0, dtype=torch.float64))
 
     @property
     def walls(self) -> Walls:

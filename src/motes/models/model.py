@@ -50,6 +50,8 @@ LAWS: dict[str, BuildLaw] = {}
 CHUNK_FRAMES = 256  # frames rendered together, which bounds memory
 SHIPPED = Path(__file__).parent / "shipped"
 MAX_WEIGHT = 1e6  # larger values are treated as damage
+# Tensors that files of earlier versions may lack.
+ADDED = {"calibration_scale", "dynamics.mean_variance", "dynamics.in_time"}
 ALIASES = {"cannonballs-sprites": "cannonballs-structured"}
 RENAMED = {"temper": "calibration_scale"}  # tensors of version 0.1
 
@@ -404,7 +406,7 @@ def read_config(folder: Path) -> RunConfig:
 def restore_weights(model: Model, tensors: dict[str, Tensor], origin: Path) -> None:
     """Copy tensors into the model after checking names, shapes and values."""
     expected, tensors = model.state_dict(), rename_old_tensors(tensors)
-    tensors = {"calibration_scale": expected["calibration_scale"], **tensors}  # may be missing
+    tensors = {**{name: expected[name] for name in ADDED & set(expected)}, **tensors}
     if set(tensors) != set(expected):
         missing, extra = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
         difference = f"missing {missing[:3]!s:.200}, unknown {extra[:3]!s:.200}"

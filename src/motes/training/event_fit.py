@@ -493,7 +493,7 @@ def event_dynamics(fit: EventFit) -> EventDynamics:
         "wall_normals": walls.normals,
         "wall_offsets": walls.offsets,
         "wall_restitution": walls.restitution,
-        "in_time": torch.tensor(fit.walls.in_time),
+        "in_time": torch.tensor(float(fit.walls.in_time), dtype=torch.float64),
     }
     if errors:
         bars = [errors[name] for name in ("angle", "offset", "restitution")]
