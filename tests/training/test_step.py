@@ -28,7 +28,7 @@ from motes.training.presets import PRESETS
 from motes.training.step import (
     EXPLORE,
     EXPLORE_UNTIL,
-    FIT_BATCHES,
+    FIT_CLIPS,
     OCCLUSION_RATE,
     Trainer,
     held_out_bound,
@@ -182,7 +182,7 @@ def test_the_final_fit_of_initial_states_uses_clips_from_all_over_the_data(
 ) -> None:
     config = PRESETS["sprites-smoke"]
     data = make_dataset(config, CPU).training
-    assert len(data.num_objects) <= FIT_BATCHES * config.batch_size
+    assert len(data.num_objects) <= FIT_CLIPS
     fits = []
     trainer = Trainer(config, data, CPU)
     monkeypatch.setattr(

@@ -49,8 +49,7 @@ SEARCH_BETA_2 = 0.99  # Adam's beta_2 for sprites, whose gradients shrink a thou
 OCCLUSION_RATE = 4.0
 EXPLORE = 0.2  # share of q spread out while exploring, see `Search`
 EXPLORE_UNTIL = 0.6  # of all steps
-FIT_BATCHES = 20  # batches whose tracks the dynamics are finally fitted to
-FIT_CLIPS = 288  # of these batches, at most; events are looked for in them, too
+FIT_CLIPS = 288  # whose tracks the dynamics are finally fitted to, and have events or not
 REFIT_BATCHES = 3  # batches that sprite classes are finally fitted to
 FIT_ITERATIONS = 50  # of L-BFGS
 # Clips that a GPU searches at a time, in about the time of a few; and their pixels, at most.
@@ -267,7 +266,7 @@ class Trainer:
     def _fit_to_many_clips(self) -> None:
         """Fit to many clips what single batches determine poorly: sprite classes, then dynamics."""
         self.model.renderer.refit(lambda: self.inferred(REFIT_BATCHES), distributed.all_reduce_sum)
-        number = min(FIT_BATCHES, -(-FIT_CLIPS // self.config.batch_size))
+        number = -(-FIT_CLIPS // self.config.batch_size)
         batches = [batch._replace(frames=batch.frames[:0]) for batch in self.inferred(number)]
         tracks = [tracks_of(batch.q, batch.q.draw(batch.noise), batch.present) for batch in batches]
         self.fitted_to = batches
