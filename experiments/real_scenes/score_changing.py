@@ -79,7 +79,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
     given.runs.mkdir(parents=True, exist_ok=True)
-    changes = {}
+    changes: dict[str, Any] = {}
+    change: Any
     for change in CHANGES:
         changes[change] = [
             {

@@ -99,8 +99,8 @@ def shaken() -> torch.Tensor:
 
 def bars() -> torch.Tensor:
     """Things as long as five balls, which move like balls."""
-    near = max_pool2d(two_balls().flatten(0, 1)[:, None], (3, 13), 1, (1, 6))
-    return near[:, 0].unflatten(0, (3, 30))
+    near: torch.Tensor = max_pool2d(two_balls().flatten(0, 1)[:, None], (3, 13), 1, (1, 6))
+    return near[:, 0].reshape(3, 30, 48, 48)
 
 
 CAUSES = {

@@ -1,5 +1,6 @@
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,8 +26,9 @@ def test_scores_of_drawn_frames_have_unit_variance() -> None:
     model, generator = disk_model(), torch.Generator().manual_seed(3)
     with torch.no_grad():
         # Soft, so that many pixels are uncertain and none is beyond the limits of probabilities.
-        model.renderer.root_depth.mul_(0.8)
-        model.renderer.root_background.fill_(math.sqrt(0.1) / BACKGROUND_UNIT)
+        renderer: Any = model.renderer
+        renderer.root_depth.mul_(0.8)
+        renderer.root_background.fill_(math.sqrt(0.1) / BACKGROUND_UNIT)
     places = torch.rand(1, 2, 400, 2, generator=generator) - 0.5
     there = torch.ones(1, 2, 400, dtype=torch.bool)
     p = model.render(places, there[..., 0]).detach()
