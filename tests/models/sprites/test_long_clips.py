@@ -5,7 +5,7 @@ import torch
 
 from motes.core.axes import Tensor
 from motes.kalman.dynamics import LinearDynamics
-from motes.models.sprites import long_clips, search
+from motes.models.sprites import long_clips
 from motes.models.sprites.likelihood_maps import (
     Detections,
     PixelGaussian,
@@ -68,7 +68,7 @@ def test_a_long_clip_is_searched_as_with_all_hypotheses(
     once, _ = search_long(scene, starts, WINDOW)
     assert once is not None
     monkeypatch.setattr(long_clips, "MIN_FRAMES", FRAMES + 1)
-    monkeypatch.setattr(search, "is_settled", lambda *scene: torch.zeros(1, dtype=torch.bool))
+    monkeypatch.setattr(long_clips, "is_settled", lambda *scene: torch.zeros(1, dtype=torch.bool))
     found, expected = tracker._best_search(scene, 3)
     assert torch.equal(once[0].detected, found.detected)
     assert (~found.detected[0, 1]).nonzero()[:, 0].tolist() == list(hidden)

@@ -13,7 +13,7 @@ from motes.data import World, draw_clips
 from motes.kalman.dynamics import LinearDynamics
 from motes.models.model import Model
 from motes.models.protocols import Search
-from motes.models.sprites import search
+from motes.models.sprites import long_clips
 from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate
 from motes.models.sprites.renderer import SpriteRenderer
@@ -21,8 +21,8 @@ from motes.models.sprites.search import (
     REVISITS,
     Detections,
     Tracker,
+    delayed_starts,
     forward_pass,
-    is_settled,
     predict_from_other_frames,
     revisit,
     scene_of,
@@ -297,22 +297,30 @@ def test_settled_clips_need_one_hypothesis(monkeypatch: pytest.MonkeyPatch) -> N
     given = (torch.cat([drawn, flash]), 2, observed)
     options = {"hypotheses": 3, "max_objects": 2, "dynamics": true_dynamics(world)}
     settled: list[list[bool]] = []
+    settle = long_clips.is_settled
 
     def noted(*scene: Any) -> torch.Tensor:
-        flags = is_settled(*scene)
+        flags = settle(*scene)
         settled.append(flags.tolist())
         return flags
 
-    monkeypatch.setattr(search, "is_settled", noted)
+    monkeypatch.setattr(long_clips, "is_settled", noted)
     once = track(*given, **options)
     # At least one clip is decided at once, and the one with a flash is not.
     ((*others, last),) = settled
     assert sum(others) >= 3
     assert not last
-    monkeypatch.setattr(search, "is_settled", lambda *scene: torch.zeros(6, dtype=torch.bool))
+    monkeypatch.setattr(long_clips, "is_settled", lambda *scene: torch.zeros(6, dtype=torch.bool))
     every = track(*given, **options)
-    for one, three in zip(pixels(once), pixels(every), strict=True):
+
+    def together(self: Tracker, scene: Any, hypotheses: int) -> Any:
+        return self._search_together(scene, delayed_starts(scene.observed, hypotheses), hypotheses)
+
+    monkeypatch.setattr(Tracker, "_best_search", together)  # as on a GPU
+    joined = track(*given, **options)
+    for one, three, same in zip(pixels(once), pixels(every), pixels(joined), strict=True):
         assert errors_of(one, three).max() < 1e-3
+        assert errors_of(same, three).max() < 1e-3
 
 
 @pytest.mark.parametrize("chunk_frames", [1, 5])

@@ -1,4 +1,4 @@
-"""The search of a single long recording: work only where it can change the result.
+"""The search of long recordings and of settled clips: work only where it changes the result.
 
 The plain reference is `Tracker` with all hypotheses. Here later starts are only followed until they
 have joined the first hypothesis, and after a swap only frames whose predictions change are refined.
@@ -24,9 +24,28 @@ JOIN_WITHIN, JOINED_FRAMES = 48, 16  # frames after a later start; the last of t
 MIN_SEEN = 0.5  # share of the frames before a later start in which an object is detected
 SAME_PLACE = 0.05  # pixels; smaller differences change no decision
 MAX_MAHALANOBIS = 50.0  # squared distance from the prediction that is no error
+MAX_SURPRISE = 32.0  # squared Mahalanobis distance from a prediction; catches and bounces have 25
 BESIDE = 4  # frames before and after those whose prediction changes
 
 Found = tuple[Detections, PixelGaussian]
+
+
+def is_settled(
+    scene: Scene[SpriteRenderer], found: Detections, expected: PixelGaussian
+) -> Bool[Tensor, " B"]:
+    """Return the clips in which every object was detected in every frame, where it is expected.
+
+    Tracks that agree with their leave-one-out predictions everywhere are those that later starts
+    lead to as well, so these need not be searched. With an occlusion model no clip is settled.
+
+    Law: the best of all hypotheses is the same (test_settled_clips_need_one_hypothesis).
+    """
+    offset = (found.place.mean - expected.mean)[..., None, :]
+    spread = expected.covariance + found.place.covariance
+    near = pixel_mahalanobis(offset, spread)[..., 0] < MAX_SURPRISE
+    ignored = ~(scene.present[..., None] & scene.observed[:, None])
+    settled = (ignored | (found.detected & near)).all(2).all(1)
+    return settled & (not scene.renderer.models_occlusion)
 
 
 def search_long(

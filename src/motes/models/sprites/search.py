@@ -56,7 +56,6 @@ FINE_WINDOW = 2  # pixels around a detection in which sub-pixel cells are evalua
 MAX_SWAPS = 8  # rounds of swaps from a frame on, then in single frames
 SWAP_FRAMES = 512  # frames refined again for swaps; at least one round is always made
 REVISITS = 2  # rounds of coordinate ascent, one object at a time with the others fixed
-MAX_SURPRISE = 32.0  # squared Mahalanobis distance from a prediction; catches and bounces have 25
 # The second hypothesis starts after this share of the frames, the third after twice that.
 LATER_START = 1 / 6
 OFF_FRAME = 1e4  # latent units; an object there lights no pixel
@@ -432,14 +431,16 @@ class Tracker(GridInference):
         self, scene: Scene[SpriteRenderer], hypotheses: int
     ) -> tuple[Detections, PixelGaussian]:
         """Return the detections and predictions of the best of several searches of each clip."""
-        from motes.models.sprites.long_clips import search_long
+        from motes.models.sprites import long_clips
 
         starts = delayed_starts(scene.observed, hypotheses)
-        once, forward = search_long(scene, starts, self.window)
+        if scene.frames.is_cuda:
+            return self._search_together(scene, starts, hypotheses)
+        once, forward = long_clips.search_long(scene, starts, self.window)
         if once is not None:
             return once
         found, expected, bound = self._search(scene, scene.observed, forward)
-        doubtful = (~is_settled(scene, found, expected)).nonzero()[:, 0]
+        doubtful = (~long_clips.is_settled(scene, found, expected)).nonzero()[:, 0]
         if not len(doubtful):
             return found, expected
         part, first = scene.select(doubtful), found.select(doubtful)
@@ -448,13 +449,21 @@ class Tracker(GridInference):
         many = part.repeated(hypotheses - 1)
         trusted = starts.unflatten(0, (hypotheses, -1))[1:, doubtful].flatten(0, 1)
         later, after, reached = self._search(many, trusted)
-        reached = _filled(reached, many, later, after)
-        bounds = torch.cat([_filled(bound[doubtful], part, first, before), reached])
-        best = best_hypothesis(bounds, hypotheses)
+        bound = _filled(bound[doubtful], part, first, before)
+        best = best_hypothesis(torch.cat([bound, _filled(reached, many, later, after)]), hypotheses)
         mean, covariance = (torch.cat(pair) for pair in zip(before, after, strict=True))
         chosen = PixelGaussian(mean, covariance).select(best)
         every = Detections.joined([first, later], 0)
         return found.put(doubtful, every.select(best)), expected.put(doubtful, chosen)
+
+    def _search_together(
+        self, scene: Scene[SpriteRenderer], starts: Bool[Tensor, "H T"], hypotheses: int
+    ) -> tuple[Detections, PixelGaussian]:
+        """Return the best of several searches, all at once: a GPU has the same steps for any."""
+        many = scene.repeated(hypotheses)
+        found, expected, bound = self._search(many, starts)
+        best = best_hypothesis(_filled(bound, many, found, expected), hypotheses)
+        return found.select(best), expected.select(best)
 
     def _search(
         self,
@@ -462,10 +471,9 @@ class Tracker(GridInference):
         trusted: Bool[Tensor, "B T"],
         found: Detections | None = None,
     ) -> tuple[Detections, PixelGaussian, Float[Tensor, " B"]]:
-        """Run the forward pass over the trusted frames, if not done, then refine all frames.
+        """Return detections, leave-one-out predictions, and bounds (NaN where not computed).
 
-        Returns detections, leave-one-out predictions, and the bound where it was computed (NaN
-        elsewhere).
+        By the forward pass over the trusted frames, if not done, and a refinement of all frames.
         """
         from motes.models.sprites import long_clips
 
@@ -550,24 +558,6 @@ def delayed_starts(observed: Bool[Tensor, "B T"], hypotheses: int) -> Bool[Tenso
         late = observed & (time >= number * LATER_START * length)
         trusted.append(torch.where(late.any(1, keepdim=True), late, observed))
     return torch.cat(trusted)
-
-
-def is_settled(
-    scene: Scene[SpriteRenderer], found: Detections, expected: PixelGaussian
-) -> Bool[Tensor, " B"]:
-    """Return the clips in which every object was detected in every frame, where it is expected.
-
-    Tracks that agree with their leave-one-out predictions everywhere are those that later starts
-    lead to as well, so these need not be searched. With an occlusion model no clip is settled.
-
-    Law: the best of all hypotheses is the same (test_settled_clips_need_one_hypothesis).
-    """
-    offset = (found.place.mean - expected.mean)[..., None, :]
-    spread = expected.covariance + found.place.covariance
-    near = pixel_mahalanobis(offset, spread)[..., 0] < MAX_SURPRISE
-    ignored = ~(scene.present[..., None] & scene.observed[:, None])
-    settled = (ignored | (found.detected & near)).all(2).all(1)
-    return settled & (not scene.renderer.models_occlusion)
 
 
 def best_hypothesis(bound: Float[Tensor, " B"], hypotheses: int) -> Int[Tensor, " clips"]:
