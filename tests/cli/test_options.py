@@ -32,6 +32,8 @@ COMMON = {
     "--source-fps": (set(), "FLOAT", "frames per second of a video without time stamps"),
     "--format": (set(), None, "format of the output file"),
     "--corrections": (set(), "PATH", "JSON or CSV file of pins"),
+    "--force": (set(), None, "answer even if the recording is of another kind"),
+    "--full-resolution": (set(), None, "let infer fit positions"),
     "--stretch": (set(), "INT", "frames of a video that infer takes at once"),
     "--jobs": (set(), "INT", "recordings to work on at a time"),
     "--cluster": (set(), "STR", "address (tcp://host:8786) or scheduler file of a Dask cluster"),

@@ -65,7 +65,7 @@ class Options:
         ),
     ] = None
     num_objects: NumObjects[int | None] = None
-    """number of objects; default: that of the file, else inferred (over 100 frames: the usual)."""
+    """number of objects in a clip; default: of the file, else inferred (long videos: the usual)."""
     out: Out[Path | None] = None
     """output file; default: name of the input with -COMMAND and the suffix of the format."""
     format: TableFormat | None = None
@@ -352,7 +352,7 @@ def answer(query: Query, table: Path, show_progress: bool = False) -> dict[str, 
     model, clips, warnings = read_inputs(query, show_progress)
     found = _query(model, clips, query.horizon, options.seed)
     fit, (num_clips, num_frames) = found.fit, found.observed.shape
-    if fit is not None and not options.force:
+    if fit is not None and not options.force and options.corrections is None:
         fit.require_same_kind()
     if query.command == "infer" and options.full_resolution:
         found = _at_full_resolution(model, clips, found)
