@@ -1,7 +1,7 @@
 """Find the code that a command runs, and hash it.
 
 Every process of the command, children included, notes the functions of this repository that it
-calls. The hash of a record covers these functions, and of their files the constants and fields of
+calls. The hash of a record covers these functions, the constants that they use and fields of
 data classes, but no other function: the record stays current when code is added beside what it
 depends on.
 """
@@ -94,19 +94,55 @@ def _imported(file: Path) -> Iterator[str]:
 
 
 def functions_hash(functions: Mapping[str, str], root: Path) -> str:
-    """Return a hash of the statements of functions, and of the constants in their files.
+    """Return a hash of the statements of functions, and of the constants that they use.
 
     Law: unchanged by comments, docstrings, imports and other functions
     (test_a_traced_record_depends_on_what_was_called).
     """
-    digest = hashlib.sha256()
+    bodies: dict[str, list[ast.stmt]] = {}
     for path, names in functions.items():
         file = root / path
         tree = ast.parse(file.read_text("utf-8") if file.is_file() else "")
-        tree.body = list(_kept(tree.body, frozenset(names.split()), ""))
+        bodies[path] = list(_kept(tree.body, frozenset(names.split()), ""))
+    used = _used_names([node for body in bodies.values() for node in body])
+    digest = hashlib.sha256()
+    for path, body in bodies.items():
+        module = ast.Module([node for node in body if _matters(node, used)], [])
         digest.update(f"{path}\0".encode())
-        digest.update(statements(tree))
+        digest.update(statements(module))
     return digest.hexdigest()[:16]
+
+
+def _targets(node: ast.stmt) -> set[str]:
+    """Return the names that a statement assigns."""
+    given = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return {
+        name.id
+        for target in given
+        if target
+        for name in ast.walk(target)
+        if isinstance(name, ast.Name)
+    }
+
+
+def _matters(node: ast.stmt, used: set[str]) -> bool:
+    return not isinstance(node, ast.Assign | ast.AnnAssign) or bool(_targets(node) & used)
+
+
+def _used_names(nodes: Sequence[ast.stmt]) -> set[str]:
+    """Return the names in functions and classes, and in constants that these use."""
+    used: set[str] = set()
+    waiting = list(nodes)
+    while True:
+        found = [node for node in waiting if _matters(node, used)]
+        if not found:
+            return used
+        waiting = [node for node in waiting if node not in found]
+        for part in (part for node in found for part in ast.walk(node)):
+            if isinstance(part, ast.Name):
+                used.add(part.id)
+            elif isinstance(part, ast.Attribute):
+                used.add(part.attr)
 
 
 def _kept(body: Sequence[ast.stmt], called: frozenset[str], place: str) -> Iterator[ast.stmt]:

@@ -64,7 +64,7 @@ from experiments.unused import SIZE
 LIMIT = 3
 class Law:
     def used(self):
-        return LIMIT
+        return LIMIT + SIZE
     def other(self):
         return 2
 def child(x):
@@ -95,8 +95,9 @@ def test_a_traced_record_depends_on_what_was_called(tmp_path: Path):
         ("return 2", "return 5", True),
         ("import idle", "import json", True),
         ("LIMIT = 3", "LIMIT = 3  # three", True),
+        ("LIMIT = 3", "LIMIT = 3\nOTHER = 4", True),
         ("LIMIT = 3", "LIMIT = 4", False),
-        ("return LIMIT", "return LIMIT + 1", False),
+        ("return LIMIT", "return 1 + LIMIT", False),
         ("used() + x", "used() - x", False),
     ):
         code.write_text(TRACED.replace(old, new))
