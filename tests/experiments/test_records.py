@@ -85,7 +85,7 @@ def test_a_traced_record_depends_on_what_was_called(tmp_path: Path):
     for name in ("idle", "unused"):
         (code.parent / f"{name}.py").write_text("SIZE = 1\ndef idle():\n    return 1\n")
     variables = tracing(tmp_path / "calls", tmp_path)
-    variables["PYTHONPATH"] += f"{os.pathsep}{tmp_path}"
+    variables["PYTHONPATH"] = os.pathsep.join([str(tmp_path), variables["PYTHONPATH"]])
     subprocess.run([sys.executable, str(code)], env=variables, check=True)
     functions = called_functions(tmp_path / "calls", tmp_path)
     assert functions == {"experiments/traced.py": "Law.used child", "experiments/unused.py": ""}
