@@ -52,6 +52,7 @@ ROUNDS = 3
 TILE = 12  # pixels, the smallest
 FAINTEST = 0.2  # of the mean amplitude, where compression leaves remnants
 MISFIT, MOST_MISFIT = 2.5, 0.6  # of the relative residual of an object, at most
+MIN_EXCESS, MIN_MISFIT = 3.0, 0.35  # residual variance of sprites that do not fit, least share
 WANTED_OBJECTS = 100  # from which looks are learned, if so many are in the sample
 LOOKS_SAMPLE = 6  # frames from which sprite, noise and amplitudes are learned
 MOST_OBJECTS = 5_000  # peaks in a frame with which a background counts as wrong
@@ -238,10 +239,12 @@ def _relook(
     mean = float(np.median(gains))
     spread = max(robust_scale(gains) if len(gains) > 4 else 0.3 * mean, 0.1 * mean)
     amplitude = np.array((mean,)), np.array((spread,))
-    if floor == NOISE_FLOOR:
-        return Looks((sprite,), noise, amplitude)
     misfit, excess = _misfit(residual, found.select(chosen), old, noise)
-    return Looks((sprite,), noise, amplitude, faintest=FAINTEST, misfit=misfit, excess=excess)
+    faintest = FAINTEST if floor > NOISE_FLOOR else 0.0
+    if excess < MIN_EXCESS and floor == NOISE_FLOOR:
+        return Looks((sprite,), noise, amplitude)
+    misfit = max(misfit, MIN_MISFIT)
+    return Looks((sprite,), noise, amplitude, faintest=faintest, misfit=misfit, excess=excess)
 
 
 def _misfit(

@@ -15,7 +15,7 @@ from motes.tracking.existence import Rates
 from motes.tracking.learning import JOINS, Solution, describe, learn
 from motes.tracking.linking import link_frames, relink
 from motes.tracking.motion import Laws, mixed
-from motes.tracking.resting import are_resting, that_move, without_captions
+from motes.tracking.resting import MIN_STEP, are_resting, that_move, without_captions
 from motes.tracking.scene import SHORT, Fit, scene_at_scale, shrink
 from motes.tracking.sprite import Array
 from motes.tracking.tracks import Tracks, no_tracks
@@ -29,6 +29,7 @@ MIN_LEARN_FRAMES = 20
 CHUNK_ROWS = 200_000  # rows of tracks that are smoothed together
 MIN_ODDS = -3.0  # log odds below which a track is chance
 MIN_SIDE = 8  # pixels
+MANY = 5  # objects of a frame that may be parts of a scene
 MIN_MOVING = 30  # detections that move, from which laws are learned
 FOREGROUND = 6.0  # standard deviations of a pixel that differs from the background
 STRONG = 8.0  # nats of a detection that counts
@@ -209,7 +210,12 @@ def _track(blocks: Blocks, progress: Progress) -> Tracks:
     labels = relink(candidates, links, laws, rates, JOINS)
     if uneven:
         labels = that_move(candidates, labels, diameter)
-    fit = replace(fit, followed=_followed(labels, candidates), detections=int((labels >= 0).sum()))
+    fit = replace(
+        fit,
+        followed=_followed(labels, candidates),
+        detections=int((labels >= 0).sum()),
+        drifts=_drifts(candidates, labels),
+    )
     fit = _with_camera(fit, sample)
     tracks = assemble(candidates, labels, laws, rates, size, num_frames, diameter)
     return replace(enlarged(tracks, factor), fit=fit)
@@ -217,7 +223,9 @@ def _track(blocks: Blocks, progress: Progress) -> Tracks:
 
 def _with_camera(fit: Fit, sample: _Sample) -> Fit:
     """Return the fit with what the camera does, which takes time, if something does not fit."""
-    return replace(fit, camera=sample.camera.find_motion().kind) if fit.warnings else fit
+    if not (fit.drifts or fit.warnings):
+        return fit
+    return replace(fit, camera=sample.camera.find_motion().kind)
 
 
 def _detect(
@@ -258,6 +266,20 @@ def _followed(labels: Array, candidates: Candidates) -> float:
     lengths = np.bincount(labels[labels >= 0], minlength=1)
     strong = (candidates.evidence > STRONG) & (labels >= 0)
     return float((lengths[labels[strong]] >= SHORT).mean()) if strong.any() else 1.0
+
+
+def _drifts(candidates: Candidates, labels: Array) -> bool:
+    """Return whether most of many objects move alike, as the scene of a moving camera does."""
+    used = np.flatnonzero(labels >= 0)
+    order = used[np.lexsort((candidates.frame[used], labels[used]))]
+    moves = np.diff(candidates.positions[order], axis=0)[np.diff(labels[order]) == 0]
+    per_frame = len(moves) / max(1, len(np.unique(candidates.frame)))
+    if per_frame < MANY:
+        return False
+    common = np.median(moves, 0)
+    speed = float(np.linalg.norm(common))
+    apart = float(np.median(np.linalg.norm(moves - common, axis=1)))
+    return speed > MIN_STEP and apart < speed / 2
 
 
 def enlarged(tracks: Tracks, factor: int) -> Tracks:

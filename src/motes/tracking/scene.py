@@ -61,6 +61,7 @@ class Fit:
         crowded: share of the frames with more candidates than are searched.
         camera: "still", "moving" or "lost", see `motes.video.camera`; "still" without bad signs.
         detections: number of them.
+        drifts: whether most of many objects move alike.
     """
 
     factor: int = 1
@@ -70,6 +71,7 @@ class Fit:
     crowded: float = 0.0
     camera: str = "still"
     detections: int = 0
+    drifts: bool = False
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -77,7 +79,7 @@ class Fit:
         bad = self.detections == 0 or self.explained < MIN_EXPLAINED or self.crowded > MAX_CROWDED
         bad = bad or (self.detections >= ENOUGH and self.followed < MIN_FOLLOWED)
         bad = bad or self.foreground > MAX_FOREGROUND
-        if bad and self.camera != "still":
+        if (bad or self.drifts) and self.camera != "still":
             return (
                 "the camera moves or zooms, so parts of the scene may pass for objects: steady "
                 "the recording first, or use a part with a steady camera (--start, --end)",
