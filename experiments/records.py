@@ -192,6 +192,18 @@ RECIPES: dict[str, Recipe] = {
         "experiments.events.score_billiards", "--jobs 3 --runs {runs}/billiards --out {out}",
         *_TRAINED, f"{PACKAGE}data/worlds/billiards.py", minutes=60,
     ),
+    "forces": Recipe(
+        tuple(
+            f"python -m experiments.public_tables.score_forces paig-spring {seed} --clips 60 "
+            "--test-clips 40 --steps 48 --runs {runs} --out {out}"
+            for seed in range(3)
+        ),
+        (
+            "experiments/public_tables/score_forces.py",
+            *(*_TRAINED, f"{PACKAGE}data/worlds/pairs.py"),
+        ),
+        4,
+    ),
     "rooms": _script(
         "experiments.events.score_rooms", "--jobs 8 --runs {runs}/rooms --out {out}",
         *_TRAINED, f"{PACKAGE}data/worlds/walled.py", minutes=120,
