@@ -82,6 +82,7 @@ def test_a_traced_record_depends_on_what_was_called(tmp_path: Path):
     code = tmp_path / "experiments" / "traced.py"
     code.parent.mkdir()
     code.write_text(TRACED)
+    (code.parent / "__init__.py").touch()
     for name in ("idle", "unused"):
         (code.parent / f"{name}.py").write_text("SIZE = 1\ndef idle():\n    return 1\n")
     variables = tracing(tmp_path / "calls", tmp_path)
