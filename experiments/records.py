@@ -291,10 +291,6 @@ RECIPES: dict[str, Recipe] = {
         "experiments.real_scenes.score_microscopy", "VIDEO --out {out}", f"{PACKAGE}tracking/*.py",
         minutes=5, needs="the recording and trackpy",
     ),
-    "track_seen": _script(
-        "experiments.real_scenes.score_track_seen", "VIDEO TSV --out {out}",
-        f"{PACKAGE}tracking/*.py", minutes=3, needs="the recording",
-    ),
     "changing": _script(
         "experiments.real_scenes.score_changing", "{runs} --out {out}", *_TRAINED,
         f"{PACKAGE}data/worlds/changing.py", minutes=20,
