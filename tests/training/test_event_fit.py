@@ -126,9 +126,10 @@ def test_kicks_of_two_walls_are_told_apart() -> None:
     before = torch.tensor([0.3, -0.4], dtype=torch.float64).expand(30, 2)
     after = before.clone()
     after[:20, 1], after[20:, 0] = 0.2, -0.15
+    place[14:20, 1] = 1.6  # no third wall: it would face the same way as the first
     none = torch.zeros(30, dtype=torch.int64)
     walls = cluster_walls(KickTable(place, place, before, after, none, none), 0.3)
-    assert [wall[3] for wall in walls] == [20, 10]
+    assert [wall[3] for wall in walls] == [14, 10]
     for wall, angle, offset in zip(walls, (math.pi / 2, math.pi), (1.0, -3.0), strict=True):
         assert math.cos(wall[0] - angle) > 0.999
         assert wall[1:3] == pytest.approx((offset, 0.5), abs=0.01)

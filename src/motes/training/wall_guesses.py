@@ -84,9 +84,12 @@ def cluster_walls(kicks: KickTable, tolerance: float) -> list[WallGuess]:
         count = int(members.sum())
         if count < max(MIN_HITS, MIN_SHARE * (found[0][3] if found else 0)):
             break
-        angle = math.atan2(float(mean[1]), float(mean[0]))
-        found.append((angle, float(offset), float(bounce[members].median()), count))
         left &= ~members
+        angle = math.atan2(float(mean[1]), float(mean[0]))
+        # Of two lines that face the same way one is never reached, and three that are hit together
+        # are as good as one.
+        if all(math.cos(angle - wall[0]) < math.cos(ANGLE) for wall in found):
+            found.append((angle, float(offset), float(bounce[members].median()), count))
     return found
 
 
