@@ -338,6 +338,10 @@ RECIPES: dict[str, Recipe] = {
             ("long_video", "long_video", 10),
         )
     },
+    "mutations": _script(
+        "tests.stress.mutations", "--jobs 2 --out {out}", "tests/stress/mutation_list.py",
+        minutes=120,
+    ),
     "fuzz": _script("tests.stress.fuzz", "--cases 10000 --out {out}", *_TRAINED, minutes=120),
     "devices": _on_gpu("tests.stress.compare_devices", "--out {out}", minutes=5),
     "bench_kalman": _script(
