@@ -12,7 +12,9 @@ from motes.tracking.scene import Fit, shrink
 SIZE = 96
 
 
-def throws(radius: float = 3.0, size: int = SIZE, frames: int = 60, letters: bool = True):
+def throws(
+    radius: float = 3.0, size: int = SIZE, frames: int = 60, letters: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
     """Return a ball that is thrown twice over a textured, compressed scene, and where it is.
 
     Edges of the scene change by four levels every other frame; a caption of three letters shows at

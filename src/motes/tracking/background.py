@@ -137,7 +137,8 @@ def beyond(change: Array, tolerance: Array | None) -> Array:
     if tolerance is None:
         return change
     rest: Array = np.maximum(np.abs(change) - tolerance, 0)
-    return np.copysign(rest, change)
+    signed: Array = np.copysign(rest, change)
+    return signed
 
 
 def smooth_surface(image: Array, tile: int = 16) -> Array:
