@@ -266,6 +266,11 @@ RECIPES: dict[str, Recipe] = {
         "experiments.own_video.measure_paths", "made --out {out}",
         *(*_TRAINED, f"{PACKAGE}video/*.py"), minutes=10,
     ),
+    "paths_juggling_command": _script(
+        "experiments.own_video.measure_paths",
+        "3_ball_juggling_cut.mp4 --way command --out {out}",
+        *(*_TRAINED, f"{PACKAGE}video/*.py"), minutes=5, needs="the recording",
+    ),
     "watch_pipe": _script(
         "experiments.own_video.watch_pipe", "--out {out}", f"{PACKAGE}queries/live.py",
         f"{PACKAGE}video/live.py", f"{PACKAGE}cli/watch.py", minutes=1,
