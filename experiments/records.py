@@ -266,11 +266,14 @@ RECIPES: dict[str, Recipe] = {
         "experiments.own_video.measure_paths", "made --out {out}",
         *(*_TRAINED, f"{PACKAGE}video/*.py"), minutes=10,
     ),
-    "paths_juggling_command": _script(
-        "experiments.own_video.measure_paths",
-        "3_ball_juggling_cut.mp4 --way command --out {out}",
-        *(*_TRAINED, f"{PACKAGE}video/*.py"), minutes=5, needs="the recording",
-    ),
+    **{
+        f"paths_juggling_{way}": _script(
+            "experiments.own_video.measure_paths",
+            f"3_ball_juggling_cut.mp4 --way {way} --out {{out}}",
+            *(*_TRAINED, f"{PACKAGE}video/*.py"), minutes=5, needs="the recording",
+        )
+        for way in ("command", "page")
+    },
     "watch_pipe": _script(
         "experiments.own_video.watch_pipe", "--out {out}", f"{PACKAGE}queries/live.py",
         f"{PACKAGE}video/live.py", f"{PACKAGE}cli/watch.py", minutes=1,
@@ -360,6 +363,10 @@ RECIPES: dict[str, Recipe] = {
     "bench_recordings": _script(
         "benchmarks.recordings", "--axes objects --out {out}", *_SPRITES, minutes=10,
         needs="trackpy",
+    ),
+    "bench_learning": _script(
+        "benchmarks.learning", "--seeds 0 --out {out}", "benchmarks/learning.py", *_TRAINED,
+        minutes=8,
     ),
     "bench_startup": _script(
         "benchmarks", "startup --out {out}", "benchmarks/startup.py", f"{PACKAGE}__init__.py",
