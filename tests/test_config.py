@@ -90,7 +90,7 @@ NEWER = [
     *("initial_model", "single_object_schedule"),
     *("data.colour_axis", "data.channels", "schedule.frozen_occlusion"),
     *("hidden_clips", "precision", "dynamics.num_walls"),
-    "dynamics.contact_kinds",
+    *("dynamics.contact_kinds", "dynamics.pair_forces"),
 ]
 NEWER_OF_THE_PAPER = ["model.gap_passes"]
 # Fields of version 1 that its first files lacked, and the default that they had.

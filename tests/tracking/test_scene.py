@@ -1,11 +1,14 @@
 """Scenes outside the regime: compression, captions, large objects, cuts, moving cameras."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from motes.tracking import track
 from motes.tracking.background import Scene, look, object_diameter
 from motes.tracking.detection import Candidates
+from motes.tracking.recording import without_ghosts
 from motes.tracking.resting import without_captions
 from motes.tracking.scene import Fit, shrink
 
@@ -99,6 +102,17 @@ def test_captions_are_left_out_and_resting_balls_are_kept():
     kept = without_captions(candidates(letter + ball), diameter=5.0)
     assert len(kept) == len(ball)
     assert (kept.positions[:, 1] == 30).all()
+
+
+def test_faint_errors_of_the_background_are_no_objects():
+    balls = [(t, 10.0 * n, 30.0) for t in range(4) for n in range(3)]
+    ghosts = [(t, 10.0 * n, 60.0) for t in range(4) for n in range(5)]
+    found = candidates(balls + ghosts)
+    ghost = found.positions[:, 1] == 60
+    # 4 % and 6 % of the contrast of the balls
+    for share, kept in ((0.04, ~ghost), (0.06, np.ones(len(found), bool))):
+        some = replace(found, evidence=np.where(ghost, share**2 * 7e4, 7e4))
+        assert (without_ghosts(some).positions == found.positions[kept]).all()
 
 
 def test_pixels_that_change_by_noise_alone_have_no_tolerance():

@@ -33,6 +33,7 @@ MANY = 5  # objects of a frame that may be parts of a scene
 MIN_MOVING = 30  # detections that move, from which laws are learned
 FOREGROUND = 6.0  # standard deviations of a pixel that differs from the background
 STRONG = 8.0  # nats of a detection that counts
+FAINTEST = 0.05  # of the contrast of typical objects: fainter ones are errors of the background
 Progress = Callable[[int], None]
 Blocks = Callable[[], Iterator[Array]]
 
@@ -198,6 +199,7 @@ def _track(blocks: Blocks, progress: Progress) -> Tracks:
     if appearance.looks is None or num_frames < 2:
         return no_tracks(num_frames, _with_camera(fit, sample))
     candidates, fit = _detect(blocks, appearance, fit, lambda done: progress(num_frames + done))
+    candidates = without_ghosts(candidates)
     diameter = 2 * appearance.looks.sprites[0].radius
     uneven = appearance.tolerance is not None
     if uneven:
@@ -259,6 +261,18 @@ def _detect(
         crowded=crowded / max(done, 1),
     )
     return join(parts), fit
+
+
+def without_ghosts(candidates: Candidates) -> Candidates:
+    """Return the candidates whose contrast is at least a share FAINTEST of typical objects'.
+
+    Evidence grows with the square of the contrast over the noise, so in frames without noise the
+    smallest errors of the background would pass for certain objects.
+    """
+    if len(candidates) == 0:
+        return candidates
+    typical = float(np.quantile(candidates.evidence, 0.9))  # errors may be the majority
+    return candidates.select(candidates.evidence >= FAINTEST**2 * typical)
 
 
 def _followed(labels: Array, candidates: Candidates) -> float:
