@@ -320,7 +320,11 @@ def fit_events(dynamics: LinearDynamics, tracks: Tracks) -> EventFit | None:
 def within_steps(
     flight: LinearDynamics, walls: WallParameters, after: Tensor, seen: Tracks, unseen: Tracks
 ) -> tuple[LinearDynamics, WallParameters]:
-    """Return free flight and walls that are hit within steps, if unseen tracks say so."""
+    """Return free flight and walls that are hit within steps, if unseen tracks need that.
+
+    Tracks with much noise hardly tell when within a step a wall was hit, and the restitution
+    depends on it, so the difference has to be as clear as for a wall.
+    """
     way = flight.log_delta.detach().exp()
     force = float(flight.force.detach()[2:].norm() * way)
     noise = float(flight.components().position_noise.detach().diagonal().mean().sqrt())
@@ -329,7 +333,7 @@ def within_steps(
     everyone = torch.ones(len(walls.angle), dtype=torch.bool)
     other, exact = copy.deepcopy(flight), walls.select(everyone)._replace(in_time=True)
     found = prune_walls(other, exact, seen, unseen)
-    if found is None or not float((found[1] - after).sum()) > 0:
+    if found is None or not float((found[1] - after).sum()) > MIN_GAIN:  # false for NaN too
         return flight, walls
     return other, found[0]
 
