@@ -63,7 +63,8 @@ def object_diameter(scene: Scene) -> float:
     Law: doubling the frames doubles it (test_the_diameter_of_things_grows_with_the_frames).
     """
     background = np.median(scene.frames, 0)
-    areas, weights = [np.zeros(0)], [np.zeros(0)]
+    areas: list[Array] = [np.zeros(0)]
+    weights: list[Array] = [np.zeros(0)]
     for frame in scene.frames[:: max(1, len(scene.frames) // DIAMETER_FRAMES)]:
         change = beyond(frame - background, scene.tolerance)
         floor = NOISE_FLOOR if scene.tolerance is None else UNEVEN_FLOOR
