@@ -184,6 +184,20 @@ def bench_table(record: Record) -> str:
             cells = [f"{one['cpu_ms']['min']:.1f} ({one['idf1']:.2f})" for one in found.values()]
             lines.append(f"| {count} | {' | '.join(cells)} |")
         return "\n".join(lines)
+    if "runs" in record:  # of learning
+        columns = ("run", "seed", "cpu_seconds", "restarts", "steps", "held_out_bound")
+        lines = ["| learning | seed | CPU s | of which restarts | steps | held-out bound |"]
+        lines.append("|---" * len(columns) + "|")
+        for run in record["runs"]:
+            lines.append(
+                "| "
+                + " | ".join(
+                    f"{run[name]:.5g}" if isinstance(run[name], float) else str(run[name])
+                    for name in columns
+                )
+                + " |"
+            )
+        return "\n".join(lines)
     questions = record.get("questions") or {record["task"]: record}
     lines = [
         "| question | contender | least ms | median ms | times ours |",
