@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from motes.config import DynamicsConfig
-from motes.kalman.contact_dynamics import STRAY
 from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.joint_tracks import STRAY
 from motes.kalman.pair_dynamics import PairDynamics
 from motes.kalman.pair_forces import Joint, PairLaw, draw_paths, step
 from motes.models.law import describe_law

@@ -17,9 +17,18 @@ from typing import Any
 
 import torch
 
-from motes.core.axes import Bool, Float, Int, Tensor
+from motes.core.axes import Bool, Float, Tensor
 from motes.kalman.dynamics import LinearDynamics
 from motes.kalman.events import Contacts, EventLaw, scene_law
+from motes.kalman.joint_tracks import (
+    NUM_DRAWS,
+    STRAY,
+    DrawnClips,
+    groups,
+    joint_positions,
+    with_draws,
+    with_moments,
+)
 from motes.kalman.model import (
     POSITION_DIM,
     STATE_DIM,
@@ -34,9 +43,7 @@ from motes.kalman.scene_paths import sample_scenes, scene_log_density
 from motes.kalman.scenes import SceneLaw, simulate_scene
 from motes.kalman.walled_dynamics import WalledDynamics
 
-STRAY = 0.01  # probability that a clip obeys the linear law, and the law with wider noise
 WIDER = 4.0  # standard deviations of noise, relative to those that were fitted
-NUM_DRAWS = 256  # for moments
 CHUNK_NUMBERS = 2**25  # numbers of draws that are held together, which bounds memory
 
 
@@ -141,9 +148,9 @@ class ContactDynamics(WalledDynamics):
         seen = torch.ones(positions.shape[:3], dtype=torch.bool, device=positions.device)
         seen = seen if observed is None else seen & observed
         total = linear + torch.log(linear.new_tensor(STRAY))
-        for clips, slots in _groups(present):
+        for clips, slots in groups(present):
             for some in self._chunks(clips, positions.shape[2], slots.shape[1]):
-                a, known = _joint(positions, seen, clips[some], slots[some])
+                a, known = joint_positions(positions, seen, clips[some], slots[some])
                 left = torch.arange(len(a), device=a.device)
                 for law, log_share in _laws(self.scene(slots.shape[1])):
                     scene = scene_log_density(law, a[left], known[left]) + log_share
@@ -166,15 +173,7 @@ class ContactDynamics(WalledDynamics):
         Objects that were never observed do not take part in events.
         """
         plain = super().smooth(positions, observed, variances)
-        means, shape = plain.means.clone(), (*plain.means.shape, STATE_DIM)
-        covariances = plain.covariances.expand(shape).clone()
-        for clips, slots, states in self._drawn(positions, observed, NUM_DRAWS, 0):
-            mean = states.mean(0)  # clips, objects, frames, D
-            away = states - mean
-            spread = torch.einsum("sbnti,sbntj->bntij", away, away) / len(states)
-            means[clips[:, None], slots] = mean[:, :, None]
-            covariances[clips[:, None], slots] = spread[:, :, None]
-        return SmoothedTracks(plain.log_weights, means, covariances)
+        return with_moments(plain, self._drawn(positions, observed, NUM_DRAWS, 0))
 
     @torch.no_grad()
     def draw_tracks(
@@ -186,10 +185,8 @@ class ContactDynamics(WalledDynamics):
         seed: int = 0,
     ) -> Float[Tensor, "S B N T D"]:
         """Return equally likely draws of the states given the observed positions."""
-        drawn = super().draw_tracks(positions, observed, variances, num_draws, seed)
-        for clips, slots, states in self._drawn(positions, observed, num_draws, seed):
-            drawn[:, clips[:, None], slots] = states
-        return drawn
+        plain = super().draw_tracks(positions, observed, variances, num_draws, seed)
+        return with_draws(plain, self._drawn(positions, observed, num_draws, seed))
 
     def _drawn(
         self,
@@ -197,16 +194,16 @@ class ContactDynamics(WalledDynamics):
         observed: Bool[Tensor, "B N T"],
         num_draws: int,
         seed: int,
-    ) -> Iterator[tuple[Int[Tensor, " b"], Int[Tensor, "b n"], Float[Tensor, "S b n T D"]]]:
+    ) -> Iterator[DrawnClips]:
         """Yield draws of the clips that obey the law of scenes, with their clips and objects."""
         a64 = positions.double()
         linear = torch.where(observed.any(-1), self.track_log_density(a64, observed), 0.0).sum(
             1
         ) + torch.log(a64.new_tensor(STRAY))
-        for clips, slots in _groups(observed.any(-1)):
+        for clips, slots in groups(observed.any(-1)):
             law = self.scene(slots.shape[1], self.mean_variance)
             for some in self._chunks(clips, positions.shape[2], slots.shape[1]):
-                a, known = _joint(a64, observed, clips[some], slots[some])
+                a, known = joint_positions(a64, observed, clips[some], slots[some])
                 left = torch.arange(len(a), device=a.device)
                 for one, log_share in _laws(law):
                     found = sample_scenes(one, a[left], known[left], num_draws=num_draws, seed=seed)
@@ -262,24 +259,3 @@ def _laws(law: SceneLaw) -> Iterator[tuple[SceneLaw, float]]:
     )
     noise = square * law.event_variance
     yield law._replace(model=wider, event_variance=noise), math.log(STRAY)
-
-
-def _groups(active: Bool[Tensor, "B N"]) -> Iterator[tuple[Int[Tensor, " b"], Int[Tensor, "b n"]]]:
-    """Yield the clips with each number of active objects, and which objects those are."""
-    counts, order = active.sum(1), (~active).to(torch.int8).argsort(dim=1, stable=True)
-    for count in counts.unique().tolist():
-        if count:
-            clips = (counts == count).nonzero()[:, 0]
-            yield clips, order[clips, :count]
-
-
-def _joint(
-    positions: Float[Tensor, "B N T 2"],
-    observed: Bool[Tensor, "B N T"],
-    clips: Int[Tensor, " b"],
-    slots: Int[Tensor, "b n"],
-) -> tuple[Float[Tensor, "b T P"], Bool[Tensor, "b T P"]]:
-    """Return the positions of some objects side by side, and which coordinates are known."""
-    known = observed[clips[:, None], slots].movedim(1, 2).repeat_interleave(2, -1)
-    a = positions[clips[:, None], slots].movedim(1, 2).flatten(2).double()
-    return torch.where(known, a, 0.0), known

@@ -11,8 +11,16 @@ from typing import Any
 import torch
 
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.kalman.contact_dynamics import NUM_DRAWS, STRAY, _groups, _joint
 from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.joint_tracks import (
+    NUM_DRAWS,
+    STRAY,
+    DrawnClips,
+    groups,
+    joint_positions,
+    with_draws,
+    with_moments,
+)
 from motes.kalman.model import STATE_DIM, Gaussian, SampledTracks, SmoothedTracks, square_root
 from motes.kalman.pair_forces import Joint, PairLaw, PairPaths, draw_paths, step
 
@@ -121,12 +129,12 @@ class PairDynamics(LinearDynamics):
         seed: int,
     ) -> Iterator[tuple[Int[Tensor, " b"], Int[Tensor, "b n"], PairPaths]]:
         """Yield draws of the states of active objects, in chunks of clips."""
-        for clips, slots in _groups(active):
+        for clips, slots in groups(active):
             size = 6 * num_draws * positions.shape[2] * STATE_DIM * slots.shape[1]
             length = max(CHUNK_NUMBERS // size, 1)
             for start in range(0, len(clips), length):
                 some = slice(start, start + length)
-                a, known = _joint(positions, observed, clips[some], slots[some])
+                a, known = joint_positions(positions, observed, clips[some], slots[some])
                 yield clips[some], slots[some], draw_paths(law, Joint(a, known), num_draws, seed)
 
     def _drawn(
@@ -135,7 +143,7 @@ class PairDynamics(LinearDynamics):
         observed: Bool[Tensor, "B N T"],
         num_draws: int,
         seed: int,
-    ) -> Iterator[tuple[Int[Tensor, " b"], Int[Tensor, "b n"], Float[Tensor, "S b n T D"]]]:
+    ) -> Iterator[DrawnClips]:
         """Yield equally likely draws of the clips that obey the joint law."""
         a64, active = positions.double(), observed.any(-1)
         linear = torch.where(active, self.track_log_density(a64, observed), 0.0).sum(1)
@@ -168,15 +176,7 @@ class PairDynamics(LinearDynamics):
         Objects that were never observed exert no forces.
         """
         plain = super().smooth(positions, observed, variances)
-        means, shape = plain.means.clone(), (*plain.means.shape, STATE_DIM)
-        covariances = plain.covariances.expand(shape).clone()
-        for clips, slots, states in self._drawn(positions, observed, NUM_DRAWS, 0):
-            mean = states.mean(0)  # clips, objects, frames, D
-            away = states - mean
-            spread = torch.einsum("sbnti,sbntj->bntij", away, away) / len(states)
-            means[clips[:, None], slots] = mean[:, :, None]
-            covariances[clips[:, None], slots] = spread[:, :, None]
-        return SmoothedTracks(plain.log_weights, means, covariances)
+        return with_moments(plain, self._drawn(positions, observed, NUM_DRAWS, 0))
 
     @torch.no_grad()
     def draw_tracks(
@@ -188,10 +188,8 @@ class PairDynamics(LinearDynamics):
         seed: int = 0,
     ) -> Float[Tensor, "S B N T D"]:
         """Return equally likely draws of the states given the observed positions."""
-        drawn = super().draw_tracks(positions, observed, variances, num_draws, seed)
-        for clips, slots, states in self._drawn(positions, observed, num_draws, seed):
-            drawn[:, clips[:, None], slots] = states
-        return drawn
+        plain = super().draw_tracks(positions, observed, variances, num_draws, seed)
+        return with_draws(plain, self._drawn(positions, observed, num_draws, seed))
 
     @torch.no_grad()
     def sample(
