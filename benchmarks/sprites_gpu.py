@@ -5,6 +5,9 @@ ones are functions of seed and step, drawn on the CPU.
 
 Usage: python -m benchmarks.sprites_gpu --device cuda
            --out benchmarks/records/bench_sprites_gpu.json
+       python -m benchmarks.sprites_gpu --device cuda --profile FOLDER
+
+With --profile no record is written: the folder gets one table of operators for each task.
 """
 
 import argparse
@@ -27,7 +30,7 @@ from motes.models.model import load
 from motes.queries import infer
 from motes.training.inputs import make_dataset
 from motes.training.presets import PRESETS
-from motes.training.step import Trainer, held_out_bound, initialize
+from motes.training.step import Trainer, held_out_bound, initialize, restart, restart_config
 
 MODEL = "cannonballs-structured"
 CORES = 2
@@ -99,6 +102,60 @@ def train(device: torch.device, num_clips: int, iterations: int, wait: Any) -> d
     }
 
 
+def profile(device: str, num_clips: int, folder: Path) -> None:
+    """Write the operators of a search, a training step and a restart, by time and by number."""
+    place = torch.device(device)
+    model, frames = load(MODEL, device=device), cannonballs(num_clips // 3, 3, seed=7).frames
+    full = PRESETS["sprites"]
+    data = dataclasses.replace(full.data, num_clips=num_clips, num_held_out=48)
+    config = dataclasses.replace(full, data=data, schedule=full.schedule.stretched(12))
+    dataset = make_dataset(config, place).training
+    trainer = Trainer(config, dataset, place)
+
+    def steps() -> None:
+        for _ in range(3):
+            trainer.advance()
+
+    def fit() -> None:
+        while trainer.step < 12:
+            trainer.advance()
+
+    def restarts() -> None:
+        for _ in restart(1, restart_config(config, 1.0, 1.0), dataset, place):
+            pass
+
+    def search() -> None:
+        infer(model, frames.float(), 3)
+
+    tasks = {
+        "search": search,
+        "first step": trainer.advance,
+        "three steps": steps,
+        "last steps": fit,
+        "one restart": restarts,
+    }
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if place.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    infer(model, frames[:2].float(), 3)
+    Trainer(config, dataset, place).advance()  # compiles and allocates
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, task in tasks.items():
+        with torch.profiler.profile(activities=activities) as found:
+            start = time.perf_counter()
+            task()
+            if place.type == "cuda":
+                torch.cuda.synchronize()
+            taken = time.perf_counter() - start
+        averages = found.key_averages()
+        orders = ("count", "self_cpu_time_total", "self_device_time_total")
+        tables = [averages.table(sort_by=order, row_limit=40) for order in orders]
+        launches = sum(row.count for row in averages if "LaunchKernel" in row.key)
+        head = f"{name}: {taken:.3f} s with the profiler, {launches} kernels"
+        print(head, flush=True)
+        (folder / f"{name.replace(' ', '_')}.txt").write_text("\n".join([head, *tables]))
+
+
 def compared(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Return how far the answers and the bounds of two devices agree.
 
@@ -162,10 +219,14 @@ def main() -> None:
     parser.add_argument("--clips", type=int, default=1000)
     parser.add_argument("--iterations", type=int, default=108)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--profile", type=Path, help="folder for tables of operators")
     parser.add_argument("--part", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.part is not None:
         torch.save(measure("cpu", given.clips, given.iterations), given.part)
+        return
+    if given.profile is not None:
+        profile(given.device, given.clips, given.profile)
         return
     result = bench(given.device, given.clips, given.iterations)
     record = {
