@@ -1,14 +1,16 @@
 """Apply deliberate faults to the package one at a time and report which ones the tests notice.
 
 A fault replaces one text of a source file by another; the nearest tests must fail. Every worker has
-a copy of the tree. The tests are run without faults first: where they fail, faults say nothing.
-The record is written after each fault; with the same --out, faults whose source and tests have not
-changed since are not tried again.
+a copy of the tree. Each file of tests is run once without a fault: tests that fail then are left
+out, and the others are put in order for each fault, those first that call the function with the
+fault, quick ones before slow ones. The first failure ends a run. The record is written after each
+fault; with the same --out, faults whose source and tests are as they were are not tried again.
 
-Usage: python -m tests.stress.mutations --jobs 16 --out experiments/reliability/mutations.json
+Usage: python -m tests.stress.mutations --jobs 2 --out experiments/reliability/mutations.json
 """
 
 import argparse
+import ast
 import hashlib
 import json
 import os
@@ -19,24 +21,27 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from motes.core.environment import environment
+from motes.core.environment import commit, environment
 from motes.models.model import write_json
 from tests.stress.mutation_list import FAULTS, Fault
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("src", "tests", "benchmarks", "experiments", "tools", "examples", "pyproject.toml")
 LARGE = shutil.ignore_patterns("__pycache__", "*.pyc", "*.json", "*.mp4", "*.gif", "*.pdf")
-PASSED, FAILED, STOPPED, NO_TESTS = 0, 1, 2, 5  # exit codes of pytest; stopped: no import
+PASSED, FAILED, STOPPED, UNUSABLE, NO_TESTS = 0, 1, 2, 4, 5  # exit codes of pytest
 CAUGHT, SURVIVED, STALE = "caught", "survived", "does not apply"
 BROKEN, LATE = "tests fail without it", "took too long"  # neither caught nor survived; tried again
+NOT_TRIED = "not tried"
 Outcome = dict[str, Any]
+Tests = dict[str, dict[str, Any]]  # by the name of a test: seconds, failed, reached
 
 
 def source_of(fault: Fault) -> Path:
@@ -58,6 +63,22 @@ def key_of(fault: Fault) -> str:
     return content.hexdigest()[:16]
 
 
+def function_of(fault: Fault) -> str:
+    """Return the qualified name of the innermost function around a fault, "" outside functions."""
+    text = (ROOT / source_of(fault)).read_text(encoding="utf-8")
+    line = text[: text.index(fault.old)].count("\n") + 1
+
+    def inside(node: ast.AST, name: str) -> str:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                if child.lineno <= line <= (child.end_lineno or child.lineno):
+                    joint = ".<locals>." if isinstance(node, ast.FunctionDef) else "."
+                    return inside(child, f"{name}{joint}{child.name}" if name else child.name)
+        return name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ""
+
+    return inside(ast.parse(text), "")
+
+
 def copy_tree(target: Path) -> None:
     """Copy what the tests need."""
     for name in COPIED:
@@ -69,36 +90,62 @@ def copy_tree(target: Path) -> None:
             shutil.copy(ROOT / name, target / name)
 
 
-PYTEST = """import sys, pytest
-class SlowLast:
-    def pytest_collection_modifyitems(self, items):
-        items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
-sys.exit(pytest.main(sys.argv[1:], plugins=[SlowLast()]))"""
+class Runner:
+    """Runs tests in a tree, in forks of one process that has imported the libraries."""
+
+    def __init__(self, tree: Path, process: "subprocess.Popen[str]", exchange: Path) -> None:
+        self.tree, self.process, self.exchange = tree, process, exchange
+
+    def run(
+        self,
+        tests: Sequence[str],
+        timeout: float,
+        *,
+        order: Sequence[str] = (),
+        skipped: Sequence[str] = (),
+        traced: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Return the exit code of pytest (None: too late), its CPU seconds and how each test went.
+
+        Without `traced` files, the first failure ends the run.
+        """
+        request: dict[str, Any] = {"tests": tests, "order": order, "skipped": skipped}
+        request |= {"traced": traced, "stop": not traced, "timeout": timeout}
+        self.exchange.write_text(json.dumps(request), encoding="utf-8")
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("run\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "done\n", "the process that runs tests ended"
+        answer: dict[str, Any] = json.loads(self.exchange.read_text(encoding="utf-8"))
+        return answer
 
 
-def run_tests(tree: Path, tests: Sequence[str], timeout: float) -> int | None:
-    """Return the exit code of pytest in a tree, None if it took too long; slow tests run last."""
+@contextmanager
+def runner(tree: Path) -> Iterator[Runner]:
+    """Start a process that runs tests in a tree, and end it."""
     given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     others = [path for path in given if Path(path).resolve() not in (ROOT, ROOT / "src")]
     variables = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(tree / "src"), *others]),
+        "PYTHONPATH": os.pathsep.join([str(tree / "src"), str(tree), *others]),
         "PYTHONPYCACHEPREFIX": str(tree / "pycache"),
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }
     variables.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [sys.executable, "-c", PYTEST, "-q", "-x", "-p", "no:cacheprovider"]
-    try:
-        return subprocess.run(
-            [*command, *tests],
-            cwd=tree,
-            env=variables,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=timeout,
-        ).returncode
-    except subprocess.TimeoutExpired:
-        return None
+    exchange = tree / "exchange.json"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.stress.warm_pytest", str(exchange)],
+        cwd=tree,
+        env=variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        yield Runner(tree, process, exchange)
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 def write_source(path: Path, text: str) -> None:
@@ -108,44 +155,87 @@ def write_source(path: Path, text: str) -> None:
     os.utime(path, (time_before + 2, time_before + 2))
 
 
-def try_fault(tree: Path, fault: Fault, timeout: float) -> str:
-    """Return whether the tests notice a fault; the tree is as before afterwards."""
-    path = tree / source_of(fault)
+def nearest_first(fault: Fault, tests: Tests) -> list[str]:
+    """Return the tests that pass without a fault: those that reach it first, quick ones first."""
+    function = f"{source_of(fault).as_posix()} {function_of(fault)}"
+
+    def place(name: str) -> tuple[bool, float]:
+        return function not in tests[name]["reached"], tests[name]["seconds"]
+
+    return sorted((name for name, test in tests.items() if not test["failed"]), key=place)
+
+
+def try_fault(worker: Runner, fault: Fault, tests: Tests, timeout: float) -> Outcome:
+    """Return whether the tests notice a fault, and which; the tree is as before afterwards."""
+    path = worker.tree / source_of(fault)
     text = path.read_text(encoding="utf-8")
+    order = nearest_first(fault, tests)
     write_source(path, text.replace(fault.old, fault.new))
     try:
-        code = run_tests(tree, fault.tests, timeout)
-        return {
-            PASSED: SURVIVED,
-            NO_TESTS: SURVIVED,
-            FAILED: CAUGHT,
-            STOPPED: CAUGHT,
-            None: LATE,
-        }.get(code, BROKEN)
+        answer = worker.run(
+            fault.tests, timeout, order=order, skipped=[name for name in tests if name not in order]
+        )
     finally:
         write_source(path, text)
+    meanings: dict[int | None, str] = {
+        **{PASSED: SURVIVED, NO_TESTS: SURVIVED, None: LATE},
+        **{FAILED: CAUGHT, STOPPED: CAUGHT, UNUSABLE: CAUGHT},  # the last two: no import
+    }
+    outcome = meanings.get(answer["code"], BROKEN)
+    by = [name for name, test in answer["tests"].items() if test["failed"]]
+    found = {"by": by[0] if by else "import"} if outcome == CAUGHT else {}
+    return {"outcome": outcome, "seconds": answer["seconds"], **found}
+
+
+def run_without_fault(
+    worker: Runner, file: str, timeout: float, cache: Path | None = None
+) -> Tests:
+    """Return how each test of a file goes without a fault, from the cache where the tree is known.
+
+    Returns:
+        Nothing where the tests cannot be collected or take too long.
+    """
+    content = hashlib.sha256(file.encode())
+    for path in sorted((*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py"))):
+        content.update(path.read_bytes())
+    stored = None if cache is None else cache / f"{content.hexdigest()[:16]}.json"
+    if stored is not None and stored.is_file():
+        known: Tests = json.loads(stored.read_text(encoding="utf-8"))
+        return known
+    traced = sorted({source_of(fault).as_posix() for fault in FAULTS if file in fault.tests})
+    answer = worker.run([file], timeout, traced=traced)
+    tests: Tests = answer["tests"] if answer["code"] in (PASSED, FAILED) else {}
+    failing = [name for name, test in tests.items() if test["failed"]]
+    print(f"{answer['seconds']:7.1f} s without a fault: {file}, failing: {failing}", flush=True)
+    if not tests:
+        print(answer["text"], flush=True)
+    elif stored is not None:
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        stored.write_text(json.dumps(tests), encoding="utf-8")
+    return tests
 
 
 def in_parallel(
-    jobs: int, work: Sequence[Any], task: Callable[[Path, Any], None], place: Path
+    jobs: int, work: Sequence[Any], task: Callable[[Runner, Any], None], place: Path
 ) -> None:
     """Call a task with a tree of its own for each piece of work."""
-    trees: queue.Queue[Path] = queue.Queue()
-    for number in range(jobs):
-        tree = place / str(number)
-        if not tree.exists():
-            copy_tree(tree)
-        trees.put(tree)
+    with ExitStack() as stack:
+        free: queue.Queue[Runner] = queue.Queue()
+        for number in range(jobs):
+            tree = place / str(number)
+            if not tree.exists():
+                copy_tree(tree)
+            free.put(stack.enter_context(runner(tree)))
 
-    def one(piece: Any) -> None:
-        tree = trees.get()
-        try:
-            task(tree, piece)
-        finally:
-            trees.put(tree)
+        def one(piece: Any) -> None:
+            worker = free.get()
+            try:
+                task(worker, piece)
+            finally:
+                free.put(worker)
 
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(one, work))
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(one, work))
 
 
 def summary(outcomes: dict[str, Outcome]) -> dict[str, Any]:
@@ -163,15 +253,26 @@ def summary(outcomes: dict[str, Outcome]) -> dict[str, Any]:
     return {**count(list(outcomes.values())), "packages": by_package}
 
 
+def write_outcomes(out: Path, outcomes: dict[str, Outcome], left_out: dict[str, list[str]]) -> None:
+    """Write the record; faults that were not judged are counted, but not kept."""
+    kept = {k: v for k, v in outcomes.items() if v["outcome"] in (CAUGHT, SURVIVED, STALE)}
+    record = {
+        "what": "deliberate faults, one at a time, and the nearest tests",
+        "summary": summary(outcomes),
+        "fail_without_fault": left_out,
+        "outcomes": kept,
+    }
+    write_json(out, record | {"environment": environment(torch.device("cpu"))})
+
+
 def parse_arguments() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, help="JSON file to write, and to continue")
     parser.add_argument("--jobs", type=int, default=2, help="faults tried at the same time")
-    parser.add_argument("--only", default="", help="faults whose file contains this text")
+    parser.add_argument("--only", nargs="*", default=[""], help="beginnings of files below motes")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds of one test run")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no fault after these")
-    parser.add_argument("--trusted", action="store_true", help="skip the tests without faults")
     return parser.parse_args()
 
 
@@ -184,49 +285,40 @@ def main() -> None:
     outcomes: dict[str, Outcome] = {}
     waiting: list[Fault] = []
     for fault in FAULTS:
-        if given.only not in fault.file:
-            continue
         entry = fault._asdict() | {"tests": list(fault.tests)}
         if not applies(fault):
             outcomes[f"stale {fault}"] = entry | {"outcome": STALE}
-        elif key_of(fault) in earlier:
-            outcomes[key_of(fault)] = earlier[key_of(fault)]
+            continue
+        key = key_of(fault)
+        if "commit" in earlier.get(key, {}):
+            outcomes[key] = earlier[key]
         else:
-            waiting.append(fault)
-    started, sound = time.monotonic(), dict[tuple[str, ...], bool]()
+            outcomes[key] = entry | {"outcome": NOT_TRIED}
+            waiting += [fault] if fault.file.startswith(tuple(given.only)) else []
+    started, revision = time.monotonic(), commit()
+    sound: dict[str, Tests] = {}
+    left_out: dict[str, list[str]] = {}
 
-    def check(tree: Path, tests: tuple[str, ...]) -> None:
-        sound[tests] = run_tests(tree, tests, given.timeout) == PASSED
-
-    def attempt(tree: Path, fault: Fault) -> None:
-        began = time.monotonic()
-        if began - started > given.seconds:
+    def attempt(worker: Runner, fault: Fault) -> None:
+        if time.monotonic() - started > given.seconds:
             return
-        outcome = try_fault(tree, fault, given.timeout) if sound[fault.tests] else BROKEN
-        seconds = round(time.monotonic() - began, 1)
-        entry = fault._asdict() | {"tests": list(fault.tests)}
-        outcomes[key_of(fault)] = entry | {"outcome": outcome, "seconds": seconds}
-        print(f"{outcome:>22} {seconds:6.1f} s  {fault.file}: {fault.new.strip()[:70]}", flush=True)
-        write()
-
-    def write() -> None:
+        for file in fault.tests:
+            if file not in sound:
+                cache = ROOT / "runs" / "mutations"
+                sound[file] = run_without_fault(worker, file, given.timeout, cache)
+                failing = [name for name, test in sound[file].items() if test["failed"]]
+                left_out.update({file: failing} if failing else {})
+        tests = {name: test for file in fault.tests for name, test in sound[file].items()}
+        judged = all(sound[file] for file in fault.tests)
+        found = try_fault(worker, fault, tests, given.timeout) if judged else {"outcome": BROKEN}
+        outcomes[key_of(fault)] |= found | {"commit": revision}
+        shown = f"{fault.file}: {fault.new.strip()[:60]} ({found.get('by', '')})"
+        print(f"{found['outcome']:>22} {found.get('seconds', 0):6.1f} s  {shown}", flush=True)
         if given.out is not None:
-            kept = {k: v for k, v in outcomes.items() if v["outcome"] not in (BROKEN, LATE)}
-            what = "deliberate faults, one at a time, and the nearest tests"
-            record = {"what": what, "summary": summary(dict(outcomes)), "outcomes": kept}
-            write_json(given.out, record | {"environment": environment(torch.device("cpu"))})
+            write_outcomes(given.out, dict(outcomes), left_out)
 
     with tempfile.TemporaryDirectory() as name:
-        distinct = sorted({fault.tests for fault in waiting})
-        if given.trusted:
-            sound.update(dict.fromkeys(distinct, True))
-        else:
-            in_parallel(given.jobs, distinct, check, Path(name))
-        for tests, passed in sound.items():
-            if not passed:
-                print(f"without a fault these fail: {' '.join(tests)}", flush=True)
         in_parallel(given.jobs, waiting, attempt, Path(name))
-    write()
     for outcome in outcomes.values():
         if outcome["outcome"] in (SURVIVED, STALE):
             print(f"{outcome['outcome']}: {outcome['file']}: {outcome['old']} -> {outcome['new']}")
