@@ -25,8 +25,7 @@ from benchmarks.train_gpu import bench_train_gpu
 from motes.cli.terminal import bar
 from motes.core.environment import environment
 from motes.core.errors import InputError
-from motes.core.files import all_or_none, atomic_path, check_output_paths
-from motes.models.model import write_json
+from motes.core.files import all_or_none, atomic_path, check_output_paths, write_json
 
 
 def bench(

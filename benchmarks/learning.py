@@ -20,8 +20,9 @@ from benchmarks.recordings import Setting, juggling
 from benchmarks.restarts import NUM_FRAMES, NUM_OBJECTS, juggling_config
 from motes.config import RunConfig
 from motes.core.environment import environment
+from motes.core.files import write_json
 from motes.evaluation.metrics import best_order, reorder
-from motes.models.model import load, write_json
+from motes.models.checkpoint import load
 from motes.output.demo import short_run
 from motes.queries import infer
 from motes.training.train import train

@@ -28,10 +28,11 @@ from benchmarks.scale import peak_memory
 from experiments.long_clips.hours import disk_config, disk_model
 from motes.core.axes import Float
 from motes.core.environment import environment
+from motes.core.files import write_json
 from motes.evaluation.baselines.point_trackers import Features, KalmanSettings, link_kalman
 from motes.evaluation.tracking_metrics import idf1
 from motes.kalman.dynamics import LinearDynamics
-from motes.models.model import Model, write_json
+from motes.models.model import Model
 from motes.queries import infer
 from motes.tracking import track
 from motes.video import open_video, whole_clip

@@ -20,8 +20,8 @@ import torch
 from benchmarks.recordings import HEIGHT, WIDTH, Setting, juggling
 from motes.config import DataConfig, RunConfig
 from motes.core.environment import environment
+from motes.core.files import write_json
 from motes.data import Clips, save_clips
-from motes.models.model import write_json
 from motes.training import step
 from motes.training.inputs import fit_sprite_size, make_dataset
 from motes.training.presets import PRESETS

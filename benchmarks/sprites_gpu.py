@@ -26,7 +26,7 @@ import torch
 from motes.core.environment import environment
 from motes.data import cannonballs
 from motes.evaluation.metrics import best_order, reorder
-from motes.models.model import load
+from motes.models.checkpoint import load
 from motes.queries import infer
 from motes.training.inputs import make_dataset
 from motes.training.presets import PRESETS

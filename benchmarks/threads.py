@@ -15,7 +15,8 @@ import torch
 
 from motes.core.device import THREADS
 from motes.data import cannonballs
-from motes.models.model import Model, load
+from motes.models.checkpoint import load
+from motes.models.model import Model
 from motes.queries import infer
 
 MODELS = ("cannonballs-structured", "cannonballs-48")

@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from benchmarks.timing import in_turns
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman.dynamics import LinearDynamics
-from motes.models import model as objective
+from motes.models import elbo as objective
 from motes.models.model import Model
 from motes.models.paper import InferenceNetwork, PaperRenderer, recur
 from tests.reference import naive

@@ -34,7 +34,7 @@ from experiments.traced_sources import (
     tracing,
 )
 from motes.core.environment import commit, environment
-from motes.models.model import write_json
+from motes.core.files import write_json
 
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks" / "records"

@@ -8,7 +8,8 @@ import torch
 
 from motes.config import RunConfig
 from motes.core.axes import Tensor
-from motes.models.model import Model, build, save_model
+from motes.models.checkpoint import save_model
+from motes.models.model import Model, build
 from motes.models.sprites.search import SpriteSettings
 from motes.training.presets import PRESETS
 from sprite_scenes import disk_renderer, frame_with, straight

@@ -28,8 +28,8 @@ from experiments.records import ROOT
 from experiments.worlds.world_scores import COUNTED, TEST_SEED, believed_counts, count_scores
 from motes.core.axes import Float, Tensor
 from motes.core.environment import environment
+from motes.core.files import write_json
 from motes.data import Clips, cannonballs, save_clips
-from motes.models.model import write_json
 from motes.training.presets import PRESETS
 from motes.training.train import train
 

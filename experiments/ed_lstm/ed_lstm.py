@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from motes.core.axes import Bool, Float, Tensor
 from motes.core.errors import InputError
-from motes.evaluation.evaluate import Prediction
+from motes.evaluation.predictor import Prediction
 from motes.models.paper import paper_init
 
 Layers = Literal["one", "two", "convolutional"]

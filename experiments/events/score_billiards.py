@@ -31,10 +31,10 @@ import torch
 import motes
 from motes.core.axes import Float, Tensor
 from motes.core.environment import environment
+from motes.core.files import write_json
 from motes.data import Clips, save_clips
 from motes.data.worlds.billiards import Billiards
 from motes.evaluation import metrics
-from motes.models.model import write_json
 from motes.training.presets import find
 from motes.training.train import train
 

@@ -27,11 +27,11 @@ import motes
 from experiments.worlds.score_worlds import learn
 from experiments.worlds.world_scores import CONTEXT, TASKS, ask_model, score_world, unseen_clips
 from motes.core.environment import environment
+from motes.core.files import write_json
 from motes.data import World, worlds
 from motes.evaluation.baselines.disk_trackers import true_physics
 from motes.kalman.event_dynamics import draw_paths
 from motes.kalman.events import EventLaw, Walls
-from motes.models.model import write_json
 from motes.training import train
 
 REGION = 4.605170185988092  # of chi squared with two degrees of freedom, 90 %

@@ -29,10 +29,10 @@ import torch
 import motes
 from motes.core.axes import Bool, Float, Tensor
 from motes.core.environment import environment
+from motes.core.files import write_json
 from motes.data import Clips, save_clips
 from motes.data.worlds.registry import draw_disks
 from motes.data.worlds.walled import WalledRoom, box, polygon
-from motes.models.model import write_json
 from motes.training.presets import find
 from motes.training.train import train
 

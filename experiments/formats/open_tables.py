@@ -20,7 +20,7 @@ import torch
 
 import motes
 from motes.core.environment import environment
-from motes.models.model import write_json
+from motes.core.files import write_json
 from motes.output import formats
 from motes.queries.answer import Answer
 

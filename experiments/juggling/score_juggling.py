@@ -21,7 +21,7 @@ import motes
 from experiments.juggling.reference import GRAVITY, find_blobs, link
 from experiments.records import write_record
 from motes.core.axes import Float, Int
-from motes.models.model import load_with_config
+from motes.models.checkpoint import load_with_config
 from motes.video import VideoMap, load_video_map, open_video, plan
 
 NUM_OBJECTS = 3

@@ -31,7 +31,8 @@ from motes.config import RunConfig
 from motes.core.axes import Float, UInt8
 from motes.core.environment import environment
 from motes.kalman.dynamics import LinearDynamics
-from motes.models.model import Model, build, save_model
+from motes.models.checkpoint import save_model
+from motes.models.model import Model, build
 from motes.models.sprites.renderer import BACKGROUND_UNIT, CELLS_PER_PIXEL, SpriteRenderer
 from motes.models.sprites.search import SpriteSettings
 from motes.training.presets import PRESETS

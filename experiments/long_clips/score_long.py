@@ -25,7 +25,7 @@ from motes.core.axes import Float, Tensor
 from motes.core.environment import environment
 from motes.data import Clips, worlds
 from motes.evaluation import metrics
-from motes.evaluation.evaluate import Prediction, Truth
+from motes.evaluation.predictor import Prediction, Truth
 from motes.models.model import Model
 from motes.queries.answer import Answer
 

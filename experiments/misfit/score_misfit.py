@@ -19,9 +19,10 @@ from torch.nn.functional import interpolate
 import motes
 from motes.core.axes import Float, Tensor
 from motes.core.environment import environment
+from motes.core.files import write_json
 from motes.data import Clips, World, worlds
 from motes.data.worlds.registry import draw_clips
-from motes.models.model import Model, write_json
+from motes.models.model import Model
 from motes.queries.answer import Answer
 from motes.queries.fit import MAX_Z, FitReference, FitStatistics
 

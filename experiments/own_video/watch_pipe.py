@@ -26,7 +26,7 @@ from typing import IO, Any
 import numpy as np
 
 from experiments.records import write_record
-from motes.models.model import load_with_config, save_model
+from motes.models.checkpoint import load_with_config, save_model
 from motes.video.prepare import PREPARATION, Preparation, preparation_to_json
 
 HEIGHT, WIDTH, RADIUS, FPS = 180, 260, 8, 25

@@ -18,7 +18,8 @@ from motes.core.files import atomic_path
 from motes.data import Clips, cannonballs
 from motes.evaluation.evaluate import NUM_CONTEXT, query_masks
 from motes.evaluation.learned import latent_grid
-from motes.models.model import Model, load_with_config
+from motes.models.checkpoint import load_with_config
+from motes.models.model import Model
 from motes.queries import forecast, infer, interpolate
 
 NUM_CLIPS, TEST_SEED = 600, 1_000_000  # those of `motes evaluate`

@@ -33,7 +33,8 @@ from experiments.paper_training.score_replicas import row, score_seed
 from motes.config import RunConfig, to_json
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.environment import environment
-from motes.models.model import read_config, write_json
+from motes.core.files import write_json
+from motes.models.checkpoint import read_config
 from motes.training import distillation, self_distillation
 from motes.training import train as training
 

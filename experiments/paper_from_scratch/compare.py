@@ -16,9 +16,11 @@ import torch
 from experiments.paper_training.score_replicas import kept
 from experiments.sprites_seeds.score_seeds import GPU_BATCH
 from motes.core.environment import environment
+from motes.core.files import write_json
 from motes.data import cannonballs
-from motes.evaluation.evaluate import BATCH, ModelPredictor, evaluate
-from motes.models.model import load, write_json
+from motes.evaluation.evaluate import BATCH, evaluate
+from motes.evaluation.predictor import ModelPredictor
+from motes.models.checkpoint import load
 
 SEED = 11_000_027  # of clips that nothing was chosen by
 MODELS = {"scratch": "cannonballs-48", "distilled": "cannonballs-48-distilled"}

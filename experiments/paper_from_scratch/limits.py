@@ -16,7 +16,7 @@ from experiments.paper_from_scratch.train_and_score import (
     test_clips,
 )
 from experiments.paper_training.score_replicas import score_limit
-from motes.models.model import write_json
+from motes.core.files import write_json
 from motes.training.presets import PRESETS
 
 

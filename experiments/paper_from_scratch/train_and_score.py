@@ -36,17 +36,13 @@ from experiments.paper_training.score_replicas import row, score_limit, score_se
 from experiments.sprites_seeds.score_seeds import GPU_BATCH
 from motes.config import DataConfig, RunConfig, ScheduleConfig
 from motes.core.environment import environment
+from motes.core.files import write_json
 from motes.data import Clips, cannonballs
 from motes.evaluation import metrics
-from motes.evaluation.evaluate import (
-    BATCH,
-    ModelPredictor,
-    ask_predictor,
-    query_masks,
-    query_scores,
-    score_clips,
-)
-from motes.models.model import load_with_config, save_model, write_json
+from motes.evaluation.evaluate import BATCH, query_masks, score_clips
+from motes.evaluation.predictor import ModelPredictor, ask_predictor
+from motes.evaluation.scores import query_scores
+from motes.models.checkpoint import load_with_config, save_model
 from motes.training.presets import PRESETS
 from motes.training.self_distillation import FIRST_STAGE
 from motes.training.train import Outcome, resume, train

@@ -22,10 +22,12 @@ from experiments.sprites_seeds.score_seeds import GPU_BATCH
 from experiments.sprites_seeds.tables import SPREAD, mean_loss
 from motes.config import DataConfig, RunConfig
 from motes.core.environment import environment
+from motes.core.files import write_json
 from motes.data import Clips, World, cannonballs
 from motes.evaluation.baselines.bayes_limit import BayesLimit
-from motes.evaluation.evaluate import BATCH, ModelPredictor, evaluate
-from motes.models.model import load_with_config, read_config, write_json
+from motes.evaluation.evaluate import BATCH, evaluate
+from motes.evaluation.predictor import ModelPredictor
+from motes.models.checkpoint import load_with_config, read_config
 from motes.models.pixel_map import find_latent_map
 from motes.training.distillation import with_teacher
 from motes.training.presets import PRESETS

@@ -27,10 +27,10 @@ import torch
 import motes
 from motes.core.axes import Float, Tensor
 from motes.core.environment import environment
+from motes.core.files import write_json
 from motes.data import Clips, save_clips
 from motes.data.worlds.pairs import PairWorld, paig_spring, spring_pair, stove_gravity
 from motes.evaluation import metrics
-from motes.models.model import write_json
 from motes.training.presets import find
 from motes.training.train import train
 

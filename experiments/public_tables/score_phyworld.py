@@ -24,10 +24,10 @@ import motes
 from experiments.public_tables.score_forces import PRESET, TEST_SEED
 from motes.core.axes import Tensor
 from motes.core.environment import environment
+from motes.core.files import write_json
 from motes.data import save_clips
 from motes.data.worlds.published import FASTER, IN_DISTRIBUTION, SLOWER, Kind, Scene
 from motes.evaluation import metrics
-from motes.models.model import write_json
 from motes.training.presets import find
 from motes.training.train import train
 

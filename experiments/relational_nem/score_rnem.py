@@ -27,7 +27,7 @@ import motes
 from experiments.records import write_record
 from motes.core.axes import Bool, Float, UInt8
 from motes.data import Clips
-from motes.models.model import load_with_config
+from motes.models.checkpoint import load_with_config
 from motes.training.inputs import fit_sprite_size
 from motes.training.presets import PRESETS
 from motes.training.train import train

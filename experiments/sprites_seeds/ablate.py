@@ -27,7 +27,7 @@ from experiments.sprites_seeds.score_seeds import (
     score,
     score_new,
 )
-from motes.models.model import write_json
+from motes.core.files import write_json
 from motes.models.sprites import grid_posterior  # noqa: F401 (before it is patched)
 from motes.models.sprites.renderer import phase_kernels
 from motes.queries import SEARCH

@@ -21,22 +21,14 @@ import torch
 
 from motes.core.axes import Bool, Float64, Tensor
 from motes.core.environment import environment
+from motes.core.files import write_json
 from motes.data import Clips, World, cannonballs
 from motes.evaluation.baselines.bayes_limit import BayesLimit
-from motes.evaluation.evaluate import (
-    NUM_CONTEXT,
-    Masks,
-    ModelPredictor,
-    Prediction,
-    Predictor,
-    StatisticsByScore,
-    Truth,
-    ask_predictor,
-    query_scores,
-    score_clips,
-)
+from motes.evaluation.evaluate import NUM_CONTEXT, Masks, score_clips
 from motes.evaluation.metrics import concatenate
-from motes.models.model import load_with_config, write_json
+from motes.evaluation.predictor import ModelPredictor, Prediction, Predictor, Truth, ask_predictor
+from motes.evaluation.scores import StatisticsByScore, query_scores
+from motes.models.checkpoint import load_with_config
 
 FIRST_SEED = 5_000_000
 PART = 600  # clips of a seed

@@ -26,14 +26,17 @@ import torch
 from experiments.sprites_seeds.tables import SPREAD
 from motes.config import DataConfig, RunConfig
 from motes.core.environment import environment
+from motes.core.files import write_json
 from motes.data import Clips, World, cannonballs
 from motes.evaluation.baselines.bayes_limit import BayesLimit
-from motes.evaluation.evaluate import BATCH, ModelPredictor, compare_physics, evaluate
+from motes.evaluation.evaluate import BATCH, compare_physics, evaluate
 from motes.evaluation.learned import true_force
+from motes.evaluation.predictor import ModelPredictor
 from motes.kalman.dynamics import require_linear
 from motes.kalman.model import POSITION_DIM
 from motes.models import model as models
-from motes.models.model import Model, load_with_config, write_json
+from motes.models.checkpoint import load_with_config
+from motes.models.model import Model
 from motes.models.sprites.renderer import SpriteRenderer
 from motes.training.presets import PRESETS
 from motes.training.train import resume, train

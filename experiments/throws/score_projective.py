@@ -29,7 +29,7 @@ import motes
 from experiments.records import write_record
 from experiments.throws.score_throws import Capture, fall, free_flights, read_capture
 from motes.core.axes import Bool, Float
-from motes.models.model import load_with_config
+from motes.models.checkpoint import load_with_config
 from motes.video import load_video_map
 from motes.video.units import Units
 

@@ -19,7 +19,7 @@ import torch
 import motes
 from experiments.records import write_record
 from motes.core.axes import Bool, Float
-from motes.models.model import load_with_config
+from motes.models.checkpoint import load_with_config
 from motes.video import load_video_map
 
 FLOOR = 0.35  # metres: lower is a hand, a bounce or a rest

@@ -15,7 +15,7 @@ from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.data import OpticalTrap, World
 from motes.evaluation.baselines.disk_trackers import ROUNDING, TruePhysics, true_physics
-from motes.evaluation.evaluate import Prediction
+from motes.evaluation.predictor import Prediction
 from motes.kalman.model import LGSSM, SmoothedTracks
 from motes.kalman.track_evidence import joined_by_filter, pair_gains
 from motes.models.sprites.search import best_swaps

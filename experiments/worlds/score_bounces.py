@@ -29,8 +29,8 @@ from experiments.worlds.world_scores import (
 from motes.core.axes import Bool, Float, Tensor
 from motes.core.environment import environment
 from motes.data import Clips, worlds
-from motes.evaluation.evaluate import Ask, Truth
 from motes.evaluation.metrics import squared_radius
+from motes.evaluation.predictor import Ask, Truth
 
 TASK = TASKS["bounce"]
 LEARNED = {"linear law": "bounce", "Newton's law": "bounce, newton"}  # folders of score_worlds.py

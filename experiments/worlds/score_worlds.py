@@ -36,10 +36,10 @@ from experiments.worlds.world_scores import (
 )
 from motes.core.axes import Float, Tensor
 from motes.core.environment import environment
+from motes.core.files import write_json
 from motes.data import Clips, save_clips, worlds
 from motes.evaluation import metrics
 from motes.evaluation.baselines.trackpy import track_features, tune_trackpy
-from motes.models.model import write_json
 from motes.training.presets import PRESETS, find
 from motes.training.train import train
 

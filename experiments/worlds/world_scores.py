@@ -15,17 +15,10 @@ from experiments.worlds.oracle import Law, predict_with_oracle
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.data import Clips, worlds
 from motes.evaluation import metrics
-from motes.evaluation.evaluate import (
-    Ask,
-    Masks,
-    ModelPredictor,
-    Prediction,
-    StatisticsByScore,
-    Truth,
-    ask_predictor,
-    score_clips,
-)
+from motes.evaluation.evaluate import Masks, score_clips
 from motes.evaluation.metrics import clip_statistics
+from motes.evaluation.predictor import Ask, ModelPredictor, Prediction, Truth, ask_predictor
+from motes.evaluation.scores import StatisticsByScore
 from motes.models.model import Model
 from motes.queries import interpolate
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from motes import kalman
     from motes.core.errors import InputError
     from motes.data import Clips, cannonballs, load_clips, save_clips
-    from motes.models.model import Model, load
+    from motes.models.checkpoint import load
+    from motes.models.model import Model
     from motes.queries import forecast, infer, interpolate, sample
     from motes.queries.answer import Answer
     from motes.tracking import Tracks, track
@@ -34,7 +35,7 @@ _HOMES = {
     "InputError": "motes.core.errors",
     "Model": "motes.models.model",
     "Tracks": "motes.tracking",
-    "load": "motes.models.model",
+    "load": "motes.models.checkpoint",
     "track": "motes.tracking",
 }
 __all__ = [

@@ -18,7 +18,7 @@ import motes
 from motes import cli
 from motes.cli.terminal import describe
 from motes.data import Clips, worlds, write_gif
-from motes.models.model import find_model, read_config
+from motes.models.checkpoint import find_model, read_config
 from motes.queries.answer import COLUMNS
 from motes.training.presets import PRESETS
 from motes.video import read_frames
@@ -464,7 +464,7 @@ def test_bench_times_training_and_queries_and_stores_the_result(
     record = json.loads(capsys.readouterr().out)
     assert json.loads(out.read_text()) == record
     assert all(seconds > 0 for seconds in record["seconds"].values())
-    for name in motes.models.model.shipped_names():
+    for name in motes.models.checkpoint.shipped_names():
         for query in ("infer", "forecast"):
             assert f"{query}, one clip, {name}" in record["seconds"]
 

@@ -88,5 +88,5 @@ def test_missing_extras_are_hints(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_that_does_not_load_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("motes.models.model.shipped_names", lambda: ["none"])
+    monkeypatch.setattr("motes.models.checkpoint.shipped_names", lambda: ["none"])
     assert states(list(doctor.models())) == {"model none": "error"}

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from motes import cli
-from motes.models.model import build, save_model
+from motes.models.checkpoint import save_model
+from motes.models.model import build
 from motes.server.security import HEAD_SECONDS
 from motes.training.presets import PRESETS
 from serving import Server, serving

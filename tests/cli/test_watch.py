@@ -9,7 +9,7 @@ import pytest
 
 from experiments.own_video.watch_pipe import centres, model_folder
 from motes.cli import main
-from motes.models.model import save_model
+from motes.models.checkpoint import save_model
 from motes.video import live
 from motes.video.prepare import PREPARATION, Preparation, preparation_to_json
 from tests.own_videos import HEIGHT, NUM_FRAMES, WIDTH, places, write_two_balls
@@ -18,7 +18,7 @@ from tests.own_videos import HEIGHT, NUM_FRAMES, WIDTH, places, write_two_balls
 @pytest.fixture
 def run(tmp_path):
     """A model whose sprite has the size of the balls in the prepared frames."""
-    from motes.models.model import load_with_config
+    from motes.models.checkpoint import load_with_config
 
     model, config = load_with_config("cannonballs-structured")
     (tmp_path / "run").mkdir()

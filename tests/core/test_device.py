@@ -6,7 +6,7 @@ import torch
 
 import motes
 from motes.core.device import THREADS, check_device, limited_threads, num_threads
-from motes.queries import check_whole
+from motes.queries.validation import check_whole
 from tests.tiny import tiny_model
 
 

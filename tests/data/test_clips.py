@@ -30,7 +30,8 @@ from motes.data import (
 )
 from motes.data.clips import clips_to_grey, colour_to_grey, find_colour_axis, median_background
 from motes.data.gif import write_gif
-from motes.models.model import build, save_model
+from motes.models.checkpoint import save_model
+from motes.models.model import build
 from motes.server import schemas, uploads
 from motes.server.playground import Playground
 from motes.training.inputs import fit_to_data, make_dataset

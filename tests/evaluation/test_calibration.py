@@ -9,9 +9,10 @@ from motes.data import Clips, cannonballs, save_clips
 from motes.data.clips import pack
 from motes.evaluation import metrics
 from motes.evaluation.calibration import calibrate, calibrate_run
-from motes.models.model import Model, build, load, save_model
+from motes.models.checkpoint import load, save_model
+from motes.models.model import Model, build
 from motes.models.protocols import GaussianPosterior
-from motes.queries import track_observations
+from motes.queries.tracks import track_observations
 from motes.training.presets import PRESETS
 from tiny import tiny_frames, tiny_model
 

@@ -11,18 +11,10 @@ from motes.core.errors import InputError
 from motes.data import World, worlds
 from motes.data.clips import find_colour_axis
 from motes.evaluation import metrics
-from motes.evaluation.evaluate import (
-    NUM_CONTEXT,
-    ModelPredictor,
-    Prediction,
-    Truth,
-    bound_and_weighted,
-    compare_physics,
-    evaluate,
-    score_bounds,
-    score_gaps,
-)
+from motes.evaluation.evaluate import NUM_CONTEXT, compare_physics, evaluate, score_gaps
+from motes.evaluation.iwae import bound_and_weighted, score_bounds
 from motes.evaluation.learned import learned_force, true_initial_states
+from motes.evaluation.predictor import ModelPredictor, Prediction, Truth
 from motes.models.model import Model, build
 from motes.training.presets import PRESETS
 from tiny import tiny_config
@@ -264,7 +256,7 @@ def test_more_draws_tighten_the_bound(
     model: Model, clips: motes.Clips, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frames = clips.frames[:2].float()
-    monkeypatch.setattr("motes.evaluation.evaluate.NUM_DRAWS", 1)
+    monkeypatch.setattr("motes.evaluation.iwae.NUM_DRAWS", 1)
     with torch.no_grad():
         model.inference.scale_floor = 0.01
     bound, one = bound_and_weighted(model, frames, 1)
@@ -273,7 +265,7 @@ def test_more_draws_tighten_the_bound(
     # float32 sums near 2,000 nats, each known to a few times 2,000 / 2^23 = 2.4e-4.
     extra = 0.5 * (noise[:, :1].square() - 1).sum((1, 2, 3)).double()
     torch.testing.assert_close(one - bound, extra, rtol=0, atol=2e-3)
-    monkeypatch.setattr("motes.evaluation.evaluate.NUM_DRAWS", 200)
+    monkeypatch.setattr("motes.evaluation.iwae.NUM_DRAWS", 200)
     mean, many = bound_and_weighted(model, frames, 1)
     assert (many > mean).all()
 
@@ -315,6 +307,6 @@ def test_equal_draws_weigh_as_one(
     found = []
     monkeypatch.setattr(torch, "randn", lambda shape, generator: torch.full(tuple(shape), 0.5))
     for draws in (1, 4):
-        monkeypatch.setattr("motes.evaluation.evaluate.NUM_DRAWS", draws)
+        monkeypatch.setattr("motes.evaluation.iwae.NUM_DRAWS", draws)
         found.append(bound_and_weighted(model, clips.frames[:2].float(), 1)[1])
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-9)  # of about 2,000 nats

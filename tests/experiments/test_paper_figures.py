@@ -31,7 +31,7 @@ def test_every_figure_is_drawn_without_a_model(
     def no_model(*arguments: object, **options: object) -> None:
         raise AssertionError("a figure asked for a model")
 
-    monkeypatch.setattr("motes.models.model.load_with_config", no_model)
+    monkeypatch.setattr("motes.models.checkpoint.load_with_config", no_model)
     figure = FIGURES[name](stored)
     assert sum(len(axis.get_children()) for axis in figure.axes) > 10
     assert len(png(figure)) > 3_000

@@ -8,11 +8,11 @@ import torch
 from experiments.sprites_seeds import score_large
 from experiments.sprites_seeds.score_large import compared, merge, score_and_shares
 from experiments.sprites_seeds.tables import large_table
+from motes.core.files import write_json
 from motes.data import World, cannonballs
 from motes.evaluation.baselines.bayes_limit import BayesLimit
 from motes.evaluation.evaluate import evaluate
 from motes.evaluation.metrics import ClipStatistics, standard_error
-from motes.models.model import write_json
 
 
 def tallied(totals, counts, root):

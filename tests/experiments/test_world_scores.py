@@ -9,7 +9,7 @@ import torch
 from experiments.worlds import world_scores
 from experiments.worlds.world_scores import Task
 from motes.data import worlds
-from motes.evaluation.evaluate import Prediction, Truth
+from motes.evaluation.predictor import Prediction, Truth
 
 TASK = Task("bar", "bar", (2,), num_clips=6)
 

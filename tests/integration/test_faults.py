@@ -14,7 +14,7 @@ import torch
 from motes.config import RunConfig, to_json
 from motes.core.errors import InputError
 from motes.core.files import leftover_files
-from motes.models.model import read_config
+from motes.models.checkpoint import read_config
 from motes.training import train as training
 from motes.training.presets import PRESETS
 from motes.training.step import Trainer

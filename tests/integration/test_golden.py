@@ -19,7 +19,8 @@ import torch
 import motes
 from motes.config import RunConfig
 from motes.data import Clips, worlds
-from motes.models.model import Model, build, load, read_config, rename_old_tensors, save_model
+from motes.models.checkpoint import load, read_config, rename_old_tensors, save_model
+from motes.models.model import Model, build
 from motes.queries import Answer
 from motes.training.presets import PRESETS
 from motes.training.train import resume, train

@@ -14,9 +14,11 @@ from motes.cli.queries import Options
 from motes.config import DataConfig
 from motes.core.errors import InputError
 from motes.data import load_clips, save_clips, worlds, write_gif
-from motes.evaluation.evaluate import ModelPredictor, evaluate
+from motes.evaluation.evaluate import evaluate
+from motes.evaluation.predictor import ModelPredictor
+from motes.models.checkpoint import read_config, rename_old_tensors, save_model
 from motes.models.layers.renderer import BACKGROUND_UNIT, LayeredRenderer
-from motes.models.model import build, read_config, rename_old_tensors, save_model
+from motes.models.model import build
 from motes.queries import SEARCH
 from motes.server import playground
 from motes.training import step as initialization
@@ -130,7 +132,7 @@ def test_a_video_of_another_size_is_refused(run, tmp_path):
 
 def test_samples_are_written_unchanged(trained, tmp_path, monkeypatch):
     model, clips = trained
-    monkeypatch.setattr("motes.models.model.load", lambda name, device: model)
+    monkeypatch.setattr("motes.models.checkpoint.load", lambda name, device: model)
     ask.sample(tmp_path / "samples.npz", num_clips=2, num_frames=5, gif=tmp_path / "a.gif")
     written = load_clips(tmp_path / "samples.npz").frames
     assert written.shape[2:] == clips.frames.shape[2:]

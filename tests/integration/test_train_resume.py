@@ -21,7 +21,7 @@ import motes
 from motes import cli
 from motes.config import to_json
 from motes.core.errors import InputError
-from motes.models.model import read_tensors, write_tensors
+from motes.models.checkpoint import read_tensors, write_tensors
 from motes.training.presets import PRESETS
 from motes.training.train import drop_lines_after, lock_run_folder, resume, stop_signals, train
 
@@ -179,7 +179,7 @@ def test_a_run_folder_describes_itself(uninterrupted: Path) -> None:
         *("config.json", "environment.json", "log.jsonl", "model.safetensors"),
         *("checkpoint.safetensors", "latent_map.png", "fit.json", "quality.json", ".lock"),
     }
-    model, config = motes.models.model.load_with_config(uninterrupted)
+    model, config = motes.models.checkpoint.load_with_config(uninterrupted)
     assert config == SMOKE
     assert model.image_size == (16, 16)
     environment = json.loads((uninterrupted / "environment.json").read_text())

@@ -3,17 +3,15 @@ import pytest
 import torch
 
 from motes.kalman.dynamics import LinearDynamics
+from motes.kalman.linalg import map_vector, solve_covariance, square_root
 from motes.kalman.model import (
     GaussianMixture,
     SmoothedTracks,
     difference_matrix,
     draw_path,
-    map_vector,
     select,
     solve,
     solve_by_doubling,
-    solve_covariance,
-    square_root,
 )
 from strategies import random_covariance
 

@@ -8,7 +8,8 @@ import pytest
 
 import motes
 from motes.config import RunConfig
-from motes.models.model import build, save_model
+from motes.models.checkpoint import save_model
+from motes.models.model import build
 from motes.models.paper import PaperSettings
 from motes.training.presets import PRESETS
 

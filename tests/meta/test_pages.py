@@ -9,7 +9,7 @@ import pytest
 
 from experiments.records import read_records
 from experiments.results_table import make_tables
-from motes.output.reports import LIMITS
+from motes.output.demo_report import LIMITS
 from tools import make_cli_docs
 
 ROOT = Path(__file__).parents[2]

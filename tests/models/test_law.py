@@ -10,8 +10,9 @@ import torch
 
 from motes.kalman.contact_dynamics import ContactDynamics
 from motes.kalman.event_dynamics import EventDynamics
+from motes.models.checkpoint import restore_weights
 from motes.models.law import Law, describe_law
-from motes.models.model import build, restore_weights
+from motes.models.model import build
 from motes.training.presets import find
 from motes.video.units import Units
 

@@ -25,16 +25,8 @@ from motes.config import (
 )
 from motes.core.errors import InputError
 from motes.kalman.model import Gaussian, GaussianMixture, SampledTracks, SmoothedTracks
-from motes.models.model import (
-    FAMILIES,
-    LAWS,
-    Model,
-    build,
-    load,
-    read_config,
-    register_family,
-    register_law,
-)
+from motes.models.checkpoint import load, read_config
+from motes.models.model import FAMILIES, LAWS, Model, build, register_family, register_law
 from motes.models.protocols import (
     Dynamics,
     Family,

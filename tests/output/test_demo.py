@@ -9,10 +9,11 @@ import torch
 
 from motes.cli import main
 from motes.evaluation.learned import learned_initial_states
-from motes.models.model import build, load, load_with_config, save_model
+from motes.models.checkpoint import load, load_with_config, save_model
+from motes.models.model import build
 from motes.output import demo
 from motes.output.demo import learn
-from motes.output.reports import CAPTIONS, SHOWN
+from motes.output.demo_report import CAPTIONS, SHOWN
 from motes.training.presets import PRESETS
 from motes.training.step import RESTART_STEPS, RESTARTS_KEPT
 

@@ -7,7 +7,8 @@ import pytest
 import motes
 from motes.cli import main
 from motes.core.errors import InputError
-from motes.models.model import build, save_model
+from motes.models.checkpoint import save_model
+from motes.models.model import build
 from motes.output.figures import FIGURES, figures_of
 from motes.training.presets import PRESETS
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from motes.core.errors import InputError
-from motes.models.model import load
+from motes.models.checkpoint import load
 from motes.output import formats, napari_reader
 from motes.output.tracks import table, write_table
 from motes.queries import sample

@@ -14,11 +14,13 @@ import pytest
 from motes.cli import main
 from motes.data import cannonballs, save_clips, worlds
 from motes.evaluation.labels import SCORES
+from motes.models.checkpoint import save_model
 from motes.models.layers.search import LayerSettings
-from motes.models.model import build, save_model
-from motes.output import reports as report
+from motes.models.model import build
+from motes.output import demo_report as report
+from motes.output.demo_report import CAPTIONS, LIMITS, SHOWN
+from motes.output.evaluation_report import _comparable, _describe_error
 from motes.output.plots import TRUTH, View
-from motes.output.reports import CAPTIONS, LIMITS, SHOWN, _comparable, _describe_error
 from motes.training.presets import PRESETS
 
 SMOKE = PRESETS["paper-smoke"]

@@ -1,7 +1,7 @@
 import torch
 
 from motes.data import cannonballs
-from motes.models.model import load
+from motes.models.checkpoint import load
 from motes.queries import infer
 
 

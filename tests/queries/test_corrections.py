@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import motes
-from motes import queries
 from motes.core.errors import InputError
+from motes.queries import tracks
 from motes.queries.corrections import (
     Forbid,
     Observations,
@@ -79,11 +79,11 @@ def test_a_pin_is_the_conditional_of_the_dense_gaussian(generator, frame, varian
     at = model.to_pixels(seen.positions[0, 0, frame] + 0.1)
     pin = Pin(object=0, frame=frame, x=float(at[0]), y=float(at[1]), sd=1.0)
     corrected = apply_corrections(model, seen, [pin], torch.tensor([2]))
-    states = queries.smooth_tracks(model, corrected).select(torch.zeros(1, 2, dtype=torch.int64))
+    states = tracks.smooth_tracks(model, corrected).select(torch.zeros(1, 2, dtype=torch.int64))
     mean, covariance = conditional(model, seen, pin, 0)
     assert np.allclose(states.mean[0, 0].detach(), mean, atol=1e-9)
     assert np.allclose(states.covariance[0, 0].detach(), covariance, atol=1e-9)
-    other = queries.smooth_tracks(model, seen).select(torch.zeros(1, 2, dtype=torch.int64))
+    other = tracks.smooth_tracks(model, seen).select(torch.zeros(1, 2, dtype=torch.int64))
     assert torch.equal(states.mean[0, 1], other.mean[0, 1])  # objects are independent
 
 

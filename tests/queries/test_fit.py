@@ -12,7 +12,8 @@ from motes.data import World
 from motes.data.worlds.changing import changing_cannonballs
 from motes.data.worlds.registry import draw_clips
 from motes.kalman.dynamics import LinearDynamics
-from motes.models.model import SHIPPED, Model
+from motes.models.checkpoint import SHIPPED
+from motes.models.model import Model
 from motes.models.sprites.search import Tracker
 from motes.queries.answer import Fit
 from motes.queries.fit import (

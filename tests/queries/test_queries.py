@@ -8,16 +8,18 @@ import torch
 
 import motes
 from motes.config import DataConfig, RunConfig
+from motes.models.elbo import terms_of
 from motes.models.layers.search import LayerSettings
-from motes.models.model import Model, build, terms_of
+from motes.models.model import Model, build
 from motes.models.paper import PaperSettings
 from motes.models.protocols import GaussianPosterior, Posterior
 from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.renderer import SpriteRenderer
 from motes.models.sprites.search import SpriteSettings
-from motes.queries import NUM_DRAWS, SEARCH
+from motes.queries import SEARCH
 from motes.queries.answer import COLUMNS, Answer
 from motes.queries.counting import count_log_evidence
+from motes.queries.tracks import NUM_DRAWS
 from oracles import gains, log_density, one_model, posterior
 from paper_procedure import most_likely_path, paper_posterior
 from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_frames, tiny_model, tiny_sprite_model
@@ -143,7 +145,7 @@ def test_frames_after_the_last_observed_one_are_not_evaluated(
     torch.testing.assert_close(far.pixels[:, :, :9], near.pixels, equal_nan=True)
 
 
-LONG_ROUTES = {"kalman.DENSE_FRAMES": 6, "kalman.BLOCK_FRAMES": 3, "queries.NUM_DRAWS": 2}
+LONG_ROUTES = {"kalman.DENSE_FRAMES": 6, "kalman.BLOCK_FRAMES": 3, "queries.tracks.NUM_DRAWS": 2}
 CHUNKS = {
     "queries.SEARCH": SEARCH._replace(stream_after=10),
     "models.model.CHUNK_FRAMES": 8,

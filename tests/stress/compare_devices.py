@@ -19,10 +19,12 @@ import torch
 from motes.config import RunConfig
 from motes.core.axes import Tensor
 from motes.core.environment import environment
+from motes.core.files import write_json
 from motes.data import cannonballs
 from motes.evaluation.metrics import best_order, reorder
-from motes.models import model as objective
-from motes.models.model import build, load_with_config, write_json
+from motes.models import elbo as objective
+from motes.models.checkpoint import load_with_config
+from motes.models.model import build
 from motes.queries import forecast, infer
 from motes.training.gpu import networks as stacked
 from motes.training.gpu.replicas import Groups, Replicas, stack_parameters

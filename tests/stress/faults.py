@@ -29,9 +29,9 @@ import torch._dynamo
 
 from motes import cli
 from motes.core.environment import environment
-from motes.core.files import leftover_files
-from motes.models import model as checkpoint
-from motes.models.model import load, read_tensors
+from motes.core.files import leftover_files, write_json
+from motes.models import checkpoint
+from motes.models.checkpoint import load, read_tensors
 from motes.training import step
 from motes.training.step import Trainer
 from motes.training.train import lock_run_folder
@@ -400,7 +400,7 @@ def main() -> None:
         "families": {name: try_family(name, faults, given.kills, given.seed) for name in families},
     }
     if given.out is not None:
-        checkpoint.write_json(given.out, record)
+        write_json(given.out, record)
     print(json.dumps(record))
 
 

@@ -26,7 +26,7 @@ import torch
 
 from motes.core.environment import environment
 from motes.core.errors import InputError
-from motes.models.model import write_json
+from motes.core.files import write_json
 from tests.stress.forked import CRASHED, Ended, run_forked
 from tests.stress.fuzz_files import FILES, warm_up
 from tests.stress.fuzz_queries import QUESTIONS, client

@@ -27,7 +27,8 @@ from safetensors.torch import save
 import motes
 from motes.config import RunConfig, from_json, to_json
 from motes.data import cannonballs, load_clips, save_clips
-from motes.models.model import Model, build, load, save_model
+from motes.models.checkpoint import load, save_model
+from motes.models.model import Model, build
 from motes.training.presets import PRESETS
 from motes.video import read_frames
 

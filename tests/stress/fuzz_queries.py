@@ -14,7 +14,7 @@ import torch
 import motes
 from motes import cli
 from motes.data import cannonballs
-from motes.models.model import save_model
+from motes.models.checkpoint import save_model
 from tests.stress.fuzz_files import (
     CONFIGS,
     NUMBERS,

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from motes import kalman
 from motes.core.environment import environment
+from motes.core.files import write_json
 from motes.kalman.exact import filter_exact, smooth_exact
 from motes.kalman.model import LGSSM, draw_path
-from motes.models.model import write_json
 
 DIGITS = 60
 

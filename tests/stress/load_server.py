@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 import torch
 
 from motes.core.environment import environment
-from motes.models.model import write_json
+from motes.core.files import write_json
 
 EXPECTED = {"wrong": 400, "bad file": 400}  # status of the answer; 200 otherwise
 QUESTIONS = ("one answer", "forecast and filled in", "all three", "count")  # need the search

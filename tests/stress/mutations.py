@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from motes.core.environment import commit, environment
-from motes.models.model import write_json
+from motes.core.files import write_json
 from tests.stress.mutation_list import FAULTS, Fault
 
 ROOT = Path(__file__).parents[2]

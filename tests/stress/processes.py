@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from motes.core.environment import environment
-from motes.models.model import read_tensors, write_json
+from motes.core.files import write_json
+from motes.models.checkpoint import read_tensors
 
 ITERATIONS = 40
 PATIENCE = 300.0  # seconds, for a busy machine

@@ -12,8 +12,9 @@ import torch
 from motes.config import RunConfig, ScheduleConfig
 from motes.core.errors import InputError
 from motes.data import cannonballs, save_clips
+from motes.models.checkpoint import load, read_config, read_tensors, save_model
 from motes.models.layers.search import LayerSettings
-from motes.models.model import build, load, read_config, read_tensors, save_model
+from motes.models.model import build
 from motes.models.protocols import GaussianPosterior
 from motes.models.sprites.search import SpriteSettings
 from motes.training import distillation

@@ -12,7 +12,8 @@ from motes.config import RunConfig, ScheduleConfig, from_json, to_json
 from motes.core.errors import InputError
 from motes.data import PackedFrames, cannonballs
 from motes.data.clips import pack
-from motes.models.model import build, load, read_tensors
+from motes.models.checkpoint import load, read_tensors
+from motes.models.model import build
 from motes.models.pixel_map import is_visible, rendered_centroids
 from motes.training import self_distillation, step
 from motes.training import train as training

@@ -12,7 +12,8 @@ from torch import multiprocessing
 from motes.config import RunConfig, ScheduleConfig
 from motes.core.axes import Tensor
 from motes.data import cannonballs
-from motes.models.model import BoundTerms, bound_terms, build
+from motes.models.elbo import BoundTerms, bound_terms
+from motes.models.model import build
 from motes.models.protocols import Posterior, Search
 from motes.training import distributed
 from motes.training import step as stepping

@@ -7,7 +7,8 @@ import torch
 
 from motes.config import ScheduleConfig
 from motes.core.errors import InputError
-from motes.models.model import build, load, save_model
+from motes.models.checkpoint import load, save_model
+from motes.models.model import build
 from motes.training import step as initialization
 from motes.training.inputs import make_dataset
 from motes.training.presets import PRESETS

@@ -201,7 +201,7 @@ def models() -> Iterator[Finding]:
     import torch
 
     from motes import infer, load
-    from motes.models.model import shipped_names
+    from motes.models.checkpoint import shipped_names
 
     for name in shipped_names():
         try:

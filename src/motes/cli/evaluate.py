@@ -61,10 +61,11 @@ def evaluate(
 
     from motes.config import DataConfig
     from motes.core.environment import environment
+    from motes.core.files import write_json, write_text
     from motes.evaluation.baselines import BASELINES
     from motes.evaluation.labels import read_records
-    from motes.models.model import load_with_config, write_json, write_text
-    from motes.output.reports import evaluation_page
+    from motes.models.checkpoint import load_with_config
+    from motes.output.evaluation_report import evaluation_page
 
     check_output_paths(out, report)
     loaded = None if model in BASELINES else load_with_config(model, device=device)
@@ -148,7 +149,7 @@ def figures(
             default: all.
         as_json: print one JSON line instead of text.
     """
-    from motes.models.model import load_with_config
+    from motes.models.checkpoint import load_with_config
     from motes.output.figures import FIGURES, figures_of
 
     loaded, config = load_with_config(model)
@@ -175,7 +176,8 @@ def bench(
     """
     from motes.core.device import check_device
     from motes.core.environment import environment
-    from motes.models.model import shipped_names, write_json
+    from motes.core.files import write_json
+    from motes.models.checkpoint import shipped_names
 
     place = check_device(device)
     check_output_paths(out)
@@ -191,8 +193,10 @@ def bench(
 
 def _score_model(model: "Model", config: "RunConfig", clips: "Clips") -> dict[str, Any]:
     """Return all scores of a model."""
-    from motes.evaluation.evaluate import ModelPredictor, compare_physics, score_bounds, score_gaps
+    from motes.evaluation.evaluate import compare_physics, score_gaps
     from motes.evaluation.evaluate import evaluate as score
+    from motes.evaluation.iwae import score_bounds
+    from motes.evaluation.predictor import ModelPredictor
 
     data, predictor, some = config.data, ModelPredictor(model), min(len(clips), NUM_ALIGNING)
     training = None if data.path is not None else _new_clips(data, NUM_ALIGNING, data.seed)
@@ -289,7 +293,7 @@ def _time_queries(name: str, device: str, num_clips: int) -> dict[str, float]:
     """Return the seconds per clip to infer and to forecast two objects with a shipped model."""
     from motes import queries
     from motes.data import cannonballs
-    from motes.models.model import load_with_config
+    from motes.models.checkpoint import load_with_config
 
     model, config = load_with_config(name, device=device)
     size, num_frames = (config.data.height, config.data.width), config.data.num_frames

@@ -31,8 +31,8 @@ def law(
         fps: frames per second of the clips; default: those of the video, if it is known.
         as_json: print one JSON line instead of text.
     """
+    from motes.models.checkpoint import find_model, load
     from motes.models.law import describe_law
-    from motes.models.model import find_model, load
     from motes.video.clips import find_video_map
     from motes.video.units import Units
 

@@ -49,7 +49,7 @@ class Progress:
 
 def is_long(query: "Query", path: Path) -> bool:
     """Return whether a recording is inferred in stretches: on request, or if it is long."""
-    from motes.models.model import find_model
+    from motes.models.checkpoint import find_model
     from motes.video import find_preparation, open_video
     from motes.video.clips import MAX_FRAMES
     from motes.video.prepare import with_frame_rate
@@ -76,7 +76,7 @@ def answer(query: "Query", table: Path, show_progress: bool = False) -> dict[str
     (test_a_killed_run_resumes_to_the_same_bytes); the rows are those of the answer in one piece
     (test_the_table_of_stretches_equals_that_of_one_piece).
     """
-    from motes.models.model import find_model, load
+    from motes.models.checkpoint import find_model, load
     from motes.output.formats import format_of, object_diameter
     from motes.output.full_resolution import MIN_SHRUNK
     from motes.output.merge import convert_table

@@ -161,7 +161,8 @@ def forecast(
         num_observed: use only this many frames of each clip; default: all.
         horizon: number of frames to predict.
     """
-    from motes.queries import MAX_FRAMES, check_whole
+    from motes.queries import MAX_FRAMES
+    from motes.queries.validation import check_whole
 
     frames = check_whole("horizon", horizon, 1, MAX_FRAMES)
     run(Query("forecast", options, num_observed, frames))
@@ -207,7 +208,7 @@ def sample(
     """
     from motes import queries
     from motes.data import Clips, pack, save_clips, write_gif
-    from motes.models.model import load
+    from motes.models.checkpoint import load
 
     loaded = load(model, device=device)
     answer = queries.sample(loaded, num_clips, num_objects, num_frames, seed=seed).cpu()
@@ -262,7 +263,7 @@ def _is_forced(options: Options, path: Path) -> bool:
 
 def _run_many(query: Query, recordings: "list[Recording]", table: Path) -> None:
     """Answer a query about several recordings, in one table, and say which of them failed."""
-    from motes.models.model import find_model
+    from motes.models.checkpoint import find_model
     from motes.output.merge import merge_tables
 
     options, folder = query.options, batch.parts_folder(table)
@@ -411,7 +412,7 @@ def read_inputs(
     """
     import torch
 
-    from motes.models.model import load
+    from motes.models.checkpoint import load
     from motes.output.corrections import in_clip, read_corrections
     from motes.output.tracks import check_overlay
 

@@ -70,7 +70,7 @@ def quick_model(videos: Sequence[Path], options: "Options", folder: Path) -> Pat
 
 
 def _is_finished(run: Path) -> bool:
-    from motes.models.model import read_config
+    from motes.models.checkpoint import read_config
     from motes.training.train import saved_step
 
     try:

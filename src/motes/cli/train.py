@@ -124,7 +124,7 @@ def _preset_name(
     preset: str | None, family: str | None, *, own_clips: bool, initial_model: str | None
 ) -> str:
     """Return the name of the preset, chosen by what is trained on or from if none is given."""
-    from motes.models.model import find_model, read_config
+    from motes.models.checkpoint import find_model, read_config
     from motes.training.presets import OLD_NAMES, PRESETS, find_name
 
     if initial_model is not None and family is None:
@@ -165,7 +165,7 @@ def _clip_file(data: tuple[Path, ...], out: Path | None, processes: Processes) -
 
 def store_preparation(folder: Path) -> None:
     """Store how the clips of a run were made from a video, so that queries prepare videos alike."""
-    from motes.models.model import read_config
+    from motes.models.checkpoint import read_config
     from motes.video.clips import store_video_map
 
     path = read_config(folder).data.path

@@ -59,7 +59,7 @@ def watch(
         seconds: stop after this time of the source; default: at its end, or with Ctrl-C.
         as_json: print one JSON line instead of text for each row.
     """
-    from motes.models.model import load
+    from motes.models.checkpoint import load
     from motes.video.live import Ring, open_source
 
     require(0 < warm_up <= 600, f"warm_up is {warm_up:g}; give seconds above 0 and up to 600")

@@ -1,5 +1,6 @@
 """Output files: they appear whole or not at all; links are followed, devices are never replaced."""
 
+import json
 import os
 import re
 import secrets
@@ -161,3 +162,14 @@ def leftover_files(folder: Path) -> list[Path]:
     Only the process that holds the lock of the folder may delete them.
     """
     return [path for path in folder.iterdir() if _TEMPORARY.fullmatch(path.name)]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a JSON file atomically."""
+    write_text(path, json.dumps(content, indent=2) + "\n")

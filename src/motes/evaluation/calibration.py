@@ -15,7 +15,8 @@ from motes.core.errors import InputError
 from motes.data import Clips, cannonballs, load_clips
 from motes.evaluation.evaluate import BATCH, by_count
 from motes.evaluation.metrics import best_order, reorder, squared_distance, squared_radius
-from motes.models.model import Model, load_with_config, save_model
+from motes.models.checkpoint import load_with_config, save_model
+from motes.models.model import Model
 from motes.queries import SEARCH
 
 LEVEL = 0.9  # probability of the regions that are calibrated

@@ -1,134 +1,40 @@
 """The evaluation harness: score any predictor on clips with known truth, in batches."""
 
 import functools
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 
-from motes.core.axes import Bool, Float, Int, Tensor
+from motes.core.axes import Int, Tensor
 from motes.core.errors import InputError
 from motes.data import Clips
-from motes.data.clips import clips_to_grey
 from motes.evaluation import learned, metrics
-from motes.evaluation.metrics import ClipStatistics, Tracks, clip_statistics, curve_statistics
-from motes.models.model import BoundTerms, Model, terms_of
-from motes.queries import SEARCH, infer, interpolate
+from motes.evaluation.predictor import Ask, Mask, Prediction, Predictor, Truth, ask_predictor
+from motes.evaluation.scores import (
+    MAX_ERROR,
+    AffineMap,
+    StatisticsByScore,
+    _match,
+    gap_scores,
+    query_scores,
+)
+from motes.models.model import Model
 
 NUM_CONTEXT = 5  # observed frames before a forecast, and on either side of a gap, as in the paper
 BATCH = 50
 NUM_DETAILED = 90  # clips for the slow scores: other gaps, bounds, counts
 DETAILED_BATCH = 20  # clips that share a pattern of dropped frames
 NUM_WORST = 10
-NUM_DRAWS = 32  # of the importance-weighted bound
 DROPPED = (10, 30, 50, 70, 90)  # per cent of frames
 BLOCKS = (5, 10)  # frames in the middle; the paper's 20 are scored on all clips
-MAX_ERROR = "max_error"  # largest error of a clip: not a score, but ranks the clips
-LEVELS = (50, 90, 95)  # per cent, of the regions whose coverage is scored
 
-Frames = Float[Tensor, "B T height width *channels"]
-Covariances = Float[Tensor, "B N T 2 2"]
-Mask = Bool[Tensor, " T"]  # which frames are shown
-StatisticsByScore = dict[str, ClipStatistics]
 Progress = Callable[[int], None]
 Masks = Mapping[str, Mask]
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """Tracks of clips with the same number of objects; None where a predictor gives no such value.
-
-    The fields mean the same as those of `motes.queries.answer.Answer`; frames are drawn on demand.
-    """
-
-    pixels: Tracks | None = None
-    pixel_covariances: Covariances | None = None
-    path_pixels: Tracks | None = None
-    path_pixel_covariances: Covariances | None = None
-    draw_frames: Callable[[], Frames] | None = None
-    draw_mean_frames: Callable[[], Frames] | None = None
-
-
-class Predictor(Protocol):
-    """A model or a baseline."""
-
-    @property
-    def interpolates(self) -> bool:
-        """Whether it uses frames after a gap."""
-        ...
-
-    def predict(self, frames: Frames, observed: Mask, num_objects: int) -> Prediction:
-        """Return a prediction for all frames given the observed ones; the others are zero."""
-        ...
-
-
-@dataclass(frozen=True)
-class ModelPredictor:
-    """A model as a predictor."""
-
-    model: Model
-    interpolates: bool = True
-
-    def predict(
-        self, frames: Frames, observed: Bool[Tensor, "*B T"], num_objects: int
-    ) -> Prediction:
-        """Return the model's answer; the mask may differ from clip to clip.
-
-        A model that reduces colour to one grey level draws no frames that could be compared.
-        """
-        answer = interpolate(self.model, frames, observed, num_objects)
-        draws = self.model.colour_axis is None
-        return Prediction(
-            pixels=answer.pixels.cpu(),
-            pixel_covariances=answer.pixel_covariances.cpu(),
-            path_pixels=answer.path_pixels.cpu(),
-            path_pixel_covariances=answer.path_pixel_covariances.cpu(),
-            draw_frames=(lambda: answer.frames.cpu()) if draws else None,
-            draw_mean_frames=(lambda: answer.mean_frames.cpu()) if draws else None,
-        )
-
-
-class Truth(NamedTuple):
-    """The truth of clips with the same number of objects."""
-
-    frames: Frames
-    noisy: Tracks  # positions at which objects are drawn
-    clean: Tracks  # positions on the noise-free path
-    visible: Bool[Tensor, "B N T"]  # whether an object shows in a frame that was recorded
-    recorded: Bool[Tensor, "B T"] | None  # which frames exist; None: all
-
-    @classmethod
-    def of(cls, clips: Clips, count: int) -> "Truth":
-        """Return the truth of clips that all have `count` objects."""
-        assert clips.positions is not None
-        assert clips.clean is not None
-        noisy, recorded = clips.positions[:, :count], clips.observed
-        visible = ~noisy.isnan().any(-1)
-        if clips.visible is not None:
-            visible = visible & clips.visible[:, :count]
-        if recorded is not None:
-            visible = visible & recorded[:, None]
-        return cls(clips.frames.float(), noisy, clips.clean[:, :count], visible, recorded)
-
-
-# The truth and a mask of shown frames (one for all clips, or one per clip) to a prediction.
-Ask = Callable[[Truth, Bool[Tensor, "*B T"]], Prediction]
-
-
 def no_progress(done: int) -> None:
     """Report nothing."""
-
-
-def ask_predictor(predictor: Predictor) -> Ask:
-    """Return the function that shows a predictor the observed frames and returns its prediction."""
-
-    def ask(truth: Truth, observed: Bool[Tensor, "*B T"]) -> Prediction:
-        shape = (*observed.shape, *[1] * (truth.frames.ndim - 2))
-        return predictor.predict(truth.frames * observed.view(shape), observed, len(truth.noisy[0]))
-
-    return ask
 
 
 def score_clips(
@@ -193,7 +99,7 @@ def evaluate(
         progress: Called after every batch with the number of clips done.
         batch_size: Clips per batch.
     """
-    _require_truth(clips)
+    require_truth(clips)
     ask = ask_predictor(predictor)
     affine = None if training is None else _fit_affine(ask, training)
 
@@ -220,58 +126,10 @@ def score_gaps(
     predictor: Predictor, clips: Clips, progress: Progress = no_progress
 ) -> dict[str, Any]:
     """Return errors and coverage in gaps other than the paper's, for the first clips."""
-    _require_truth(clips)
+    require_truth(clips)
     ask, some, size = ask_predictor(predictor), clips[:NUM_DETAILED], DETAILED_BATCH
-    found = score_clips(ask, some, _gap_masks, _gap_scores, progress=progress, batch_size=size)
-    return {str(n): _with_errors(len(own), found[n]) for n, own in by_count(some).items()}
-
-
-def score_bounds(model: Model, clips: Clips, progress: Progress = no_progress) -> dict[str, Any]:
-    """Return lower bounds of the log-likelihood and the accuracy of counts, for the first clips."""
-    _require_truth(clips)
-    record: dict[str, Any] = {}
-    done = 0
-    for count, indices in by_count(clips[:NUM_DETAILED]).items():
-        some = clips[indices]
-        frames = clips_to_grey(some, model.colour_axis).frames.float().to(model.device)
-        bound, weighted = bound_and_weighted(model, frames, count)
-        right = infer(model, some.frames).num_objects == count
-        values = {"bound": bound, "weighted_bound": weighted, "count_right": right.double()}
-        statistics = {name: clip_statistics(value.cpu()) for name, value in values.items()}
-        record[str(count)] = _with_errors(len(indices), statistics)
-        done += len(indices)
-        progress(done)
-    return record
-
-
-@torch.no_grad()
-def bound_and_weighted(
-    model: Model, frames: Frames, num_objects: int
-) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
-    """Return the ELBO and the importance-weighted bound of each clip, in nats.
-
-        log 1/S sum_s p(v, a_s) / q(a_s | v),  a_s ~ q
-
-    lies above the ELBO and approaches log p(v) from below as S grows.
-
-    Law: for one draw the two have the same mean, and more draws raise the second
-    (test_more_draws_tighten_the_bound).
-    """
-    everything = torch.ones(frames.shape[:2], dtype=torch.bool, device=model.device)
-    counts = torch.full((len(frames),), num_objects, device=model.device)
-    encoding = model.infer(frames, counts, everything, SEARCH)
-    generator = torch.Generator().manual_seed(0)
-    bounds, log_ratios = [], []
-    for _ in range(NUM_DRAWS):
-        noise = torch.randn(encoding.means.shape, generator=generator).to(model.device)
-        terms = BoundTerms(*(x.double() for x in terms_of(model, encoding, frames, counts, noise)))
-        # The ELBO uses q's entropy; a ratio needs the density of the draw itself.
-        each = encoding.log_density(noise).double().sum(-1)
-        density = torch.where(model.present(counts), each, 0.0).sum(1)
-        bounds.append(terms.weighted(1.0))
-        log_ratios.append(terms.reconstruction + terms.log_prior - density)
-    weighted = torch.stack(log_ratios).logsumexp(0) - math.log(NUM_DRAWS)
-    return torch.stack(bounds).mean(0), weighted
+    found = score_clips(ask, some, _gap_masks, gap_scores, progress=progress, batch_size=size)
+    return {str(n): with_errors(len(own), found[n]) for n, own in by_count(some).items()}
 
 
 def compare_physics(model: Model, clips: Clips) -> dict[str, Any]:
@@ -284,7 +142,7 @@ def compare_physics(model: Model, clips: Clips) -> dict[str, Any]:
     }
 
 
-def _require_truth(clips: Clips) -> None:
+def require_truth(clips: Clips) -> None:
     """Raise `InputError` unless the truth of the clips is known and they are long enough."""
     if clips.num_objects is None or clips.positions is None or clips.clean is None:
         raise InputError("these clips carry no truth; evaluate needs positions and clean paths")
@@ -318,13 +176,9 @@ def _gap_masks(start: int, num_frames: int) -> Masks:
     return masks
 
 
-# One affine map of pixels, fitted to the truth of training clips.
-AffineMap = Callable[[Float[Tensor, "*batch 2"]], Float[Tensor, "*batch 2"]]
-
-
 def _fit_affine(ask: Ask, training: Clips) -> AffineMap | None:
     """Return the least-squares map from estimates to the truth; None without estimates."""
-    _require_truth(training)
+    require_truth(training)
     everything = torch.ones(training.video.shape[1], dtype=torch.bool)
     estimates, truths = [], []
     for count, own in by_count(training).items():
@@ -340,138 +194,6 @@ def _fit_affine(ask: Ask, training: Clips) -> AffineMap | None:
     return lambda pixels: pixels @ solution[:2] + solution[2]
 
 
-def query_scores(
-    query: str,
-    prediction: Prediction,
-    truth: Truth,
-    observed: Mask,
-    affine: AffineMap | None = None,
-) -> StatisticsByScore:
-    """Return every score of one query that the prediction allows.
-
-    Args:
-        query: infer, forecast or interpolation.
-        prediction: Of the clips.
-        truth: Of the same clips.
-        observed: The frames that were shown; where some were not, only those are scored.
-        affine: A map of the estimates, for the scores named affine_*.
-    """
-    found: StatisticsByScore = {}
-    if prediction.pixels is not None and query == "infer":
-        found |= _identity(prediction.pixels, truth.noisy)
-        found |= _positions("noisy", prediction.pixels, truth.noisy, observed, affine)
-    if prediction.path_pixels is not None:
-        name = "path" if query == "infer" else query
-        found |= _positions(name, prediction.path_pixels, truth.clean, observed, affine)
-        if query == "infer" and prediction.path_pixel_covariances is not None:
-            path = prediction.path_pixels, prediction.path_pixel_covariances
-            found |= _calibration("path", *path, truth.clean, observed)
-    if prediction.pixels is not None and prediction.pixel_covariances is not None:
-        estimate = prediction.pixels, prediction.pixel_covariances
-        found |= _calibration(query, *estimate, truth.noisy, observed)
-    if query == "forecast":
-        found |= _frame_losses(prediction, truth, ~observed)
-    return found
-
-
-def _gap_scores(
-    name: str, prediction: Prediction, truth: Truth, observed: Mask
-) -> StatisticsByScore:
-    """Return error and coverage in the hidden frames of one pattern of gaps."""
-    found: StatisticsByScore = {}
-    if prediction.path_pixels is not None:
-        squares = _squares(prediction.path_pixels, truth.clean)[..., ~observed]
-        found[f"{name}_rmse"] = clip_statistics(squares, root=True)
-    if prediction.pixels is not None and prediction.pixel_covariances is not None:
-        pixels, spread = _match(truth.noisy, prediction.pixels, prediction.pixel_covariances)
-        squares = metrics.squared_distance(pixels, spread, truth.noisy)[..., ~observed]
-        found[f"{name}_coverage90"] = clip_statistics(metrics.inside(squares, 0.9))
-    return found
-
-
-def _identity(pixels: Tensor, noisy: Tensor) -> StatisticsByScore:
-    """Whether objects are found and keep their identity."""
-    (matched,) = _match(noisy, pixels)
-    positions = torch.full((len(noisy),), float(noisy.shape[1] * noisy.shape[2]))
-    distance = (matched - noisy).norm(dim=-1)
-    return {
-        "tracked": clip_statistics(metrics.tracked(matched, noisy).double()),
-        "within2": clip_statistics(metrics.within(matched, noisy).double()),
-        "switches": clip_statistics(metrics.switches(pixels, noisy).double()),
-        "idf1": ClipStatistics(metrics.identified(pixels, noisy).double(), positions.double()),
-        MAX_ERROR: clip_statistics(distance.flatten(1).amax(1)),
-    }
-
-
-def _positions(
-    name: str, estimate: Tensor, true: Tensor, observed: Tensor, affine: AffineMap | None
-) -> StatisticsByScore:
-    """Root mean squared distances, over all scored frames and frame by frame."""
-    scored = _scored(observed)
-    squares = _squares(estimate, true)[..., scored]
-    found = {f"{name}_rmse": clip_statistics(squares, root=True)}
-    if not bool(observed.all()):
-        found[f"{name}_rmse_curve"] = curve_statistics(squares, root=True)
-    if affine is not None:
-        mapped = _squares(affine(estimate), true)[..., scored]
-        found[f"affine_{name}_rmse"] = clip_statistics(mapped, root=True)
-    return found
-
-
-def _calibration(
-    name: str, estimate: Tensor, covariances: Tensor, true: Tensor, observed: Tensor
-) -> StatisticsByScore:
-    """Coverage, NEES and NLL, over all scored frames and, in gaps, frame by frame."""
-    scored = _scored(observed)
-    matched, matched_covariances = _match(true, estimate, covariances)
-    parts = matched[..., scored, :], matched_covariances[..., scored, :, :], true[..., scored, :]
-    squares = metrics.squared_distance(*parts)
-    values = {f"coverage{level}": metrics.inside(squares, level / 100) for level in LEVELS}
-    values |= {"nees": squares, "nll": metrics.negative_log_density(*parts)}
-    found = {f"{name}_{kind}": clip_statistics(value) for kind, value in values.items()}
-    if not bool(observed.all()):
-        for kind in ("coverage90", "nees", "nll"):
-            found[f"{name}_{kind}_curve"] = curve_statistics(values[kind])
-    # A curve over levels, for the reliability diagram.
-    levels = [5 * step / 100 for step in range(1, 20)]
-    shares = torch.stack([metrics.inside(squares, level) for level in levels], -1)
-    totals = torch.where(squares.isnan()[..., None], 0.0, shares).sum((1, 2))
-    known = (~squares.isnan()).double().sum((1, 2))[:, None].expand_as(totals)
-    return found | {f"{name}_reliability": ClipStatistics(totals, known)}
-
-
-def _frame_losses(prediction: Prediction, truth: Truth, hidden: Tensor) -> StatisticsByScore:
-    """Losses of the forecast frames."""
-    found: StatisticsByScore = {}
-    frames = truth.frames[:, hidden]
-    if prediction.draw_frames is not None:
-        drawn = prediction.draw_frames()[:, hidden]
-        losses = metrics.frame_losses(drawn, frames)
-        found["forecast_loss"] = clip_statistics(losses)
-        found["forecast_loss_curve"] = curve_statistics(losses[:, None])
-        paper = metrics.losses_in_papers_unit(drawn, frames)
-        found["forecast_loss_papers_unit"] = clip_statistics(paper)
-    if prediction.draw_mean_frames is not None:
-        drawn = prediction.draw_mean_frames()[:, hidden]
-        found["forecast_loss_of_mean"] = clip_statistics(metrics.frame_losses(drawn, frames))
-    return found
-
-
-def _scored(observed: Mask) -> Mask:
-    """Return the hidden frames, or all where none is hidden."""
-    return observed if bool(observed.all()) else ~observed
-
-
-def _squares(estimate: Tensor, true: Tensor) -> Float[Tensor, "B N T"]:
-    return (_match(true, estimate)[0] - true).square().sum(-1)
-
-
-def _match(true: Tensor, estimate: Tensor, *further: Tensor) -> list[Tensor]:
-    """Return an estimate, and what belongs to it, with objects in the order of the truth."""
-    order = metrics.best_order(estimate, true)
-    return [metrics.reorder(values, order) for values in (estimate, *further)]
-
-
 def _record(clips: Clips, found: dict[int, StatisticsByScore]) -> dict[str, Any]:
     """Return scores, standard errors, curves and the worst clips as plain numbers."""
     record: dict[str, Any] = {"by_count": {}, "standard_errors": {}, "curves": {}}
@@ -483,7 +205,7 @@ def _record(clips: Clips, found: dict[int, StatisticsByScore]) -> dict[str, Any]
             worst += zip(largest.totals.tolist(), own.tolist(), strict=True)
         if (loss := statistics.get("forecast_loss")) is not None:
             losses[own] = loss.totals / loss.counts
-        key, values = str(count), _with_errors(len(own), statistics)
+        key, values = str(count), with_errors(len(own), statistics)
         plain = [name for name in statistics if statistics[name].totals.ndim == 1]
         record["by_count"][key] = {"clips": len(own), **{n: values[n]["value"] for n in plain}}
         known = plain if len(own) > 1 else []  # one clip does not tell its error
@@ -495,7 +217,7 @@ def _record(clips: Clips, found: dict[int, StatisticsByScore]) -> dict[str, Any]
     return record
 
 
-def _with_errors(num_clips: int, found: StatisticsByScore) -> dict[str, Any]:
+def with_errors(num_clips: int, found: StatisticsByScore) -> dict[str, Any]:
     """Return scores and standard errors as plain numbers."""
     values = {
         name: {"value": metrics.score(s).tolist(), "error": metrics.standard_error(s).tolist()}

@@ -8,7 +8,8 @@ import torch
 from motes.core.axes import Bool, Float, Tensor
 from motes.data import Clips
 from motes.kalman.dynamics import require_linear
-from motes.kalman.model import POSITION_DIM, map_vector
+from motes.kalman.linalg import map_vector
+from motes.kalman.model import POSITION_DIM
 from motes.models.model import Model
 from motes.models.pixel_map import LatentMap, is_visible, rendered_centroids
 

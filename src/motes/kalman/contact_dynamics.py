@@ -29,16 +29,8 @@ from motes.kalman.joint_tracks import (
     with_draws,
     with_moments,
 )
-from motes.kalman.model import (
-    POSITION_DIM,
-    STATE_DIM,
-    Gaussian,
-    SampledTracks,
-    SmoothedTracks,
-    identity,
-    map_vector,
-    square_root,
-)
+from motes.kalman.linalg import identity, map_vector, square_root
+from motes.kalman.model import POSITION_DIM, STATE_DIM, Gaussian, SampledTracks, SmoothedTracks
 from motes.kalman.scene_paths import sample_scenes, scene_log_density
 from motes.kalman.scenes import SceneLaw, simulate_scene
 from motes.kalman.walled_dynamics import WalledDynamics

@@ -21,21 +21,11 @@ from torch.linalg import solve_triangular
 from torch.nn.functional import pad
 
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.kalman.model import (
-    EPSILON,
-    LGSSM,
-    Smoothed,
-    StateEstimate,
-    add_to_diagonal_blocks,
-    aligned,
+from motes.kalman.linalg import (
     cholesky,
     coordinate_mask,
     diagonal,
-    diagonal_blocks,
-    difference_matrix,
-    emission_matrix,
     identity,
-    input_response,
     inverse_cholesky,
     largest,
     log_density,
@@ -44,13 +34,25 @@ from motes.kalman.model import (
     map_vector,
     mask_covariance,
     nan_unless_semidefinite,
-    noise_gain,
     reduction,
+    unique_masks,
+)
+from motes.kalman.model import (
+    EPSILON,
+    LGSSM,
+    Smoothed,
+    StateEstimate,
+    add_to_diagonal_blocks,
+    aligned,
+    diagonal_blocks,
+    difference_matrix,
+    emission_matrix,
+    input_response,
+    noise_gain,
     response,
     solve,
     stack_columns,
     sum_of_later_columns,
-    unique_masks,
 )
 
 CHUNK_BLOCKS = 32  # blocks of frames held in memory at once

@@ -8,6 +8,7 @@ from torch import nn
 from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
+from motes.kalman.linalg import identity, map_vector
 from motes.kalman.model import (
     LGSSM,
     POSITION_DIM,
@@ -17,8 +18,6 @@ from motes.kalman.model import (
     SampledTracks,
     SmoothedTracks,
     draw_path,
-    identity,
-    map_vector,
     select,
 )
 from motes.kalman.track_evidence import leave_one_out, swap_gains

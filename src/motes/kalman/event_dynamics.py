@@ -32,6 +32,7 @@ from motes.kalman.events import (
     smooth_pass,
     weigh,
 )
+from motes.kalman.linalg import identity, map_vector, square_root
 from motes.kalman.model import (
     POSITION_DIM,
     STATE_DIM,
@@ -39,9 +40,6 @@ from motes.kalman.model import (
     GaussianMixture,
     SampledTracks,
     SmoothedTracks,
-    identity,
-    map_vector,
-    square_root,
 )
 from motes.kalman.track_evidence import inverse_2x2, overlap, pair_gains
 from motes.kalman.walled_dynamics import WalledDynamics

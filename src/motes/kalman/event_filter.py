@@ -24,7 +24,7 @@ from motes.kalman.events import (
     since_hit,
     with_contacts,
 )
-from motes.kalman.model import map_vector
+from motes.kalman.linalg import map_vector
 
 SLOTS = 8  # hypotheses of a track
 NEGLIGIBLE = -14.0  # log weight of sequences that are dropped, relative to the best

@@ -26,7 +26,8 @@ import torch
 from torch.nn.functional import pad
 
 from motes.core.axes import Bool, Float, Int, Tensor
-from motes.kalman.model import LGSSM, cholesky, identity, map_vector, square_root
+from motes.kalman.linalg import cholesky, identity, map_vector, square_root
+from motes.kalman.model import LGSSM
 from motes.kalman.track_evidence import inverse_2x2
 
 CERTAIN = 5.0  # standard deviations from every guard beyond which P_s is 1

@@ -21,7 +21,8 @@ from motes.kalman.joint_tracks import (
     with_draws,
     with_moments,
 )
-from motes.kalman.model import STATE_DIM, Gaussian, SampledTracks, SmoothedTracks, square_root
+from motes.kalman.linalg import square_root
+from motes.kalman.model import STATE_DIM, Gaussian, SampledTracks, SmoothedTracks
 from motes.kalman.pair_forces import Joint, PairLaw, PairPaths, draw_paths, step
 
 EVIDENCE_DRAWS = 32

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import torch
 
 from motes.core.axes import Bool, Float, Tensor
-from motes.kalman.model import map_vector, square_root
+from motes.kalman.linalg import map_vector, square_root
 
 SUBSTEPS = 4
 ITERATIONS = 6  # of the smoother

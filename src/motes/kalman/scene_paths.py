@@ -22,7 +22,7 @@ from motes.kalman.events import (
     scatter_logsumexp,
     smooth_pass,
 )
-from motes.kalman.model import identity, map_vector
+from motes.kalman.linalg import identity, map_vector
 from motes.kalman.scenes import SceneLaw, linearise, simulate_scene, step_scene
 
 SLOTS = 8  # hypotheses of a scene

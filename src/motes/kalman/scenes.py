@@ -17,7 +17,8 @@ import torch
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman.events import Contacts, Walls
-from motes.kalman.model import LGSSM, identity, map_vector
+from motes.kalman.linalg import identity, map_vector
+from motes.kalman.model import LGSSM
 
 MAX_EVENTS = 6  # of a frame
 NUDGE = 1e-6  # of a state, for derivatives by central differences

@@ -14,13 +14,7 @@ from typing import NamedTuple
 import torch
 
 from motes.core.axes import Bool, Float, Tensor
-from motes.kalman.model import (
-    EPSILON,
-    LGSSM,
-    Filtered,
-    Smoothed,
-    StateEstimate,
-    Updated,
+from motes.kalman.linalg import (
     cholesky,
     diagonal,
     identity,
@@ -29,6 +23,7 @@ from motes.kalman.model import (
     map_vector,
     solve_covariance,
 )
+from motes.kalman.model import EPSILON, LGSSM, Filtered, Smoothed, StateEstimate, Updated
 
 CHUNK_FRAMES = 256  # frames that the smoother holds in memory at once
 

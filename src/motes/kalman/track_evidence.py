@@ -13,6 +13,14 @@ from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman.arrays import few_tracks, joined_few
 from motes.kalman.dense import joint_prior
+from motes.kalman.linalg import (
+    identity,
+    inverse_cholesky,
+    log_det_triangular,
+    map_vector,
+    mask_covariance,
+    unique_masks,
+)
 from motes.kalman.model import (
     LGSSM,
     POSITION_DIM,
@@ -21,12 +29,6 @@ from motes.kalman.model import (
     StateEstimate,
     aligned,
     diagonal_blocks,
-    identity,
-    inverse_cholesky,
-    log_det_triangular,
-    map_vector,
-    mask_covariance,
-    unique_masks,
 )
 from motes.kalman.sequential import predict, run_filter
 

@@ -14,10 +14,10 @@ from motes.config import RunConfig
 from motes.core.axes import Float
 from motes.core.environment import environment
 from motes.core.errors import InputError
+from motes.core.files import write_text
 from motes.data import Clips, World, draw_clips
 from motes.evaluation.evaluate import (
     NUM_CONTEXT,
-    ModelPredictor,
     Progress,
     by_count,
     compare_physics,
@@ -25,12 +25,13 @@ from motes.evaluation.evaluate import (
     no_progress,
 )
 from motes.evaluation.learned import InitialStates, learned_initial_states, true_initial_states
-from motes.models.model import Model, load_with_config, save_model, write_text
+from motes.evaluation.predictor import ModelPredictor
+from motes.models.checkpoint import load_with_config, save_model
+from motes.models.model import Model
 from motes.models.pixel_map import find_pixel_map
 from motes.models.sprites.renderer import SpriteRenderer
 from motes.output import plots
-from motes.output.figures import FIGURES, Material
-from motes.output.reports import (
+from motes.output.demo_report import (
     ANSWERS,
     PHYSICS,
     Findings,
@@ -38,6 +39,7 @@ from motes.output.reports import (
     TrainingSummary,
     demo_page,
 )
+from motes.output.figures import FIGURES, Material
 from motes.queries import infer, sample
 from motes.training.presets import PRESETS
 from motes.training.step import RESTART_STEPS

@@ -14,7 +14,6 @@ from motes.core.files import atomic_path
 from motes.data import Clips
 from motes.evaluation.evaluate import (
     NUM_CONTEXT,
-    ModelPredictor,
     Progress,
     by_count,
     evaluate,
@@ -22,6 +21,7 @@ from motes.evaluation.evaluate import (
     query_masks,
 )
 from motes.evaluation.learned import first_points_and_steps, latent_grid, learned_initial_states
+from motes.evaluation.predictor import ModelPredictor
 from motes.models.model import Model
 from motes.output import plots
 from motes.output.plots import FORECAST, INFERRED, INTERPOLATED, TRUTH, View

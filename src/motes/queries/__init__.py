@@ -6,21 +6,18 @@ smoothed states give positions where nothing was observed, and paths, velocities
 everywhere.
 """
 
-import math
-import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
-from torch.nn.functional import pad
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.device import limited_threads
 from motes.core.errors import InputError
 from motes.core.memory import require_memory
-from motes.data.clips import colour_to_grey
-from motes.kalman.model import Gaussian, SmoothedTracks, map_vector, square_root
-from motes.models.model import CHUNK_FRAMES, Model
+from motes.kalman.linalg import map_vector
+from motes.kalman.model import Gaussian
+from motes.models.model import Model
 from motes.models.protocols import DrawsTracks, Pins, Posterior, Search, SearchesAgain
 from motes.queries.answer import Answer, nan_where_absent
 from motes.queries.corrections import (
@@ -31,10 +28,17 @@ from motes.queries.corrections import (
     without_forbidden,
 )
 from motes.queries.counting import count_log_evidence
-from motes.queries.fit import FitReference, FitStatistics, judge_fit, measure_fit
-from motes.queries.scatter import at_least
+from motes.queries.fit import FitStatistics, judge_fit, measure_fit
+from motes.queries.tracks import (
+    Tracks,
+    marginal_frames,
+    most_likely_tracks,
+    render_at,
+    smooth_tracks,
+    track_observations,
+)
+from motes.queries.validation import check_counts, check_frames, check_observed, check_whole
 
-NUM_DRAWS = 64  # rendered draws that a marginal frame averages
 __all__ = ["Answer", "forecast", "infer", "interpolate", "sample"]
 MAX_FRAMES = 10_000
 SEARCH = Search(hypotheses=3, stream_after=256)  # effort of a query
@@ -44,251 +48,6 @@ SMOOTHING_BYTES, SAMPLING_BYTES, RENDERING_BYTES = 12_000, 450, 22
 DRAWING_BYTES = 20_000  # of a position, for NUM_PATHS draws
 NUM_PATHS = 64  # of `answer.draws`
 RenderFrames = Callable[[], Float[Tensor, "B T height width *channels"]]
-
-
-def as_input_tensor(name: str, given: Any) -> Tensor:
-    """Return the input as a tensor of any type and shape."""
-    try:
-        return torch.as_tensor(given)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise InputError(
-            f"{name}: a {type(given).__name__} that cannot be read as numbers ({error}); "
-            "give a tensor or an array"
-        ) from None
-
-
-def check_frames(
-    model: Model, frames: Any, observed: Bool[Tensor, "B T"] | None = None
-) -> Float[Tensor, "B T height width *channels"]:
-    """Return frames as float32 on the model's device; unobserved ones may hold anything.
-
-    Unobserved frames become zero if the inference requires it, else long videos are not copied.
-    """
-    given = as_input_tensor("frames", frames)
-    height, width = model.image_size
-    hint = "; add the clip axis: frames[None]" if given.ndim == 3 else ""
-    in_colour = model.in_colour
-    if given.ndim == 5 and given.shape[-1] == 3 and not in_colour:
-        raise InputError(
-            f"frames have shape {tuple(given.shape)}, in colour; this model was trained on grey "
-            "frames: give those"
-        )
-    if given.ndim != 4 + in_colour or (in_colour and given.shape[-1] != 3):
-        raise InputError(
-            f"frames have shape {tuple(given.shape)}; expected [clips, frames, {height}, {width}"
-            + (", 3 colours]" if in_colour else "]")
-            + hint
-        )
-    if tuple(given.shape[2:4]) != model.image_size:
-        raise InputError(
-            f"frames are {given.shape[2]}x{given.shape[3]} pixels; this model takes "
-            f"{height}x{width}: resize them or train a model of that size"
-        )
-    if given.shape[0] < 1 or given.shape[1] < 2:
-        raise InputError(
-            f"frames hold {given.shape[0]} clips of {given.shape[1]} frames; "
-            "expected at least 1 clip of at least 2 frames"
-        )
-    if given.is_complex():
-        raise InputError("frames are complex numbers; expected real values in [0, 1]")
-    given = given.to(model.device, torch.float32)
-    if observed is not None and model.inference.requires_zeroed_frames:
-        shown = observed.reshape(*observed.shape, *[1] * (given.ndim - 2))
-        given = torch.where(shown, given, 0.0)
-    low, high = _extremes(given, observed)
-    if not math.isfinite(low + high):
-        raise InputError("frames hold NaN or infinite values; expected values in [0, 1]")
-    if low < 0 or high > 1:
-        raise InputError(
-            f"frames hold values from {low:g} to {high:g}; expected [0, 1]"
-            + ("; divide by 255" if 1 < high <= 255 and low >= 0 else "")
-        )
-    return given if model.colour_axis is None else colour_to_grey(given, model.colour_axis)
-
-
-def _extremes(
-    frames: Float[Tensor, "B T height width *channels"], observed: Bool[Tensor, "B T"] | None
-) -> tuple[float, float]:
-    """Return the smallest and largest value of observed frames; NaN, if there is one."""
-    if observed is None:
-        return float(frames.min()), float(frames.max())
-    # In chunks: indexing with a mask copies.
-    parts = (part.split(CHUNK_FRAMES, 1) for part in (frames, observed))
-    picked = (some[flags].aminmax() for some, flags in zip(*parts, strict=True) if flags.any())
-    lows, highs = zip(*picked, strict=True)
-    return float(torch.stack(lows).min()), float(torch.stack(highs).max())
-
-
-def check_observed(model: Model, observed: Any, frames: Any) -> Bool[Tensor, "B T"]:
-    """Return which frames were observed, [T] for all clips or [B, T], as [B, T]."""
-    shape = tuple(as_input_tensor("frames", frames).shape[:2])
-    flags = as_input_tensor("observed", observed)
-    if flags.dtype != torch.bool:
-        raise InputError(f"observed has type {flags.dtype}; expected booleans, True where observed")
-    if len(shape) < 2 or flags.ndim not in (1, 2) or tuple(flags.shape) not in (shape, shape[1:]):
-        raise InputError(
-            f"observed has shape {tuple(flags.shape)} for frames of shape {shape}; expected one "
-            "flag a frame: [frames] or [clips, frames]"
-        )
-    flags = flags.to(model.device).expand(shape)
-    if not bool(flags.any(1).all()):
-        clip = int((~flags.any(1)).nonzero()[0])
-        raise InputError(f"clip {clip} has no observed frame; to sample clips use motes.sample")
-    return flags
-
-
-def check_counts(model: Model, num_objects: Any, num_clips: int) -> Int[Tensor, " B"]:
-    """Return the number of objects in each clip, from one integer or one for each clip."""
-    counts = as_input_tensor("num_objects", num_objects)
-    if counts.dtype == torch.bool or counts.is_floating_point() or counts.is_complex():
-        raise InputError(f"num_objects has type {counts.dtype}; expected whole numbers")
-    if counts.ndim > 1 or (counts.ndim == 1 and len(counts) != num_clips):
-        raise InputError(
-            f"num_objects has shape {tuple(counts.shape)} for {num_clips} clips; "
-            "give one number, or one for each clip"
-        )
-    low, high = int(counts.min()), int(counts.max())
-    if low < 1 or high > model.max_searchable_objects:
-        raise InputError(
-            f"num_objects is {low if low < 1 else high}; this model takes 1 to "
-            f"{model.max_searchable_objects} objects"
-        )
-    return counts.to(model.device, torch.int64).expand(num_clips).clone()
-
-
-def check_whole(name: str, value: Any, low: int, high: int) -> int:
-    """Return a whole number within limits."""
-    try:
-        whole = operator.index(value)  # Python's, NumPy's and PyTorch's integers
-    except TypeError:
-        whole = low - 1
-    if isinstance(value, bool) or not low <= whole <= high:
-        raise InputError(f"{name} is {value!r}; give a whole number from {low} to {high}")
-    return whole
-
-
-class Tracks(NamedTuple):
-    """The posterior of every object in every frame, in latent units, float64."""
-
-    component: Int[Tensor, "B N"]
-    component_probabilities: Float[Tensor, "B N K"]
-    positions: Float[Tensor, "B N T 2"]  # of a_t
-    covariances: Float[Tensor, "B N T 2 2"]
-    states: Gaussian  # of h_t
-    detected: Bool[Tensor, "B N T"]
-    appearance: Any
-
-
-def track_observations(
-    model: Model,
-    q: Posterior,
-    observed: Bool[Tensor, "B T_q"],
-    num_objects: Int[Tensor, " B"],
-    num_frames: int,
-) -> Observations:
-    """Return the calibrated moments of q in its frames, and no detections in those after them.
-
-    A model whose objects do not keep their looks has wider ones, see `motes.queries.scatter`.
-    """
-    scale = model.calibration_scale[(num_objects - 1).clamp(max=len(model.calibration_scale) - 1)]
-    covariances = scale[:, None, None, None, None] * q.covariances()
-    reference = None if model.folder is None else FitReference.load(model.folder)
-    scatter = None if reference is None else reference.scatter
-    if scatter is not None and scatter.floor is not None:
-        covariances = at_least(covariances, scatter.floor)
-
-    def flags(mask: Bool[Tensor, "B _ T"] | None) -> Bool[Tensor, "B N T"]:
-        return (observed[:, None] if mask is None else mask).expand(q.means.shape[:3])
-
-    detected = flags(q.detected)
-    after = num_frames - detected.shape[2]
-    return Observations(
-        positions=pad(q.means, (0, 0, 0, after)),
-        covariances=pad(covariances, (0, 0, 0, 0, 0, after)),
-        detected=pad(detected, (0, after)),
-        localized=pad(flags(q.localized), (0, after)),
-    )
-
-
-def smooth_tracks(model: Model, seen: Observations) -> SmoothedTracks:
-    """Return the states of all frames under each component, given the detections."""
-    variances = seen.covariances.diagonal(dim1=-2, dim2=-1).double()
-    smoothed: SmoothedTracks = model.dynamics.smooth(seen.positions, seen.detected, variances)
-    return smoothed
-
-
-def most_likely_tracks(
-    model: Model, seen: Observations, smoothed: SmoothedTracks, appearance: Any = None
-) -> Tracks:
-    """Return the tracks under each object's most likely component, as in the paper."""
-    component = smoothed.log_weights.argmax(-1)
-    states = smoothed.select(component)
-    predicted = model.dynamics.emit(states)
-    localized = seen.localized[..., None]
-    return Tracks(
-        component=component,
-        component_probabilities=smoothed.log_weights.exp(),
-        positions=torch.where(localized, seen.positions.double(), predicted.mean),
-        covariances=torch.where(
-            localized[..., None], seen.covariances.double(), predicted.covariance
-        ),
-        states=states,
-        detected=seen.detected,
-        appearance=appearance,
-    )
-
-
-def marginal_frames(
-    model: Model,
-    q: Posterior,
-    observed: Bool[Tensor, "B T"],
-    num_objects: Int[Tensor, " B"],
-    smoothed: SmoothedTracks,
-    generator: torch.Generator,
-) -> Float[Tensor, "B T height width *channels"]:
-    """Return the mean of each pixel with all positions marginalised.
-
-    Exactly if the renderer can, else over draws: from q where the frame was observed, from the
-    mixture of the components' predictions where it was not.
-    """
-    weights = smoothed.log_weights.exp()
-    predicted = model.dynamics.emit(Gaussian(smoothed.means, smoothed.covariances))
-    present = model.present(num_objects)
-    exact: Tensor | None = model.renderer.expected_frames(q, present, weights, predicted)
-    if exact is not None:
-        return exact
-    factors = square_root(predicted.covariance)
-    borders = weights.cumsum(-1)[..., :-1]
-    draws = []
-    for _ in range(NUM_DRAWS):
-        shape = predicted.mean[:, :, 0].shape
-        noise = torch.randn(shape, generator=generator, dtype=torch.float32).to(model.device)
-        uniform = torch.rand(shape[:3], generator=generator, dtype=torch.float32).to(model.device)
-        component = (uniform[..., None] >= borders[:, :, None]).sum(-1)[:, :, None, :, None]
-        mean = predicted.mean.take_along_dim(component, 2)[:, :, 0]
-        factor = factors.take_along_dim(component[..., None], 2)[:, :, 0]
-        draws.append((noise, mean + map_vector(factor, noise.double())))
-    total = torch.zeros(*observed.shape, *model.frame_shape).to(model.pixel_matrix)
-    for time, part in q.pieces():
-        known = part.means.shape[2]  # frames; none was observed after them
-        for noise, imagined in draws:
-            here, there = noise[:, :, time], imagined[:, :, time]
-            drawn = pad(part.draw(here[:, :, :known]), (0, 0, 0, here.shape[2] - known))
-            positions = torch.where(observed[:, None, time, None], drawn.double(), there)
-            total[:, time] += render_at(model, positions, num_objects, q.appearance)
-    return total / NUM_DRAWS
-
-
-@torch.no_grad()
-def render_at(
-    model: Model,
-    positions: Float[Tensor, "B N T 2"],
-    num_objects: Int[Tensor, " B"],
-    appearance: Any,
-) -> Float[Tensor, "B T height width *channels"]:
-    """Return the mean of each pixel for known positions."""
-    known = positions.to(model.pixel_matrix.dtype)
-    return model.render(known, model.present(num_objects), appearance)
 
 
 def infer(

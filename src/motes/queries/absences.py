@@ -12,9 +12,10 @@ import torch
 
 from motes.core.axes import Bool, Float, Tensor
 from motes.models.model import Model
-from motes.queries import check_frames, forecast, infer
+from motes.queries import forecast, infer
 from motes.queries.answer import Answer
 from motes.queries.fit import MIN_CONTRAST, FitStatistics, judge_fit
+from motes.queries.validation import check_frames
 
 MIN_ABSENT = 5  # frames without anything, which end a part
 MIN_AREA = 0.25  # of an object's pixels: less is nothing

@@ -6,7 +6,8 @@ import torch
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.memory import chunk_size
-from motes.models.model import Model, terms_of
+from motes.models.elbo import terms_of
+from motes.models.model import Model
 from motes.models.protocols import Search
 from motes.queries.fit import ENOUGH_EXPLAINED, measure_fit
 

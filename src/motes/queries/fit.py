@@ -14,7 +14,8 @@ from torch.nn.functional import max_pool2d
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
-from motes.models.model import Model, write_json
+from motes.core.files import write_json
+from motes.models.model import Model
 from motes.queries.answer import Fit
 from motes.queries.law_test import departure_from_law
 from motes.queries.scatter import Scatter

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from motes.core.axes import Float, Tensor
-from motes.models.model import write_json
+from motes.core.files import write_json
 from motes.queries.answer import Answer
 from motes.queries.fit import MANY_PIXELS, MOSTLY_NEARBY, FitStatistics
 

@@ -18,10 +18,13 @@ from motes.data import Clips, draw_clips, load_clips
 from motes.data.clips import clips_to_grey
 from motes.evaluation.learned import learned_force, learned_initial_states
 from motes.kalman.dynamics import require_linear
-from motes.kalman.model import draw_path, map_vector
-from motes.models.model import Model, load_with_config
+from motes.kalman.linalg import map_vector
+from motes.kalman.model import draw_path
+from motes.models.checkpoint import load_with_config
+from motes.models.model import Model
 from motes.output.demo import demo_world
 from motes.output.tracks import SHOWN_DRAWS
+from motes.queries import validation
 from motes.queries.answer import Answer
 from motes.queries.counting import count_log_evidence
 from motes.server import schemas
@@ -145,11 +148,11 @@ class Playground:
         num_objects: int | None,
     ) -> "Question":
         """Return a question that cannot fail, so that others can be answered with it."""
-        observed = queries.check_observed(self.model, observed, frames)
-        queries.check_frames(self.model, frames, observed)
+        observed = validation.check_observed(self.model, observed, frames)
+        validation.check_frames(self.model, frames, observed)
         searched = sum(range(self.model.max_objects + 1))  # counts 1, 2, ... are compared
         if num_objects is not None:
-            queries.check_counts(self.model, num_objects, len(frames))
+            validation.check_counts(self.model, num_objects, len(frames))
             searched = num_objects
         digest = hashlib.blake2b(repr((num_objects, frames.shape)).encode(), digest_size=16)
         digest.update(observed.cpu().numpy().tobytes())

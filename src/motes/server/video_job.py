@@ -120,7 +120,7 @@ class Reporter:
 
 
 def _run(folder: Path, job: schemas.VideoJob, report: Reporter) -> None:
-    from motes.models.model import write_text
+    from motes.core.files import write_text
     from motes.output.demo import sprite_image
     from motes.queries.quality import Quality
     from motes.training.inputs import fit_sprite_size

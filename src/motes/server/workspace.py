@@ -19,7 +19,8 @@ import torch
 from motes import queries
 from motes.core.axes import UInt8
 from motes.core.errors import InputError, require
-from motes.models.model import Model, load
+from motes.models.checkpoint import load
+from motes.models.model import Model
 from motes.output.corrections import in_clip, write_corrections
 from motes.output.formats import FORMATS, object_diameter, suffix_of, write_tracks
 from motes.output.tracks import answer_in_video, table

@@ -18,16 +18,9 @@ from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
 from motes.evaluation.metrics import reorder
 from motes.kalman.model import POSITION_DIM
-from motes.models.model import (
-    BoundTerms,
-    Model,
-    find_model,
-    load_with_config,
-    log_prior,
-    read_config,
-    reconstruction,
-    shipped_names,
-)
+from motes.models.checkpoint import find_model, load_with_config, read_config, shipped_names
+from motes.models.elbo import BoundTerms, log_prior, reconstruction
+from motes.models.model import Model
 from motes.models.protocols import GaussianPosterior
 from motes.training.inputs import TrainingData
 

@@ -31,7 +31,7 @@ from motes.kalman.events import (
     smooth_pass,
     weigh,
 )
-from motes.kalman.model import identity
+from motes.kalman.linalg import identity
 from motes.models.protocols import InferredBatch
 from motes.training import distributed
 from motes.training.inputs import TrainingData

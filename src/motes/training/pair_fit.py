@@ -281,10 +281,10 @@ def maximise(start: PairLaw, kind: str, seen: Joint, curved: bool = False) -> Fi
         return None
     inverse = torch.linalg.pinv(found.information.sum(0))
     covariance = inverse @ (found.scores.mT @ found.scores) @ inverse
-    return _with_errors(law, kind, covariance)
+    return with_errors(law, kind, covariance)
 
 
-def _with_errors(law: PairLaw, kind: str, covariance: Float[Tensor, "p p"]) -> Fit:
+def with_errors(law: PairLaw, kind: str, covariance: Float[Tensor, "p p"]) -> Fit:
     """Return a law with the error bars of k, L and G."""
     sds = covariance.diagonal().clamp(min=0).sqrt()
     errors = dict(zip(KINDS[kind], sds.tolist(), strict=False))

@@ -28,8 +28,9 @@ import torch
 from motes.config import RunConfig, to_json
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
+from motes.core.files import write_text
 from motes.data.clips import PackedFrames, pack
-from motes.models.model import Model, write_text
+from motes.models.model import Model
 from motes.models.paper import PaperSettings
 from motes.models.pixel_map import align_pixel_map, is_visible, rendered_centroids
 from motes.models.protocols import GaussianPosterior

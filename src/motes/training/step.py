@@ -23,18 +23,9 @@ import torch
 from motes.config import RunConfig
 from motes.core.axes import Bool, Float, Float64, Int, Tensor
 from motes.core.errors import InputError
-from motes.models.model import (
-    FAMILIES,
-    BoundTerms,
-    Model,
-    bound_terms,
-    build,
-    find_model,
-    load,
-    read_config,
-    rename_old_tensors,
-    terms_of,
-)
+from motes.models.checkpoint import find_model, load, read_config, rename_old_tensors
+from motes.models.elbo import BoundTerms, bound_terms, terms_of
+from motes.models.model import FAMILIES, Model, build
 from motes.models.protocols import InferredBatch, Posterior, Search
 from motes.training import distributed
 from motes.training.distillation import distillation_terms

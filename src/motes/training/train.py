@@ -22,18 +22,15 @@ from motes.config import RunConfig, to_json
 from motes.core.device import check_device, limited_threads
 from motes.core.environment import environment
 from motes.core.errors import InputError
-from motes.core.files import atomic_path, leftover_files
-from motes.models.model import (
-    FAMILIES,
-    Model,
+from motes.core.files import atomic_path, leftover_files, write_json, write_text
+from motes.models.checkpoint import (
     read_config,
     read_metadata,
     read_tensors,
     save_model,
-    write_json,
     write_tensors,
-    write_text,
 )
+from motes.models.model import FAMILIES, Model
 from motes.models.pixel_map import align_pixel_map, draw_latent_map, find_latent_map
 from motes.queries import fit, quality
 from motes.queries.quality import Quality

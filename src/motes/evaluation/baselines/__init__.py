@@ -25,7 +25,8 @@ from motes.data import Clips, World, worlds
 from motes.evaluation.baselines.bayes_limit import BayesLimit
 from motes.evaluation.baselines.disk_trackers import KalmanTracker, StraightLine, true_physics
 from motes.evaluation.baselines.trackpy import TrackpyTracker
-from motes.evaluation.evaluate import Frames, Mask, Prediction, Predictor, by_count
+from motes.evaluation.evaluate import by_count
+from motes.evaluation.predictor import Frames, Mask, Prediction, Predictor
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,8 +25,8 @@ from motes.evaluation.baselines.disk_trackers import (
     disk_mask,
     true_physics,
 )
-from motes.evaluation.evaluate import Covariances, Frames, Mask, Prediction
 from motes.evaluation.metrics import Tracks
+from motes.evaluation.predictor import Covariances, Frames, Mask, Prediction
 from motes.kalman.model import SmoothedTracks
 
 NUM_DRAWS = 1024

@@ -19,8 +19,8 @@ from motes import kalman
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.errors import InputError
 from motes.data import World
-from motes.evaluation.evaluate import Covariances, Frames, Mask, Prediction
 from motes.evaluation.metrics import Tracks
+from motes.evaluation.predictor import Covariances, Frames, Mask, Prediction
 from motes.kalman.model import LGSSM, SmoothedTracks
 
 ROUNDING = 1 / 12  # variance of a position that is rounded to a pixel

@@ -21,8 +21,9 @@ from motes.data import Clips
 from motes.data.clips import median_background
 from motes.evaluation import metrics
 from motes.evaluation.baselines.disk_trackers import explain_frames
-from motes.evaluation.evaluate import Frames, Mask, Prediction, by_count
+from motes.evaluation.evaluate import by_count
 from motes.evaluation.metrics import Tracks
+from motes.evaluation.predictor import Frames, Mask, Prediction
 
 NUM_TUNED = 40  # clips with each number of objects
 DIAMETERS = (5, 7, 9)

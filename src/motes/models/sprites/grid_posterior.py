@@ -9,7 +9,8 @@ from torch.nn.functional import conv2d, conv_transpose2d, pad
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.memory import chunk_size
-from motes.kalman.model import Gaussian, map_vector, square_root
+from motes.kalman.linalg import map_vector, square_root
+from motes.kalman.model import Gaussian
 from motes.models.sprites.likelihood_maps import (
     PixelGaussian,
     WindowPosterior,

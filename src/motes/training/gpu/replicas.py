@@ -17,7 +17,8 @@ from motes.data.clips import PackedFrames
 from motes.kalman.dense import PositionPrior, position_prior
 from motes.kalman.dynamics import LinearDynamics, require_linear
 from motes.kalman.model import LGSSM
-from motes.models.model import BoundTerms, Model, entropy
+from motes.models.elbo import BoundTerms, entropy
+from motes.models.model import Model
 from motes.models.protocols import GaussianPosterior
 from motes.training.distillation import log_density
 from motes.training.gpu import networks
@@ -274,7 +275,7 @@ def log_evidence(
     positions: Float[Tensor, "R B N T 2"],
     present: Bool[Tensor, "R B N"],
 ) -> Float[Tensor, "R B"]:
-    """Return log p(a) of each clip: `motes.models.model.log_prior` of each replica."""
+    """Return log p(a) of each clip: `motes.models.elbo.log_prior` of each replica."""
     joint = log_weights[:, None, None] + prior.log_density(positions[:, :, :, None])
     evidence = torch.where(present, joint.logsumexp(-1), 0.0).sum(-1)
     return evidence.to(positions.dtype)

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from motes.config import FORMAT_VERSION
 from motes.core.errors import InputError
-from motes.models import model as checkpoint
-from motes.models.model import load, load_with_config, read_tensors, save_model, write_tensors
+from motes.models import checkpoint
+from motes.models.checkpoint import load, load_with_config, read_tensors, save_model, write_tensors
 from tiny import tiny_config, tiny_model
 
 META = {"format": "motes", "kind": "model"}

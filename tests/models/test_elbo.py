@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motes.kalman.dynamics import LinearDynamics
-from motes.models import model as elbo
-from motes.models.model import BoundTerms, Model
+from motes.models import elbo
+from motes.models.elbo import BoundTerms
+from motes.models.model import Model
 from motes.models.protocols import GaussianPosterior
 from motes.models.sprites.grid_posterior import GridPosterior
 from oracles import joint, one_model

@@ -10,7 +10,7 @@ import torch
 import motes
 from motes.core.errors import InputError
 from motes.models.model import Model
-from motes.queries import check_counts, check_frames, check_observed
+from motes.queries.validation import check_counts, check_frames, check_observed
 from tiny import HEIGHT, MAX_OBJECTS, WIDTH, tiny_frames, tiny_model, tiny_sprite_model
 
 B, T = 2, 4
