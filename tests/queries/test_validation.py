@@ -148,6 +148,22 @@ def test_frames_of_any_real_type_are_read_as_the_same_numbers(
     assert torch.equal(check_frames(model, frames.to(kind).tolist()), frames)
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [
+        lambda frames: np.ascontiguousarray(frames[:, ::-1])[:, ::-1],  # reversed in time
+        lambda frames: np.asfortranarray(frames),
+        lambda frames: frames.astype(">f4"),
+        lambda frames: np.broadcast_to(frames, frames.shape),  # read-only
+    ],
+)
+def test_frames_of_any_layout_are_read_as_the_same_numbers(
+    layout: Callable[[np.ndarray], np.ndarray], model: Model
+) -> None:
+    frames = tiny_frames(B, T).numpy()
+    assert torch.equal(check_frames(model, layout(frames)), torch.from_numpy(frames))
+
+
 def test_hidden_frames_may_hold_anything(model: Model) -> None:
     frames, flags = spoiled(float("nan")), torch.ones(B, T, dtype=torch.bool)
     flags[1, 2] = False

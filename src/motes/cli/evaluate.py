@@ -263,7 +263,7 @@ def score_table(record: dict[str, Any]) -> str:
     for name in next(iter(columns.values())):
         cells = "".join(
             f"{column[name]:10.4g}"
-            + (f" ± {errors[n][name]:<6.2g}" if name in errors[n] else " " * 9)
+            + (f" ± {_without_rounding(errors[n][name]):<6.2g}" if name in errors[n] else " " * 9)
             for n, column in columns.items()
         )
         lines.append(f"{name:28s}{cells}")
@@ -271,6 +271,11 @@ def score_table(record: dict[str, Any]) -> str:
         force = ", ".join(f"{value:.4f}" for value in record["force_px_per_frame2"])
         lines.append(f"recovered force {force} px/frame^2 (x right, y down)")
     return "\n".join(lines)
+
+
+def _without_rounding(error: float) -> float:
+    """Return an error of scores near 1, or 0 if all clips have the same score but for rounding."""
+    return 0.0 if error < 1e-12 else error
 
 
 def _time_training(device: str, smoke: bool) -> float:

@@ -4,6 +4,7 @@ import math
 import operator
 from typing import Any
 
+import numpy as np
 import torch
 
 from motes.core.axes import Bool, Float, Int, Tensor
@@ -13,8 +14,18 @@ from motes.models.model import CHUNK_FRAMES, Model
 
 
 def as_input_tensor(name: str, given: Any) -> Tensor:
-    """Return the input as a tensor of any type and shape."""
+    """Return the input as a tensor of any type and shape.
+
+    Arrays that PyTorch cannot share are copied: read-only, reversed or of foreign byte order.
+
+    Law: these hold the same numbers (test_frames_of_any_layout_are_read_as_the_same_numbers).
+    """
     try:
+        if isinstance(given, np.ndarray) and (
+            not (given.flags.writeable and given.dtype.isnative)
+            or min(given.strides, default=0) < 0
+        ):
+            given = np.array(given, given.dtype.newbyteorder("="), order="C")
         return torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(
