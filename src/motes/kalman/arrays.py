@@ -20,6 +20,7 @@ from motes.kalman.model import EPSILON, LGSSM, Smoothed
 Array = np.ndarray
 MAX_TRACKS = 512  # tracks times components; PyTorch is as fast for more
 MAX_STATES = 2**13  # of all tracks, components and frames, which bounds memory: 1 kB each
+MAX_JOINS = 2**15  # of all pairs of tracks and frames, likewise
 
 
 class Tracks(NamedTuple):
@@ -270,7 +271,7 @@ def joined_few(
     """
     (B, N, T), D = observed.shape, model.transition.shape[-1]
     tracks = _tracks_of(model, positions[:, :, None], observed[:, :, None])
-    if tracks is None or B * N * N * T > MAX_STATES:
+    if tracks is None or B * N * N * T > MAX_JOINS:
         return None
     with np.errstate(all="ignore"):
         try:

@@ -14,9 +14,11 @@ from motes.models.sprites.likelihood_maps import (
     scene_of,
 )
 from motes.models.sprites.long_clips import (
+    LaterStart,
+    cannot_win,
     changed_frames,
     forward,
-    one_hypothesis_suffices,
+    later_starts,
     search_long,
     undo_swaps,
 )
@@ -65,7 +67,7 @@ def test_a_long_clip_is_searched_as_with_all_hypotheses(
     truth = places()
     scene, tracker = scene_with(truth, hidden=hidden), Tracker(WINDOW)
     starts = delayed_starts(scene.observed, 3)
-    once, _ = search_long(scene, starts, WINDOW)
+    once, *_ = search_long(scene, starts, WINDOW)
     assert once is not None
     monkeypatch.setattr(long_clips, "MIN_FRAMES", FRAMES + 1)
     monkeypatch.setattr(long_clips, "is_settled", lambda *scene: torch.zeros(1, dtype=torch.bool))
@@ -78,13 +80,58 @@ def test_a_long_clip_is_searched_as_with_all_hypotheses(
 
 
 @torch.no_grad()
-def test_one_hypothesis_suffices_only_where_later_starts_join_it() -> None:
+def test_later_starts_join_without_doubt_where_objects_are_separated() -> None:
     for flash in (False, True):
         scene = scene_with(places(), flash)
         coarse = SpriteTemplate.coarse(scene.renderer, WINDOW)
         first = forward(scene, coarse, scene.observed)
         starts = delayed_starts(scene.observed, 3)
-        assert one_hypothesis_suffices(scene, coarse, first, starts) == (not flash)
+        found = later_starts(scene, coarse, first, starts)
+        assert all(start.joins and not start.doubtful for start in found) == (not flash)
+
+
+def doubtful_beginning(wrong: bool) -> tuple[Scene, Detections]:
+    """Return a scene and a forward pass that is right from frame 12 on, or everywhere.
+
+    In the frames before, both objects are taken to be at rest far from where they show.
+    """
+    truth = places()
+    scene = scene_with(truth)
+    mean = truth.clone()
+    if wrong:
+        mean[:, :12] = torch.tensor([[4.0, 4.0], [44.0, 4.0]])[:, None]
+    place = PixelGaussian(mean[None], torch.eye(2).expand(1, 2, FRAMES, 2, 2).clone())
+    return scene, Detections(place, torch.ones(1, 2, FRAMES, dtype=torch.bool))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_doubtful_beginning_is_kept_only_if_it_is_better(wrong: bool) -> None:
+    """A later start that is blind to the beginning goes back to the right tracks there."""
+    scene, first = doubtful_beginning(wrong)
+    coarse = SpriteTemplate.coarse(scene.renderer, WINDOW)
+    trusted = scene.observed & (torch.arange(FRAMES) >= 24)
+    start = LaterStart(trusted, stop=72, joins=True, doubtful=True)
+    assert cannot_win(scene, coarse, first, start) == (not wrong)
+    assert cannot_win(scene, coarse, first, start._replace(doubtful=False))
+
+
+@torch.no_grad()
+def test_a_doubtful_beginning_that_is_decided_is_searched_as_with_all_hypotheses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(long_clips, "MAX_MAHALANOBIS", 0.0)  # every frame is in doubt
+    scene, tracker = scene_with(places(), hidden=(4, 5, 6, 31)), Tracker(WINDOW)
+    once = search_long(scene, delayed_starts(scene.observed, 3), WINDOW)
+    assert once.result is None
+    assert once.decided
+    found, expected = tracker._best_search(scene, 3)
+    monkeypatch.setattr(long_clips, "MIN_FRAMES", FRAMES + 1)
+    monkeypatch.setattr(long_clips, "is_settled", lambda *scene: torch.zeros(1, dtype=torch.bool))
+    plain, there = tracker._best_search(scene, 3)
+    assert torch.equal(found.detected, plain.detected)
+    torch.testing.assert_close(found.place.mean, plain.place.mean, rtol=0, atol=1e-3)
+    torch.testing.assert_close(expected.mean, there.mean, rtol=0, atol=1e-3)
 
 
 @torch.no_grad()

@@ -5,6 +5,8 @@ have joined the first hypothesis, and after a swap only frames whose predictions
 Where they do not join it, all hypotheses are searched, with the forward pass of arrays.
 """
 
+from typing import NamedTuple
+
 import torch
 
 from motes.core.axes import Bool, Float, Int, Tensor
@@ -26,6 +28,7 @@ SAME_PLACE = 0.05  # pixels; smaller differences change no decision
 MAX_MAHALANOBIS = 50.0  # squared distance from the prediction that is no error
 MAX_SURPRISE = 32.0  # squared Mahalanobis distance from a prediction; catches and bounces have 25
 BESIDE = 4  # frames before and after those whose prediction changes
+CLEAR_GAIN = 100.0  # nats by which a refined beginning beats another that swaps cannot save
 
 Found = tuple[Detections, PixelGaussian]
 
@@ -48,12 +51,18 @@ def is_settled(
     return settled & (not scene.renderer.models_occlusion)
 
 
+class LongSearch(NamedTuple):
+    """What the search of a long recording came to before all hypotheses are searched."""
+
+    result: Found | None  # detections and leave-one-out predictions, if they are known already
+    first: Detections | None  # forward pass of the first hypothesis, if it was made
+    decided: bool  # whether the first hypothesis is the best, and no other need be searched
+
+
 def search_long(
     scene: Scene[SpriteRenderer], starts: Bool[Tensor, "H T"], window: int
-) -> tuple[Found | None, Detections | None]:
-    """Return detections and leave-one-out predictions, or None where all hypotheses are needed.
-
-    Beside them stands the forward pass of the first hypothesis, or None where it was not made.
+) -> LongSearch:
+    """Return the search of the first hypothesis as far as it is certain to be the best.
 
     Args:
         scene: one or a few recordings.
@@ -64,13 +73,16 @@ def search_long(
     (test_a_long_clip_is_searched_as_with_all_hypotheses).
     """
     if not covers_long(scene):
-        return None, None
+        return LongSearch(None, None, decided=False)
     coarse = SpriteTemplate.coarse(scene.renderer, window)
     first = forward(scene, coarse, scene.observed)
-    if not one_hypothesis_suffices(scene, coarse, first, starts):
-        return None, first
+    later = later_starts(scene, coarse, first, starts)
+    if not all(start.joins and cannot_win(scene, coarse, first, start) for start in later):
+        return LongSearch(None, first, decided=False)
+    if any(start.doubtful for start in later):
+        return LongSearch(None, first, decided=True)
     found, expected = search.refine(scene, coarse, first, scene.observed)
-    return undo_swaps(scene, coarse, found, expected), first
+    return LongSearch(undo_swaps(scene, coarse, found, expected), first, decided=True)
 
 
 def covers_long(scene: Scene[SpriteRenderer]) -> bool:
@@ -90,26 +102,37 @@ def forward(
     return forward_arrays(scene, template, trusted, search.redetect_lost, passes, stop)
 
 
-def one_hypothesis_suffices(
+class LaterStart(NamedTuple):
+    """A hypothesis that starts later than the first one."""
+
+    trusted: Bool[Tensor, "B T"]
+    stop: int  # frame before which it was followed
+    joins: bool  # whether it has the belief of the first hypothesis there, and thus from there on
+    doubtful: bool  # whether the first hypothesis may be wrong before this start
+
+
+def later_starts(
     scene: Scene[SpriteRenderer],
     template: SpriteTemplate,
     first: Detections,
     starts: Bool[Tensor, "H T"],
-) -> bool:
-    """Return whether all later starts lead to the tracks of the first hypothesis.
+) -> list[LaterStart]:
+    """Return how the later starts compare with the first hypothesis; none after one that differs.
 
-    They do if every object was detected in most frames before a later start, each time near the
-    prediction from all other frames, and if the filter that starts there has joined the first one
-    after JOIN_WITHIN frames: then it has the same belief, and the same detections from there on.
+    A later start that has joined the first one after JOIN_WITHIN frames has the same detections
+    from there on, and only frames before that may differ. These are in doubt unless every object
+    was detected in most frames before the later start, each time near the prediction from all
+    other frames.
 
-    Law: true for separated objects, false after a wrong first detection
-    (test_one_hypothesis_suffices_only_where_later_starts_join_it).
+    Law: separated objects join without doubt, not after a wrong first detection
+    (test_later_starts_join_without_doubt_where_objects_are_separated).
     """
     present, expected = scene.present[..., None], search.predict_from_other_frames(scene, first)
     offset = (first.place.mean - expected.mean)[..., None, :]
     # Positions are whole pixels at this stage, more or less.
     blurred = expected.covariance + torch.eye(2)
     expectable = pixel_mahalanobis(offset, blurred)[..., 0] < MAX_MAHALANOBIS
+    found: list[LaterStart] = []
     for trusted in starts.split(len(scene.clip))[1:]:
         begins = trusted.int().argmax(1)
         stop = min(int(begins.max()) + JOIN_WITHIN, trusted.shape[1])
@@ -117,8 +140,7 @@ def one_hypothesis_suffices(
         wanted = present & (scene.observed & before)[:, None]
         seen = wanted & first.detected
         rarely = seen.sum(2) < MIN_SEEN * wanted.sum(2)
-        if bool((seen & ~expectable).any()) or bool(rarely.any()):
-            return False
+        doubtful = bool((seen & ~expectable).any()) or bool(rarely.any())
         later = forward(scene, template, trusted, stop)
         last = slice(stop - JOINED_FRAMES, stop)
         # Objects are named from left to right in the first frame of a hypothesis.
@@ -127,9 +149,35 @@ def one_hypothesis_suffices(
         one, other = (part.detected[:, :, last] for part in (first, later))
         alike = (one[:, :, None] == other[:, None]).all(-1)
         same = alike & (away < SAME_PLACE) & scene.present[:, None] & present
-        if not all(bool((same.sum(axis) == scene.present).all()) for axis in (1, 2)):
-            return False
-    return True
+        joins = all(bool((same.sum(axis) == scene.present).all()) for axis in (1, 2))
+        found.append(LaterStart(trusted, stop, joins, doubtful))
+        if not joins:
+            break
+    return found
+
+
+def cannot_win(
+    scene: Scene[SpriteRenderer], template: SpriteTemplate, first: Detections, start: LaterStart
+) -> bool:
+    """Return whether a later start that has joined loses clearly, or leads to the same tracks.
+
+    Both beginnings are refined up to the frame where the later one has joined.
+
+    Law: false after a wrong first detection, else the search equals that with all hypotheses
+    (test_a_doubtful_beginning_is_kept_only_if_it_is_better).
+    """
+    if not start.doubtful:
+        return True
+    time = slice(0, start.stop)
+    part, B = scene.during(time).repeated(2), len(scene.clip)
+    trusted = torch.cat([scene.observed[:, time], start.trusted[:, time]])
+    place = first.place.during(time).map(lambda moments: torch.cat([moments, moments]))
+    detected = first.detected[:, :, time].repeat(2, 1, 1) & trusted[:, None]
+    found, expected = search.refine(part, template, Detections(place, detected), trusted)
+    ours, theirs = search._bound(part, found, expected).split(B)
+    away = (found.place.mean[:B] - found.place.mean[B:]).abs().amax((-2, -1))
+    same = ((away < SAME_PLACE) | ~scene.present).all(1)
+    return bool((same | (ours - theirs > CLEAR_GAIN)).all())
 
 
 def undo_swaps(

@@ -130,6 +130,9 @@ def redetect_lost(
         best, llr = redetect(
             template, here, covered, PixelGaussian(means[clips, n], covariances[clips, n])
         )
+        likely = llr > template.log_miss
+        if not bool(likely.any()):
+            continue
         near = Window.around(best[:, None], template.crop_radius, template.image_size)
         view = CropView.through(near, template, around, clips)
         shade = sliding_crops((1 - covered).view_as(here), template.crop_radius)
@@ -137,7 +140,7 @@ def redetect_lost(
         window = evaluate_window(
             template, view, unexplained_fraction(template, dark * view.background_dark), prior
         )
-        back = (llr > template.log_miss)[:, None] & (window.log_likelihood_ratio > template.min_llr)
+        back = likely[:, None] & (window.log_likelihood_ratio > template.min_llr)
         means[at], covariances[at] = PixelGaussian.where(back, window.moments(), prior)
         seen[at] |= back
     return Detections(PixelGaussian(means, covariances), seen)
@@ -436,10 +439,12 @@ class Tracker(GridInference):
         starts = delayed_starts(scene.observed, hypotheses)
         if scene.frames.is_cuda:
             return self._search_together(scene, starts, hypotheses)
-        once, forward = long_clips.search_long(scene, starts, self.window)
+        once, forward, decided = long_clips.search_long(scene, starts, self.window)
         if once is not None:
             return once
         found, expected, bound = self._search(scene, scene.observed, forward)
+        if decided:
+            return found, expected
         doubtful = (~long_clips.is_settled(scene, found, expected)).nonzero()[:, 0]
         if not len(doubtful):
             return found, expected
