@@ -22,7 +22,6 @@ from motes.core.axes import Float, Tensor
 from motes.kalman.dynamics import LinearDynamics, require_linear
 from motes.kalman.pair_dynamics import PairDynamics
 from motes.kalman.pair_forces import (
-    SUBSTEPS,
     Filtered,
     Joint,
     PairLaw,
@@ -281,17 +280,19 @@ def maximise(start: PairLaw, kind: str, seen: Joint, curved: bool = False) -> Fi
         return None
     inverse = torch.linalg.pinv(found.information.sum(0))
     covariance = inverse @ (found.scores.mT @ found.scores) @ inverse
-    return with_errors(law, kind, covariance)
+    return with_errors(law, kind, covariance, seen.positions.shape[-1] // 2)
 
 
-def with_errors(law: PairLaw, kind: str, covariance: Float[Tensor, "p p"]) -> Fit:
+def with_errors(
+    law: PairLaw, kind: str, covariance: Float[Tensor, "p p"], num_objects: int
+) -> Fit:
     """Return a law with the error bars of k, L and G."""
     sds = covariance.diagonal().clamp(min=0).sqrt()
     errors = dict(zip(KINDS[kind], sds.tolist(), strict=False))
     number = len(KINDS[kind])
     if "stiffness" in errors:
-        # Two objects swing by 2 k; steps of a part of a frame change the period that k gives.
-        steps = float(law.stiffness) ** 2 / (6 * SUBSTEPS**2)
+        # N objects swing by w^2 = N k, and the integrator changes w by 6e-5 w^4 of itself.
+        steps = 1.2e-4 * (num_objects * float(law.stiffness)) ** 2 * float(law.stiffness)
         errors["stiffness"] = math.hypot(errors["stiffness"], steps)
     if kind == "spring":  # L = tension / k
         slope = torch.stack([-law.rest_length, torch.ones_like(law.rest_length)]) / law.stiffness
