@@ -149,10 +149,7 @@ def _pull(law: PairLaw, apart: Float[Tensor, "*b 2"]) -> tuple[Tensor, Tensor]:
 
 
 def _kick(law: PairLaw, part: float) -> tuple[Float[Tensor, "2 2"], Float[Tensor, "2 2"]]:
-    """Return K and J of the exact kick v' = K v + J a(x): exp(part E) of the drag, and its integral.
-
-    Integrated without drag's own error, the order of the integrator is kept.
-    """
+    """Return K and J of the kick v' = K v + J a(x), which is exact with drag, too."""
     rate = law.field.new_zeros(4, 4)
     rate[:2, :2], rate[:2, 2:] = law.field[:, 2:], torch.eye(2).to(law.field)
     K, J = torch.matrix_exp(part * rate)[:2].chunk(2, -1)

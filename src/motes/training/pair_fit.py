@@ -1,9 +1,8 @@
 """Find forces between objects in the tracks of whole scenes.
 
-Second differences of positions are regressed on the force and field of the linear law and on sums
-over the other objects of the kinds of `KINDS`; without a clear gain on other clips there is no such
-force, which takes milliseconds to see. Otherwise each promising kind is fitted by maximum
-likelihood: the evidence of the linearised law, by Fisher scoring. Error bars are those of the
+Each kind of force that `motes.training.pair_guesses` sees is fitted by maximum likelihood: the
+evidence of the linearised law, by Fisher scoring. Windows in which two tracks exchanged objects are
+mended, and those that the law does not explain are left out. Error bars are those of the
 scatter of scores (the sandwich formula), which holds if noise is not as assumed. A force is kept if
 windows of clips that were not used are more likely with it than with the same fit without it. Noise
 is calibrated by forecasts.
@@ -11,14 +10,15 @@ is calibrated by forecasts.
 
 import copy
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 
 from motes.config import RunConfig
-from motes.core.axes import Float, Tensor
+from motes.core.axes import Bool, Float, Tensor
 from motes.kalman.dynamics import LinearDynamics, require_linear
 from motes.kalman.pair_dynamics import PairDynamics
 from motes.kalman.pair_forces import (
@@ -28,30 +28,22 @@ from motes.kalman.pair_forces import (
     draw_paths,
     kalman_filter,
     linearise,
-    products,
     smoothed_path,
 )
 from motes.models.protocols import InferredBatch
 from motes.training.contact_fit import MARGIN, REGION, TEST_SHARE, Scenes, joint, scenes_of
 from motes.training.event_fit import inferred_batches, may_have_events
 from motes.training.inputs import TrainingData
+from motes.training.pair_guesses import (
+    KINDS,
+    MIN_REDUCTION,
+    first_guess,
+    regressions,
+    typical_distance,
+    visible_forces,
+)
 from motes.training.step import Trainer, held_out_bound
 
-SOFT = (0.01, 0.1, 0.3)  # softening of an attraction, in median distances
-KINDS: dict[str, tuple[str, ...]] = {
-    "free": (),
-    "elastic": ("stiffness",),
-    "spring": ("stiffness", "tension"),
-    "attraction": ("attraction",),
-}
-CANDIDATES: tuple[tuple[str, tuple[str, ...], float], ...] = (
-    ("free", (), 0.0),
-    ("elastic", ("stiffness",), 0.0),
-    ("spring", ("stiffness", "tension"), 0.0),
-    *(("attraction", (f"attraction{softness}",), softness) for softness in SOFT),
-)
-LAGS = (1, 2, 4)  # frames of second differences
-MIN_REDUCTION = 0.03  # of the residual sum of squares on other clips, to look closer
 MIN_GAIN = 10.0  # nats by which all unused windows together must become more likely
 LENGTH = 30  # frames of a window
 FIT_WINDOWS = 64
@@ -61,102 +53,10 @@ ROUNDS = 12
 NOISE_FLOOR = 1e-3  # of process noise, in units of the noise of positions
 SEEN, AHEAD = 8, 10  # frames of the forecasts that calibrate noise
 LOOSE = 0.15  # observation noise of the search, in typical distances
-OUTLIER = 60.0  # nats below the median at which a window counts as wrongly tracked
-
-
-class Regression(NamedTuple):
-    """A fit to second differences."""
-
-    kind: str
-    reduction: float  # of the residual sum of squares on other clips, relative to `free`
-    curvature: float  # further reduction by a field that is not linear, relative to this kind
-    coefficients: dict[str, float]
-    softening: float
-    force: Float[Tensor, " 2"]
-    field: Float[Tensor, "2 4"]
-
-
-def _columns(scenes: Scenes, lag: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Return columns of the regression by name, second differences, and their clips."""
-    x, seen = scenes.positions, scenes.observed
-    before, at, after = x[:, :, : -2 * lag], x[:, :, lag:-lag], x[:, :, 2 * lag :]
-    good = (seen[:, :, : -2 * lag] & seen[:, :, lag:-lag] & seen[:, :, 2 * lag :]).all(1)
-    bend = (after - 2 * at + before) / lag**2
-    velocity = (after - before) / (2 * lag)
-    apart = at[:, None] - at[:, :, None]  # [i, j] = x_j - x_i
-    r = apart.norm(dim=-1, keepdim=True)
-    columns = {
-        "stiffness": apart.sum(2),
-        "tension": -(apart / r.clamp(min=1e-9)).sum(2),  # k L
-    }
-    for softness in SOFT:
-        soft = softness * typical_distance(scenes)
-        columns[f"attraction{softness}"] = (apart / (r.square() + soft**2) ** 1.5).sum(2)
-    for axis in range(2):
-        one = torch.zeros_like(at)
-        one[..., axis] = 1.0
-        columns[f"force{axis}"] = one
-        for number, part in enumerate((*at.unbind(-1), *velocity.unbind(-1))):
-            columns[f"field{axis}{number}"] = part[..., None] * one
-        for number, part in enumerate(products(at).unbind(-1)):
-            columns[f"curvature{axis}{number}"] = part[..., None] * one
-    chosen = good[:, None].expand(bend.shape[:3])
-    clip = torch.arange(len(x))[:, None, None].expand(chosen.shape)[chosen]
-    return {name: part[chosen] for name, part in columns.items()}, bend[chosen], clip
-
-
-def typical_distance(scenes: Scenes) -> float:
-    """Return the median distance of two objects."""
-    apart = (scenes.positions[:, None] - scenes.positions[:, :, None]).norm(dim=-1)
-    return float(apart[apart > 0].median()) if bool((apart > 0).any()) else 1.0
-
-
-def _solve(
-    columns: dict[str, Tensor], bend: Tensor, test: Tensor, names: Sequence[str]
-) -> tuple[dict[str, float], float]:
-    """Return coefficients by least squares, and the sum of squared residuals of other clips."""
-    X = torch.stack([columns[name] for name in names], -1)
-    flat, y = X[~test].flatten(0, 1), bend[~test].flatten()
-    scale = flat.norm(dim=0).clamp(min=1e-12)
-    beta = torch.linalg.lstsq(flat / scale, y[:, None]).solution[:, 0] / scale
-    off = (bend[test] - X[test] @ beta).square().sum(-1)
-    # Wrong tracks count for a limited amount.
-    squares = float(off.clamp(max=20 * float(off.median())).sum())
-    return dict(zip(names, beta.tolist(), strict=True)), squares
-
-
-def regressions(scenes: Scenes) -> list[Regression]:
-    """Return the fit of each kind with the lag at which it explains most, the best first.
-
-    A kind with more columns comes first only if it explains clearly more.
-    """
-    found: dict[str, Regression] = {}
-    for lag in LAGS:
-        if scenes.positions.shape[2] < 2 * lag + 1:
-            continue
-        columns, bend, clip = _columns(scenes, lag)
-        test = clip % TEST_SHARE == 0
-        if int(test.sum()) < 50 or int((~test).sum()) < 50:
-            continue
-        common = [name for name in columns if name.startswith(("force", "field"))]
-        curved = [name for name in columns if name.startswith("curvature")]
-        free = 1.0
-        for kind, names, softness in CANDIDATES:
-            value, squares = _solve(columns, bend, test, [*common, *names])
-            more = _solve(columns, bend, test, [*common, *curved, *names])[1]
-            free = squares if kind == "free" else free
-            fit = Regression(
-                kind,
-                1 - squares / max(free, 1e-30),
-                1 - more / max(squares, 1e-30),
-                {name.rstrip(".0123456789"): value[name] for name in names},
-                softness * typical_distance(scenes),
-                bend.new_tensor([value["force0"], value["force1"]]),
-                bend.new_tensor([[value[f"field{a}{n}"] for n in range(4)] for a in range(2)]),
-            )
-            if kind not in found or fit.reduction > found[kind].reduction:
-                found[kind] = fit
-    return sorted(found.values(), key=lambda fit: len(KINDS[fit.kind]) / 1000 - fit.reduction)
+OUTLIER = 60.0  # nats below the median that the density of a test window counts at most
+MISFIT = 4.0  # times the median of squared innovations: a window that the law does not explain
+MIN_FITTING = 2 / 3  # of windows that the law must explain
+SWAPS = 3  # exchanges of two objects that are tried for a window, one after the other
 
 
 class Parameters:
@@ -200,6 +100,61 @@ class Parameters:
 def evidence(law: PairLaw, seen: Joint, path: Tensor) -> Filtered:
     """Return the filter of each window under the law linearised around a path."""
     return kalman_filter(law, seen, linearise(law, path[:, :-1]))
+
+
+def misfit(run: Filtered, seen: Joint) -> Float[Tensor, " B"]:
+    """Return the mean square of the standardised innovations of each window; 1 on average."""
+    off = torch.linalg.solve_triangular(run.roots, run.innovations[..., None], upper=False)
+    mean: Tensor = off.square().sum((1, 2, 3)) / seen.known.sum((1, 2))
+    return mean
+
+
+def explained(run: Filtered, seen: Joint) -> Bool[Tensor, " B"]:
+    """Return the windows that a law explains about as well as the typical window.
+
+    Relative to the median, so that wrong tracks, which also inflate the noise of a fitted law, are
+    recognised as long as they are few.
+    """
+    found = misfit(run, seen)
+    fits: Tensor = found < MISFIT * found.nanmedian()  # false for NaN too
+    return fits
+
+
+@torch.no_grad()
+def relinked(law: PairLaw, seen: Joint) -> Joint:
+    """Return windows in which tracks that exchanged their objects are exchanged back.
+
+    Of windows that the law does not explain, two objects are exchanged from about the frame with
+    the largest innovation on, if that makes the window more likely under the joint law.
+
+    Law: exchanged tracks are restored (test_exchanged_tracks_are_restored).
+    """
+    a, N = seen.positions.clone(), seen.positions.shape[-1] // 2
+    for _ in range(SWAPS):
+        tracks = Joint(a, seen.known)
+        run = evidence(law, tracks, smoothed_path(law, tracks))
+        wrong = (~explained(run, tracks)).nonzero()[:, 0]
+        if len(wrong) == 0:
+            break
+        off = torch.linalg.solve_triangular(run.roots, run.innovations[..., None], upper=False)
+        worst = off.square().sum((2, 3))[wrong].nan_to_num(nan=0.0).argmax(1)
+        trials = [a[wrong]]
+        frames = torch.arange(a.shape[1])[None, :, None, None]
+        for shift in (-1, 0, 1):
+            later = frames >= (worst + shift)[:, None, None, None]
+            for i, j in itertools.combinations(range(N), 2):
+                order = list(range(N))
+                order[i], order[j] = j, i
+                x = a[wrong].unflatten(-1, (N, 2))
+                trials.append(torch.where(later, x[:, :, order], x).flatten(2))
+        known = seen.known[wrong].repeat(len(trials), 1, 1)
+        some = Joint(torch.cat(trials), known)
+        each = evidence(law, some, smoothed_path(law, some)).log_likelihood
+        best = each.view(len(trials), -1).nan_to_num(nan=-math.inf).argmax(0)
+        if not bool(best.any()):
+            break
+        a[wrong] = torch.stack(trials)[best, torch.arange(len(wrong))]
+    return Joint(a, seen.known)
 
 
 class Slopes(NamedTuple):
@@ -255,13 +210,16 @@ def maximise(start: PairLaw, kind: str, seen: Joint, curved: bool = False) -> Fi
         parameters = Parameters(law, kind, curved)
         vector = parameters.vector()
         path = smoothed_path(law, seen, path, 2)
-        each = evidence(law, seen, path).log_likelihood
-        kept = each > each.nanmedian() - OUTLIER  # false for NaN too
-        if int(kept.sum()) < MIN_WINDOWS // 2:
+        here = evidence(law, seen, path)
+        kept = explained(here, seen)
+        if float(kept.double().mean()) < MIN_FITTING:
             return None
-        now = float(each[kept].mean())
-        found = Slopes(*(part[kept] for part in slopes(parameters, vector, seen, path)))
+        now = float(here.log_likelihood[kept].mean())
+        some = Joint(*(part[kept] for part in seen))
+        found = slopes(parameters, vector, some, path[kept])
         score, information = found.scores.sum(0), found.information.sum(0)
+        if not bool(torch.isfinite(information).all() & torch.isfinite(score).all()):
+            return None
         information = information + 1e-9 * information.diagonal().diag_embed()
         move = torch.linalg.lstsq(information, score[:, None]).solution[:, 0]
         gain = float(score @ move) / len(found.scores)
@@ -283,9 +241,23 @@ def maximise(start: PairLaw, kind: str, seen: Joint, curved: bool = False) -> Fi
     return with_errors(law, kind, covariance, seen.positions.shape[-1] // 2)
 
 
-def with_errors(
-    law: PairLaw, kind: str, covariance: Float[Tensor, "p p"], num_objects: int
-) -> Fit:
+def fit_kind(start: PairLaw, kind: str, seen: Joint, curved: bool = False) -> Fit | None:
+    """Return the most likely law of a kind, with tracks that exchanged objects exchanged back.
+
+    Law: one window in five with exchanged objects leaves the law within its error bars
+        (test_exchanged_objects_in_some_windows_do_not_change_the_law).
+    """
+    seen = relinked(start, seen)
+    fit = maximise(start, kind, seen, curved)
+    if fit is None:
+        return None
+    again = relinked(fit.law, seen)
+    if torch.equal(again.positions, seen.positions):
+        return fit
+    return maximise(fit.law, kind, again, curved) or fit
+
+
+def with_errors(law: PairLaw, kind: str, covariance: Float[Tensor, "p p"], num_objects: int) -> Fit:
     """Return a law with the error bars of k, L and G."""
     sds = covariance.diagonal().clamp(min=0).sqrt()
     errors = dict(zip(KINDS[kind], sds.tolist(), strict=False))
@@ -321,30 +293,6 @@ def with_prior(law: PairLaw, path: Float[Tensor, "B T D"]) -> PairLaw:
     )
 
 
-def first_guess(scenes: Scenes, found: Regression) -> PairLaw:
-    """Return a law to start from: that of the regression, with the noise that it left."""
-    bend = _columns(scenes, 1)[1]
-    x = scenes.positions[scenes.observed]
-    one, k = x.new_ones(()), found.coefficients.get("stiffness", 0.0)
-    noise = 1.4826 * (bend - bend.median(0).values).abs().median() / math.sqrt(6)
-    speed = (scenes.positions[:, :, 1:] - scenes.positions[:, :, :-1]).flatten(0, 2)
-    spread = torch.cat([x.var(0), speed.var(0)]) * 4 + noise**2
-    return PairLaw(
-        force=found.force,
-        field=found.field,
-        curvature=torch.zeros(2, 7, dtype=x.dtype),
-        stiffness=k * one,
-        rest_length=found.coefficients.get("tension", 0.0) / k * one if k else 0 * one,
-        attraction=found.coefficients.get("attraction", 0.0) * one,
-        softening=max(found.softening, 1e-3) * one,
-        state_sds=torch.stack([0.1 * noise, 0.1 * noise]),
-        position_variance=0.25 * noise**2 + 1e-12,
-        initial_mean=torch.cat([x.mean(0), speed.mean(0)]),
-        initial_covariance=spread.diag(),
-        initial_coupling=torch.zeros(4, 4, dtype=x.dtype),
-    )
-
-
 def _windows(scenes: Scenes, number: int) -> Joint:
     """Return windows without gaps, spread over all clips."""
     some = scenes.windows(LENGTH)
@@ -361,9 +309,10 @@ def fit_pairs(scenes: Scenes) -> Fit | None:
     B, N = scenes.positions.shape[:2]
     if N < 2 or B < 2 * TEST_SHARE or scenes.positions.shape[2] < 5:
         return None
-    found = regressions(scenes)
-    if not found or not found[0].reduction > MIN_REDUCTION:  # false for NaN too
+    visible = {kind for kind, gain in visible_forces(scenes).items() if gain > MIN_REDUCTION}
+    if not visible:
         return None
+    found = [guess for guess in regressions(scenes) if guess.kind in visible | {"free"}]
     test = torch.arange(B) % TEST_SHARE == 0
     if min(len(scenes.select(part).windows(LENGTH).positions) for part in (test, ~test)) < (
         MIN_WINDOWS
@@ -375,13 +324,15 @@ def fit_pairs(scenes: Scenes) -> Fit | None:
     )
     best: dict[str, tuple[float, Fit]] = {}
     forces = [guess for guess in found if guess.kind != "free"]
+    if not forces:
+        return None
     close = 1 - 2 * (1 - forces[0].reduction)  # that leaves at most twice the residual
     forces = [guess for guess in forces[:2] if guess.reduction >= close]
     curved = forces[0].curvature > MIN_REDUCTION
     for guess in [*forces, *(guess for guess in found if guess.kind == "free")]:
-        fit = maximise(first_guess(scenes, guess), guess.kind, used)
+        fit = fit_kind(first_guess(scenes, guess), guess.kind, used)
         if fit is not None and curved:
-            fit = maximise(fit.law, guess.kind, used, curved=True)
+            fit = fit_kind(fit.law, guess.kind, used, curved=True)
         if fit is None or (guess.kind == "spring" and not _is_spring(fit)):
             continue
         each = draw_paths(fit.law, unused, 32).log_density
@@ -413,7 +364,9 @@ def calibrate(law: PairLaw, scenes: Scenes) -> PairLaw:
     length = min(SEEN + AHEAD, scenes.positions.shape[2])
     windows = scenes.windows(length)
     windows = windows.select(torch.linspace(0, len(windows.positions) - 1, 120).long().unique())
-    a, known = joint(windows)
+    tracks = relinked(law, Joint(*joint(windows)))
+    fits = explained(evidence(law, tracks, smoothed_path(law, tracks)), tracks)
+    a, known = (part[fits] for part in tracks)
     seen = min(SEEN, length // 2)
     shown = known & (torch.arange(length) < seen)[None, :, None]
     for _ in range(3):
@@ -503,7 +456,7 @@ def find_pairs(
     again = scenes_of(inferred_batches(trainer))
     assert again is not None
     curved = bool((fit.law.curvature != 0).any())
-    fit = maximise(fit.law, fit.kind, _windows(again, FIT_WINDOWS), curved) or fit
+    fit = fit_kind(fit.law, fit.kind, _windows(again, FIT_WINDOWS), curved) or fit
     fit = fit._replace(law=calibrate(fit.law, again))
     model.dynamics = pair_dynamics(fit, own, again.variance).to(trainer.device)
     if not held_out_bound(trainer, held_out) > bound:
