@@ -8,7 +8,8 @@ from torch.autograd import gradcheck
 
 from motes import kalman
 from motes.core.errors import InputError
-from motes.kalman.dense import log_likelihood_chunked, smooth_dense
+from motes.kalman.chunked import log_likelihood_chunked
+from motes.kalman.dense import smooth_dense
 from motes.kalman.dynamics import LinearDynamics
 from motes.kalman.exact import filter_exact, smooth_exact
 from motes.kalman.model import LGSSM, select

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motes import kalman
-from motes.kalman.dense import log_likelihood_chunked, log_likelihood_dense, smooth_dense
+from motes.kalman.chunked import log_likelihood_chunked
+from motes.kalman.dense import log_likelihood_dense, smooth_dense
 from motes.kalman.exact import filter_exact, smooth_exact
 from motes.kalman.sequential import run_filter, smooth_sequential
 from oracles import diagonal_blocks, gains, log_density, one_model, posterior
@@ -140,7 +141,7 @@ def test_chunks_of_blocks_do_not_change_the_log_likelihood(
     model, positions, observed, _ = problem
     for mask in (None, observed):
         whole, _ = log_likelihood_chunked(model, positions, mask, num_frames)
-        with patch("motes.kalman.dense.CHUNK_BLOCKS", chunk_blocks):
+        with patch("motes.kalman.chunked.CHUNK_BLOCKS", chunk_blocks):
             pieces, _ = log_likelihood_chunked(model, positions, mask, num_frames)
         assert_same(pieces, whole)
 

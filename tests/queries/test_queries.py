@@ -151,7 +151,7 @@ CHUNKS = {
     "models.model.CHUNK_FRAMES": 8,
     "models.paper.CHUNK_FRAMES": 7,
     "kalman.sequential.CHUNK_FRAMES": 5,
-    "kalman.dense.CHUNK_BLOCKS": 2,
+    "kalman.chunked.CHUNK_BLOCKS": 2,
     "kalman.track_evidence.CHUNK_FRAMES": 6,
     # frames, objects in three searches
     "models.sprites.search.CHUNK_PIXELS": 9 * 6 * HEIGHT * WIDTH,

@@ -27,7 +27,8 @@ import torch
 from motes.core.axes import Bool, Float, Tensor
 from motes.core.errors import InputError
 from motes.kalman.arrays import few_tracks
-from motes.kalman.dense import log_likelihood_chunked, log_likelihood_dense, smooth_dense
+from motes.kalman.chunked import log_likelihood_chunked
+from motes.kalman.dense import log_likelihood_dense, smooth_dense
 from motes.kalman.dense_arrays import covers, smooth_shared
 from motes.kalman.exact import filter_exact, smooth_exact
 from motes.kalman.model import LGSSM, Filtered, Smoothed, StateEstimate, Updated, draw_path
