@@ -482,7 +482,7 @@ def make_record(name: str, recipe: Recipe, folder: Path, revision: str) -> bool:
     record = json.loads(written.read_text("utf-8"))
     known = record.get("environment", environment(torch.device("cpu")))
     known |= {"motes_commit": revision, "command": "; ".join(shown)}
-    functions = None if is_timing(name) else called_functions(calls, ROOT)
+    functions = None if is_timing(name) else called_functions(calls)
     record |= {} if functions is None else {"functions": functions}
     sources = depends_on(recipe, functions)
     write_json(out, {**record, "environment": known, "sources": sources})

@@ -88,8 +88,8 @@ def test_a_traced_record_depends_on_what_was_called(tmp_path: Path):
     variables = tracing(tmp_path / "calls", tmp_path)
     variables["PYTHONPATH"] = os.pathsep.join([str(tmp_path), variables["PYTHONPATH"]])
     subprocess.run([sys.executable, str(code)], env=variables, check=True)
-    functions = called_functions(tmp_path / "calls", tmp_path)
-    assert functions == {"experiments/traced.py": "Law.used child", "experiments/unused.py": ""}
+    functions = called_functions(tmp_path / "calls")
+    assert functions == {"experiments/traced.py": "Law.used child"}
     first = functions_hash(functions, tmp_path)
     for old, new, same in (
         ("return 1", "return 5", True),
@@ -97,15 +97,50 @@ def test_a_traced_record_depends_on_what_was_called(tmp_path: Path):
         ("import idle", "import json", True),
         ("LIMIT = 3", "LIMIT = 3  # three", True),
         ("LIMIT = 3", "LIMIT = 3\nOTHER = 4", True),
+        ("child(x)", "child(x: int) -> int", True),
         ("LIMIT = 3", "LIMIT = 4", False),
         ("return LIMIT", "return 1 + LIMIT", False),
         ("used() + x", "used() - x", False),
+        ("def used", "bias = 1\n    def used", False),
+        ("class Law:", "class Law(dict):", False),
+        ("def child", "def infant", False),
     ):
         code.write_text(TRACED.replace(old, new))
         assert (functions_hash(functions, tmp_path) == first) is same, new
     code.write_text(TRACED)
     (code.parent / "unused.py").write_text("SIZE = 2\n")
     assert functions_hash(functions, tmp_path) != first
+
+
+def test_a_traced_record_survives_that_code_moves(tmp_path: Path):
+    folder = tmp_path / "experiments"
+    folder.mkdir()
+    law = "class Law:\n    def used(self):\n        return scale(SIZE)\n"
+    scale = "FACTOR = 2\ndef scale(x):\n    return FACTOR * x\n"
+    size = "SIZE = 1\n"
+
+    def hashed(called: dict[str, str], **files: str) -> str:
+        for file in folder.iterdir():
+            file.unlink()
+        for name, text in files.items():
+            (folder / f"{name}.py").write_text(text)
+        return functions_hash(called, tmp_path)
+
+    in_one = {"experiments/one.py": "Law.used scale"}
+    first = hashed(in_one, one=size + scale + law)
+    imports = "from experiments.two import scale\nfrom experiments.three import SIZE\n"
+    moved = dict(one=imports + law, two=scale, three=size)
+    assert hashed(in_one, **moved) == first
+    assert hashed(in_one, **moved | dict(three="SIZE = 3\n")) != first
+    assert hashed(in_one, **moved | dict(two=scale.replace("2", "3"))) != first
+    assert hashed(in_one, **moved | dict(four=scale)) == first
+    unclear = moved | dict(one=law, four=scale)  # which one was called?
+    assert hashed(in_one, **unclear) != first
+    # The same text now calls another function.
+    in_two = {"experiments/one.py": "Law.used", "experiments/two.py": "scale"}
+    assert hashed(in_two, **moved | dict(four=scale)) == first
+    moved["one"] = moved["one"].replace(".two", ".four")
+    assert hashed(in_two, **moved | dict(four=scale)) != first
 
 
 def test_a_page_says_which_records_are_old(monkeypatch: pytest.MonkeyPatch):
