@@ -1,5 +1,8 @@
 """Devices are checked, and threads are chosen by the work."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -83,3 +86,25 @@ def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
     for wrong in (3.0, np.float64(3), True, "3", None, 0, np.int64(6)):
         with pytest.raises(motes.InputError, match=r"horizon is .*give a whole number from 1 to 5"):
             check_whole("horizon", wrong, 1, 5)
+
+
+def test_optimizers_do_not_import_a_compiler() -> None:
+    code = """
+import sys, torch
+from motes.core.device import optimize_uncompiled
+from motes.training.step import Adam
+optimize_uncompiled()
+part = torch.nn.Parameter(torch.ones(3))
+for make in (Adam, torch.optim.LBFGS):
+    optimizer = make([part])
+    def loss():
+        optimizer.zero_grad()
+        value = part.square().sum()
+        value.backward()
+        return value
+    optimizer.step(loss)
+    optimizer.load_state_dict(optimizer.state_dict())
+assert "torch._dynamo" not in sys.modules
+assert part.detach().abs().max() < 1
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -55,3 +55,21 @@ def limited_threads(num_clips: int, clips_per_thread: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def optimize_uncompiled() -> None:
+    """Keep optimizers from importing PyTorch's compiler, which takes more than a second of CPU.
+
+    Methods of `torch.optim.Optimizer` are wrapped so that a compiler leaves them alone, and the
+    wrapper imports it on the first call to ask for that. It keeps the function to call in an
+    attribute of the wrapped one; here that is the wrapped one itself. Nothing of this package is
+    compiled. Where PyTorch has no such wrapper nothing changes.
+
+    `torch.optim.Adam.step` imports it by itself, see `motes.training.step.Adam`.
+
+    Law: an optimizer is made without the import (test_optimizers_do_not_import_a_compiler).
+    """
+    for method in vars(torch.optim.Optimizer).values():
+        plain = getattr(method, "__wrapped__", None)
+        if plain is not None and not hasattr(plain, "__dynamo_disable"):
+            setattr(plain, "__dynamo_disable", plain)

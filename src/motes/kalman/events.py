@@ -293,6 +293,10 @@ def run_sequences(
         noise = Q + rows.hits[..., E, None, None] * law.kicks.covariance
     a, seen = positions[rows.track], known[rows.track]
     m, C = mu[rows.component], Sigma[rows.component]
+    # By `unbind`: the gradient of each single index would be an array of all steps.
+    steps = F.shape[1]
+    turns = F.unbind(1) if E else [A] * steps  # one matrix for all where nothing reflects
+    noises = noise.expand(-1, steps, -1, -1).unbind(1)
     out, later = [], list(b.unbind(1))
     for t in range(a.shape[1]):
         residual, K, precision, log_density = innovation(m, C, a[:, t], seen[:, t], R_a)
@@ -304,8 +308,8 @@ def run_sequences(
                     law, guards_in(guards, t), map_vector(A, h) + u, rows.hits[:, t, :E]
                 )
                 later[t] = later[t] + added
-            m = map_vector(F[:, t], h) + later[t]
-            C = F[:, t] @ (C - K @ C[:, :P]) @ F[:, t].mT + noise[:, t if noise.shape[1] > 1 else 0]
+            m = map_vector(turns[t], h) + later[t]
+            C = turns[t] @ (C - K @ C[:, :P]) @ turns[t].mT + noises[t]
     means, covariances, gains, precisions, residuals, densities = (
         torch.stack(part, 1) for part in zip(*out, strict=True)
     )

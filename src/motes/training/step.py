@@ -22,6 +22,7 @@ import torch
 
 from motes.config import RunConfig
 from motes.core.axes import Bool, Float, Float64, Int, Tensor
+from motes.core.device import optimize_uncompiled
 from motes.core.errors import InputError
 from motes.models.checkpoint import find_model, load, read_config, rename_old_tensors
 from motes.models.elbo import BoundTerms, bound_terms, terms_of
@@ -113,10 +114,20 @@ def training_step(engine: Engine, inputs: StepInputs) -> None:
     engine.monitor.record(means, finite, step.view(-1))
 
 
+class Adam(torch.optim.Adam):
+    """Adam without the wrapper of its step, which imports PyTorch's compiler.
+
+    The wrapper turns gradients off, as here, and tells the compiler of it.
+    """
+
+    step = torch.no_grad()(getattr(torch.optim.Adam.step, "__wrapped__", torch.optim.Adam.step))
+
+
 class Trainer:
     """A model, its optimizer and its place in the schedule."""
 
     def __init__(self, config: RunConfig, data: TrainingData, device: torch.device) -> None:
+        optimize_uncompiled()
         self.config, self.data, self.device = config, data, device
         self.searches = not FAMILIES[config.family].networks
         self.model = build(config).to(device)
@@ -124,7 +135,7 @@ class Trainer:
         networks = [*self.model.renderer.parameters(), *self.model.inference.parameters()]
         networks = [part for part in networks if all(part is not other for other in occlusion)]
         groups = [{"params": networks}, {"params": list(self.model.dynamics.parameters())}]
-        self.optimizer = torch.optim.Adam(
+        self.optimizer = Adam(
             groups + [{"params": occlusion}] * bool(occlusion),
             lr=0.0,
             betas=(BETA_1, SEARCH_BETA_2 if self.searches else BETA_2),
@@ -384,6 +395,7 @@ def fit_dynamics(
         value.backward()
         return value.detach()
 
+    optimize_uncompiled()
     before, start = log_prior().detach(), [part.detach().clone() for part in dynamics.parameters()]
     optimizer = torch.optim.LBFGS(
         dynamics.parameters(), max_iter=FIT_ITERATIONS, line_search_fn="strong_wolfe"
