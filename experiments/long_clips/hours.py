@@ -2,7 +2,8 @@
 
 The recording is made: disks on a textured background with camera noise, on paths that never repeat.
 The command runs in a process of its own, whose peak memory is that of the system's accounting. A
-recording an eighth as long is measured beside it: bounded memory must not grow. With --images the
+recording an eighth as long is measured before it: bounded memory must not grow. There the command
+is also killed half-way and resumed, and the bytes of both tables are compared. With --images the
 recordings are folders of PNG images, for machines without PyAV.
 
 Usage: python -m experiments.long_clips.hours --frames 108000
@@ -17,10 +18,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -109,12 +109,16 @@ def write_images(folder: Path, frames: Iterator[UInt8[np.ndarray, "height width 
         Image.fromarray(picture[..., 0]).save(folder / f"{t:07d}.png", compress_level=0)
 
 
-def infer(video: Path, run: Path, out: Path, num_objects: int) -> dict[str, Any]:
-    """Run the command; return its time and the peak of its memory."""
+def command_of(video: Path, run: Path, out: Path, num_objects: int) -> list[str]:
+    """Return the command that tracks a recording."""
     command = [sys.executable, "-m", "motes", "infer", str(video), "--model", str(run)]
     command += ["--num-objects", str(num_objects), "--out", str(out), "--json"]
-    if video.is_dir():
-        command += ["--source-fps", str(FPS)]
+    return command + (["--source-fps", str(FPS)] if video.is_dir() else [])
+
+
+def infer(command: list[str]) -> dict[str, Any]:
+    """Run the command; return its time and the peak of its memory."""
+    start = time.perf_counter()
     with tempfile.TemporaryFile("w+") as printed:
         process = subprocess.Popen(command, stdout=printed)
         _, status, usage = os.wait4(process.pid, 0)
@@ -128,10 +132,24 @@ def infer(video: Path, run: Path, out: Path, num_objects: int) -> dict[str, Any]
         "frames": record["frames"],
         "stretches": record.get("stretches", 1),
         "warnings": record["warnings"],
+        "wall_seconds": round(time.perf_counter() - start, 1),
         "cpu_seconds": round(cpu, 1),
         "cpu_ms_per_frame": round(1e3 * cpu / record["frames"], 3),
         "peak_mib": round(usage.ru_maxrss / 1024),
     }
+
+
+def resumed(command: list[str], table: Path, num_bytes: int) -> dict[str, Any]:
+    """Kill the command once its table has so many bytes, resume it, and return its time."""
+    part = table.with_name(table.name + ".part")
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    while process.poll() is None and not (part.is_file() and part.stat().st_size > num_bytes):
+        time.sleep(0.2)
+    if process.poll() is not None:
+        raise RuntimeError("motes infer ended before it was killed")
+    process.kill()
+    process.wait()
+    return {"killed_at_bytes": part.stat().st_size, **infer([*command, "--resume"])}
 
 
 def scores(table: Path, truth: Float[np.ndarray, "T N 2"]) -> dict[str, Any]:
@@ -154,7 +172,9 @@ def scores(table: Path, truth: Float[np.ndarray, "T N 2"]) -> dict[str, Any]:
     }
 
 
-def measure(num_frames: int, num_objects: int, folder: Path, images: bool) -> dict[str, Any]:
+def measure(
+    num_frames: int, num_objects: int, folder: Path, images: bool, kills: bool
+) -> dict[str, Any]:
     """Return what the command does with a recording of this length."""
     folder.mkdir(exist_ok=True)
     truth, table = places(num_frames, num_objects), folder / "long.csv"
@@ -166,11 +186,17 @@ def measure(num_frames: int, num_objects: int, folder: Path, images: bool) -> di
     run, config = folder / "model", disk_config(num_objects)
     run.mkdir()
     save_model(run, disk_model(config), config)
-    return {**infer(video, run, table, num_objects), **scores(table, truth)}
+    found = {**infer(command_of(video, run, table, num_objects)), **scores(table, truth)}
+    if kills:
+        other, size = folder / "resumed.csv", table.stat().st_size
+        found["resumed"] = resumed(command_of(video, run, other, num_objects), other, size // 2)
+        found["resumed"]["same_bytes"] = other.read_bytes() == table.read_bytes()
+    print(json.dumps(found), flush=True)
+    return found
 
 
 def main() -> None:
-    """Measure both recordings at the same time and write the record."""
+    """Measure both recordings, the shorter one first, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--frames", type=int, default=108_000)
     parser.add_argument("--objects", type=int, default=2)
@@ -178,10 +204,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     lengths = (given.frames // 8, given.frames)
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
-        folders = [Path(folder) / str(length) for length in lengths]
-        objects, images = repeat(given.objects), repeat(given.images)
-        found = list(pool.map(measure, lengths, objects, folders, images))
+    with tempfile.TemporaryDirectory() as folder:
+        found = [
+            measure(length, given.objects, Path(folder) / str(length), given.images, number == 0)
+            for number, length in enumerate(lengths)
+        ]
     record = {
         "environment": environment(torch.device("cpu")),
         "task": f"{given.objects} disks, {'images' if given.images else 'H.264 video'} of "
