@@ -364,10 +364,6 @@ RECIPES: dict[str, Recipe] = {
         "benchmarks.recordings", "--axes objects --out {out}", *_SPRITES, minutes=10,
         needs="trackpy",
     ),
-    "hours": _script(
-        "experiments.long_clips.hours", "--frames 108000 --out {out}",
-        "experiments/long_clips/hours.py", *_SPRITES, minutes=30,
-    ),
     "bench_learning": _script(
         "benchmarks.learning", "--seeds 0 --out {out}", "benchmarks/learning.py", *_TRAINED,
         minutes=8,

@@ -15,14 +15,20 @@ from motes.models.sprites.likelihood_maps import (
 )
 from motes.models.sprites.long_clips import (
     LaterStart,
-    cannot_win,
+    LongSearch,
     changed_frames,
     forward,
+    is_best,
     later_starts,
     search_long,
     undo_swaps,
 )
-from motes.models.sprites.search import Tracker, delayed_starts, predict_from_other_frames
+from motes.models.sprites.search import (
+    Tracker,
+    delayed_starts,
+    predict_from_other_frames,
+    refine,
+)
 from sprite_scenes import disk_renderer, frame_with, straight
 
 SIZE, FRAMES, WINDOW = 48, 140, 7
@@ -112,8 +118,11 @@ def test_a_doubtful_beginning_is_kept_only_if_it_is_better(wrong: bool) -> None:
     coarse = SpriteTemplate.coarse(scene.renderer, WINDOW)
     trusted = scene.observed & (torch.arange(FRAMES) >= 24)
     start = LaterStart(trusted, stop=72, joins=True, doubtful=True)
-    assert cannot_win(scene, coarse, first, start) == (not wrong)
-    assert cannot_win(scene, coarse, first, start._replace(doubtful=False))
+    best = refine(scene, coarse, first, scene.observed)
+    assert is_best(scene, best, LongSearch(None, first, [start]), WINDOW) == (not wrong)
+    sure = start._replace(doubtful=False)
+    assert is_best(scene, best, LongSearch(None, first, [sure]), WINDOW)
+    assert not is_best(scene, best, LongSearch(None, first, []), WINDOW)
 
 
 @torch.no_grad()
@@ -124,8 +133,9 @@ def test_a_doubtful_beginning_that_is_decided_is_searched_as_with_all_hypotheses
     scene, tracker = scene_with(places(), hidden=(4, 5, 6, 31)), Tracker(WINDOW)
     once = search_long(scene, delayed_starts(scene.observed, 3), WINDOW)
     assert once.result is None
-    assert once.decided
+    assert all(start.joins and start.doubtful for start in once.joined)
     found, expected = tracker._best_search(scene, 3)
+    assert is_best(scene, (found, expected), once, WINDOW)
     monkeypatch.setattr(long_clips, "MIN_FRAMES", FRAMES + 1)
     monkeypatch.setattr(long_clips, "is_settled", lambda *scene: torch.zeros(1, dtype=torch.bool))
     plain, there = tracker._best_search(scene, 3)

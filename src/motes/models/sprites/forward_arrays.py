@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import as_strided
 from torch.nn.functional import conv1d, pad
 
 from motes.core.axes import Bool, Float, Int, Tensor
@@ -27,6 +28,7 @@ from motes.models.sprites.renderer import SpriteRenderer
 
 Array = np.ndarray
 MAX_SEARCHES = 4  # PyTorch is as fast for more
+MAX_PRODUCTS = 8  # windows; a convolution is as fast for more
 FAR = 160.0  # squared distance at which the blob of an object has faded to nothing
 Redetect = Callable[[SpriteTemplate, Tensor, Detections, Tensor], Detections]
 
@@ -121,6 +123,7 @@ class Windows:
         self.background = _crops(template.background, self.radius)
         self.mass, self.spread = float(template.mass), float(template.spread)
         self.log_miss, self.kernels = float(template.log_miss), template.kernels
+        self.by_tap = self.kernels.flatten(1).T.contiguous().numpy()
         self.offsets = template.offsets.numpy()
         x, y = self.offsets.T
         self.moments = np.stack([x, y, x * x, x * y, y * y], -1)
@@ -145,19 +148,26 @@ class Windows:
         # Pairs whose squared distance may be less than FAR somewhere in the window.
         apart = np.abs(centre[:, :, None] - place.mean[:, None]) - self.radius
         reach = np.sqrt(FAR * np.stack([b_xx, b_yy], -1))[:, None]
-        clip, window, other = np.nonzero((apart < reach).all(-1) & present[:, None])
+        near = (apart < reach).all(-1) & present[:, None]
+        if not near[:, ~np.eye(near.shape[-1], dtype=bool)].any():
+            own = _gaussian(
+                x[..., None] + self.taps - place.mean[..., :1],
+                y[..., None] + self.taps - place.mean[..., 1:],
+                (b_yy / scale, -b_xy / scale, b_xx / scale),
+            )
+            own *= (density * np.diagonal(near, axis1=1, axis2=2))[..., None, None]
+            total += own
+            apart_share: Array = own / np.maximum(total, np.float32(1e-30), out=total)
+            return apart_share
+        clip, window, other = np.nonzero(near)
         at = clip, other
         s = scale[at]
-        a, b, c = b_yy[at] / s, -b_xy[at] / s, b_xx[at] / s
-        dx = x[clip, window, None] + self.taps - place.mean[at][:, :1]
-        dy = y[clip, window, None] + self.taps - place.mean[at][:, 1:]
-        dx, dy = dx.astype(np.float32), dy.astype(np.float32)
-        distance = (2 * b[:, None] * dy)[..., None] * dx[:, None]
-        distance += (a[:, None] * dx * dx)[:, None]
-        distance += (c[:, None] * dy * dy)[..., None]
-        np.minimum(distance, np.float32(FAR), out=distance)
-        distance *= np.float32(-0.5)
-        depth = density[at][:, None, None] * np.exp(distance, out=distance)
+        depth = _gaussian(
+            x[clip, window, None] + self.taps - place.mean[at][:, :1],
+            y[clip, window, None] + self.taps - place.mean[at][:, 1:],
+            (b_yy[at] / s, -b_xy[at] / s, b_xx[at] / s),
+        )
+        depth *= density[at][:, None, None]
         # Pairs are in the order of their windows.
         flat = clip * centre.shape[1] + window
         begins = np.flatnonzero(np.diff(flat, prepend=-1))
@@ -168,6 +178,17 @@ class Windows:
         own[clip[mine], window[mine]] = depth[mine]
         share: Array = own / np.maximum(total, np.float32(1e-30))
         return share
+
+    def correlate(self, rows: Float[Array, "M rows side"]) -> Float[Array, "M cells"]:
+        """Return the convolution with the kernels along x; few of them by a matrix product."""
+        (M, height, side), taps = rows.shape, self.kernels.shape[-1]
+        if M > MAX_PRODUCTS:
+            return conv1d(torch.from_numpy(rows), self.kernels).flatten(1).numpy()
+        image, row, pixel = rows.strides
+        parts = as_strided(rows, (M, side - taps + 1, height, taps), (image, pixel, row, pixel))
+        product = parts.reshape(-1, len(self.by_tap)) @ self.by_tap
+        cells: Array = product.reshape(M, side - taps + 1, -1).swapaxes(1, 2).reshape(M, -1)
+        return cells
 
     def evaluate(
         self,
@@ -185,8 +206,7 @@ class Windows:
         images = np.empty((B * N, 2, self.side, self.side), dtype=np.float32)
         np.multiply(lit, share, out=images[:, 0].reshape(lit.shape))
         np.subtract(visibility, lit, out=images[:, 1].reshape(lit.shape))
-        rows = torch.from_numpy(images.reshape(B * N, -1, self.side))
-        score = conv1d(rows, self.kernels).numpy().reshape(B, N, -1)
+        score = self.correlate(images.reshape(B * N, -1, self.side)).reshape(B, N, -1)
         # logaddexp, of which NumPy has no vectorised form
         most = np.maximum(score, np.float32(self.log_miss))
         score = most + np.log(np.exp(score - most) + np.exp(np.float32(self.log_miss) - most))
@@ -207,6 +227,23 @@ class Windows:
         covariance[..., 1, 1] = yy - my * my + self.cell**2 / 12
         covariance[..., 0, 1] = covariance[..., 1, 0] = xy - mx * my
         return Place((centre + np.stack([mx, my], -1)).astype(np.float32), covariance), llr
+
+
+def _gaussian(
+    dx: Float[Array, "*batch side"],
+    dy: Float[Array, "*batch side"],
+    precision: tuple[Float[Array, "*batch"], Float[Array, "*batch"], Float[Array, "*batch"]],
+) -> Float[Array, "*batch side side"]:
+    """Return exp(-d / 2) of squared distances d = a dx^2 + 2 b dx dy + c dy^2, at most FAR."""
+    a, b, c = (part[..., None] for part in precision)
+    dx, dy = dx.astype(np.float32), dy.astype(np.float32)
+    distance: Array = (2 * b * dy)[..., None] * dx[..., None, :]
+    distance += (a * dx * dx)[..., None, :]
+    distance += (c * dy * dy)[..., None]
+    np.minimum(distance, np.float32(FAR), out=distance)
+    distance *= np.float32(-0.5)
+    np.exp(distance, out=distance)
+    return distance
 
 
 def _crops(image: Tensor, radius: int) -> Float[Array, "*B height width side side"]:

@@ -601,10 +601,13 @@ class Scene(Generic[AnyRenderer]):
         return self.frames[self.clip, time].masked_fill_(~observed, 0.0)
 
     def during(self, time: slice | Int[Tensor, " some"]) -> "Scene[AnyRenderer]":
-        """Return the scene of some frames, copied for each search, zero where unobserved."""
-        observed, frames = self.observed[:, time], self.frames[:, time][self.clip]
-        frames[~observed] = 0.0
+        """Return the scene of some frames, those of each search apart, zero where unobserved."""
+        observed, frames = self.observed[:, time], self.frames[:, time]
         clips = torch.arange(len(self.clip), device=self.clip.device)
+        every = len(frames) == len(clips) and not frames.is_cuda and torch.equal(self.clip, clips)
+        if not every or not bool(observed.all()):
+            frames = frames[self.clip]  # a copy
+            frames[~observed] = 0.0
         return replace(self, frames=frames, clip=clips, observed=observed)
 
     def frame_batch(self, time: slice) -> FrameBatch:

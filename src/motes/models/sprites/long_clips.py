@@ -52,11 +52,11 @@ def is_settled(
 
 
 class LongSearch(NamedTuple):
-    """What the search of a long recording came to before all hypotheses are searched."""
+    """What the search of a long recording came to before other hypotheses are searched."""
 
     result: Found | None  # detections and leave-one-out predictions, if they are known already
     first: Detections | None  # forward pass of the first hypothesis, if it was made
-    decided: bool  # whether the first hypothesis is the best, and no other need be searched
+    joined: "list[LaterStart]"  # all later starts, if all have joined the first hypothesis
 
 
 def search_long(
@@ -73,16 +73,16 @@ def search_long(
     (test_a_long_clip_is_searched_as_with_all_hypotheses).
     """
     if not covers_long(scene):
-        return LongSearch(None, None, decided=False)
+        return LongSearch(None, None, [])
     coarse = SpriteTemplate.coarse(scene.renderer, window)
     first = forward(scene, coarse, scene.observed)
     later = later_starts(scene, coarse, first, starts)
-    if not all(start.joins and cannot_win(scene, coarse, first, start) for start in later):
-        return LongSearch(None, first, decided=False)
+    if not all(start.joins for start in later):
+        return LongSearch(None, first, [])
     if any(start.doubtful for start in later):
-        return LongSearch(None, first, decided=True)
+        return LongSearch(None, first, later)
     found, expected = search.refine(scene, coarse, first, scene.observed)
-    return LongSearch(undo_swaps(scene, coarse, found, expected), first, decided=True)
+    return LongSearch(undo_swaps(scene, coarse, found, expected), first, later)
 
 
 def covers_long(scene: Scene[SpriteRenderer]) -> bool:
@@ -156,28 +156,35 @@ def later_starts(
     return found
 
 
-def cannot_win(
-    scene: Scene[SpriteRenderer], template: SpriteTemplate, first: Detections, start: LaterStart
-) -> bool:
-    """Return whether a later start that has joined loses clearly, or leads to the same tracks.
+def is_best(scene: Scene[SpriteRenderer], best: Found, long: LongSearch, window: int) -> bool:
+    """Return whether no later start can lead to better tracks than those of the first hypothesis.
 
-    Both beginnings are refined up to the frame where the later one has joined.
+    False unless all have joined it. Where a beginning is in doubt, that of the later start is
+    refined up to the frame where it has joined, and must lose clearly or lead to the same tracks.
 
-    Law: false after a wrong first detection, else the search equals that with all hypotheses
-    (test_a_doubtful_beginning_is_kept_only_if_it_is_better).
+    Law: false after a wrong beginning (test_a_doubtful_beginning_is_kept_only_if_it_is_better).
     """
-    if not start.doubtful:
-        return True
-    time = slice(0, start.stop)
-    part, B = scene.during(time).repeated(2), len(scene.clip)
-    trusted = torch.cat([scene.observed[:, time], start.trusted[:, time]])
-    place = first.place.during(time).map(lambda moments: torch.cat([moments, moments]))
-    detected = first.detected[:, :, time].repeat(2, 1, 1) & trusted[:, None]
-    found, expected = search.refine(part, template, Detections(place, detected), trusted)
-    ours, theirs = search._bound(part, found, expected).split(B)
-    away = (found.place.mean[:B] - found.place.mean[B:]).abs().amax((-2, -1))
-    same = ((away < SAME_PLACE) | ~scene.present).all(1)
-    return bool((same | (ours - theirs > CLEAR_GAIN)).all())
+    if long.first is None or not long.joined:
+        return False
+    coarse = SpriteTemplate.coarse(scene.renderer, window)
+    for start in long.joined:
+        if not start.doubtful:
+            continue
+        time = slice(0, start.stop)
+        part, trusted = scene.during(time), start.trusted[:, time]
+        seen = long.first.detected[:, :, time] & trusted[:, None]
+        found, expected = search.refine(
+            part, coarse, Detections(long.first.place.during(time), seen), trusted
+        )
+        ours = Detections(best[0].place.during(time), best[0].detected[:, :, time])
+        gain = search._bound(part, ours, best[1].during(time)) - search._bound(
+            part, found, expected
+        )
+        away = (found.place.mean - ours.place.mean).abs().amax((-2, -1))
+        same = ((away < SAME_PLACE) | ~scene.present).all(1)
+        if not bool((same | (gain > CLEAR_GAIN)).all()):
+            return False
+    return True
 
 
 def undo_swaps(

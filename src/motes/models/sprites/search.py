@@ -439,11 +439,11 @@ class Tracker(GridInference):
         starts = delayed_starts(scene.observed, hypotheses)
         if scene.frames.is_cuda:
             return self._search_together(scene, starts, hypotheses)
-        once, forward, decided = long_clips.search_long(scene, starts, self.window)
-        if once is not None:
-            return once
-        found, expected, bound = self._search(scene, scene.observed, forward)
-        if decided:
+        once = long_clips.search_long(scene, starts, self.window)
+        if once.result is not None:
+            return once.result
+        found, expected, bound = self._search(scene, scene.observed, once.first)
+        if long_clips.is_best(scene, (found, expected), once, self.window):
             return found, expected
         doubtful = (~long_clips.is_settled(scene, found, expected)).nonzero()[:, 0]
         if not len(doubtful):
