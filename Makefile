@@ -56,6 +56,9 @@ bench: .venv/.ready
 	@$(BIN)/python -m benchmarks train --out benchmarks/records/bench_train.json
 	@$(BIN)/python -m benchmarks scale --out benchmarks/records/scale.json \
 		--picture docs/images/scale.png
+	@$(BIN)/python -m benchmarks threads --out benchmarks/records/bench_threads.json
+	@$(BIN)/python -m benchmarks.recordings --out benchmarks/records/bench_recordings.json
+	@$(BIN)/python -m benchmarks.learning --out benchmarks/records/bench_learning.json
 
 records: .venv/.ready
 	@$(BIN)/python -m experiments.records make

@@ -60,7 +60,9 @@ AXES = {
     "objects": (1, 2, 4, 8, 16),
     "frames": (128, 300, 2000),
     "size": (1, 2, 4),
+    "batch": (1, 10, 40),  # clips of BATCH_FRAMES frames that `infer` gets at once
 }
+BATCH_FRAMES = 30
 CROWDS = (8, 32, 128)  # objects of `track`, in frames of CROWD_FRAMES
 CROWD_FRAMES = 40
 
@@ -132,19 +134,27 @@ def model_of(height: int, width: int, num_objects: int, radius: float) -> Model:
 
 
 def contenders(
-    frames: Frames, num_objects: int | None, engines: Sequence[str], radius: float = RADIUS
+    frames: Frames,
+    num_objects: int | None,
+    engines: Sequence[str],
+    radius: float = RADIUS,
+    num_clips: int = 1,
 ) -> dict[str, Callable[[], Paths]]:
     """Return calls that track the objects; each returns its paths, NaN where there are none.
 
-    Without a number of objects `track` takes the place of `infer`.
+    Without a number of objects `track` takes the place of `infer`. With several clips `infer` gets
+    the frames cut into so many, and names objects anew in each; others take them one by one anyway.
     """
     calls: dict[str, Callable[[], Paths]] = {}
     if num_objects is None:
         calls["motes track"] = lambda: tracked(frames)
     else:
         _, height, width = frames.shape
-        model, video = model_of(height, width, num_objects, radius), torch.from_numpy(frames)[None]
-        calls["motes infer"] = lambda: infer(model, video, num_objects).pixels[0].numpy()
+        model = model_of(height, width, num_objects, radius)
+        clips = torch.from_numpy(frames).unflatten(0, (num_clips, -1))
+        calls["motes infer"] = lambda: (
+            infer(model, clips, num_objects).pixels.transpose(0, 1).flatten(1, 2).numpy()
+        )
     for engine in engines:
         calls[f"trackpy, {engine}"] = partial(linked, frames, engine, kalman=False)
     calls["Kalman and assignment"] = partial(linked, frames, engines[-1], kalman=True)
@@ -219,10 +229,14 @@ def bench_axis(axis: str, smoke: bool) -> dict[int, Any]:
     rounds, engine = 1 if smoke else ROUNDS, engines()[-1:]
     curve: dict[int, Any] = {}
     values = CROWDS if axis == "crowd" else AXES[axis]
+    truth: Paths | None
     for value in values[:1] if smoke else values:
         if axis == "crowd":
             frames, truth = crowd(value, CROWD_FRAMES)
             found = contenders(frames, None, engine)
+        elif axis == "batch":
+            frames, _ = juggling(Setting(frames=value * BATCH_FRAMES))
+            found, truth = contenders(frames, Setting().objects, engine, num_clips=value), None
         else:
             setting = Setting(**{"frames": 130 if smoke else 300, axis: value})
             frames, truth = juggling(setting)

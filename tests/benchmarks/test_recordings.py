@@ -42,6 +42,14 @@ def test_all_contenders_follow_two_balls():
     assert all(one["idf1"] > 0.5 for one in found.values())
 
 
+def test_a_batch_of_clips_is_the_recording_in_pieces():
+    frames, paths = recordings.juggling(recordings.Setting(objects=2, frames=40))
+    call = recordings.contenders(frames, 2, ["python"], num_clips=2)["motes infer"]
+    away = np.linalg.norm(call()[:, None] - paths[None], axis=-1)
+    for piece in (slice(0, 20), slice(20, 40)):
+        assert away[:, :, piece].mean(-1).min(1).max() < 0.5
+
+
 def test_devices_are_compared_with_objects_matched():
     places = torch.rand(4, 2, 5, 2, generator=torch.Generator().manual_seed(0))
     seen = torch.arange(4 * 2 * 5).view(4, 2, 5) % 3 > 0
