@@ -16,7 +16,7 @@ from motes.data import cannonballs, save_clips, worlds
 from motes.evaluation.labels import SCORES
 from motes.models.checkpoint import save_model
 from motes.models.layers.search import LayerSettings
-from motes.models.model import build
+from motes.models.model import Model, build
 from motes.output import demo_report as report
 from motes.output.demo_report import CAPTIONS, LIMITS, SHOWN
 from motes.output.evaluation_report import _comparable, _describe_error
@@ -256,8 +256,10 @@ def test_a_baseline_learns_from_clips_as_large_and_as_full_as_those_it_is_scored
 
 
 def test_a_model_of_colour_has_a_scorecard_and_needs_clips(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
+    # No number of objects explains frames to an untrained model; it would try up to 16.
+    monkeypatch.setattr(Model, "max_searchable_objects", 1)
     base = PRESETS["sprites-smoke"]
     config = replace(
         base,
