@@ -1,11 +1,20 @@
 """The chain of existence equals a sum over all sequences of states."""
 
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
 
-from motes.tracking.existence import GONE, NOT_YET, OFF, ON, Rates, solve_chain
+from motes.tracking.existence import (
+    GONE,
+    NOT_YET,
+    OFF,
+    ON,
+    Rates,
+    solve_chain,
+    unseen_after,
+    unseen_before,
+)
 from motes.tracking.motion import spans
 
 
@@ -15,6 +24,7 @@ def sequence_weight(
     evidence: np.ndarray,
     arrival: np.ndarray,
     stay: np.ndarray,
+    rebirth: np.ndarray,
 ) -> float:
     """The weight of one sequence of states, from the definition."""
     shows = {ON: rates.showing, OFF: 1 - rates.showing, GONE: 0.0}
@@ -23,7 +33,7 @@ def sequence_weight(
         if before == NOT_YET:
             weight *= 1.0 if state == NOT_YET else arrival[t] * shows[state]
         elif before == GONE:
-            weight *= float(state == GONE)
+            weight *= {GONE: 1.0, ON: rebirth[t]}.get(state, 0.0)
         else:
             alive = (1 - rates.death) * stay[t]
             to_on = 1 - rates.off if before == ON else rates.on
@@ -42,8 +52,9 @@ def death_share(states: tuple[int, ...], rates: Rates, stay: np.ndarray) -> floa
     return float((dies / (dies + leaves)).sum())
 
 
+@pytest.mark.parametrize("reborn", [0.0, 0.4])
 @pytest.mark.parametrize("seed", range(6))
-def test_the_chain_equals_the_sum_over_all_sequences(seed: int):
+def test_the_chain_equals_the_sum_over_all_sequences(seed: int, reborn: float):
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 7, 4)
     first = random.integers(0, 5, 4)
@@ -52,24 +63,29 @@ def test_the_chain_equals_the_sum_over_all_sequences(seed: int):
     rows = len(table.track)
     evidence = random.normal(0, 3, rows)
     arrival, stay = random.uniform(0, 0.3, rows), random.uniform(0.5, 1, rows)
-    found = solve_chain(table, rates, evidence, arrival, stay)
-    births = deaths = 0.0
+    rebirth = reborn * random.random(rows)
+    found = solve_chain(table, rates, evidence, arrival, stay, rebirth=rebirth)
+    births = deaths = again = 0.0
     for track in range(4):
         mine = np.flatnonzero(table.track == track)
         mine = mine[np.argsort(table.frame[mine])]
         total, never = 0.0, 0.0
         shows, exists = np.zeros(len(mine)), np.zeros(len(mine))
-        later = ended = 0.0
+        later = ended = returned = 0.0
         for states in product(range(4), repeat=len(mine)):
-            weight = sequence_weight(states, rates, evidence[mine], arrival[mine], stay[mine])
+            weight = sequence_weight(
+                states, rates, evidence[mine], arrival[mine], stay[mine], rebirth[mine]
+            )
             total += weight
             never += weight if states[-1] == NOT_YET else 0.0
             shows += weight * (np.array(states) == ON)
             exists += weight * np.isin(states, (ON, OFF))
             later += weight * (states[0] == NOT_YET and states[-1] != NOT_YET)
             ended += weight * death_share(states, rates, stay[mine])
+            returned += weight * sum(a == GONE and b == ON for a, b in pairwise(states))
         births += later / total
         deaths += ended / total
+        again += returned / total
         # Sums of at most 4^6 products of order one: relative rounding is below 1e-12.
         np.testing.assert_allclose(found.shows[mine], shows / total, atol=1e-10)
         np.testing.assert_allclose(found.exists[mine], exists / total, atol=1e-10)
@@ -77,6 +93,24 @@ def test_the_chain_equals_the_sum_over_all_sequences(seed: int):
         assert found.log_odds[track] == pytest.approx(odds, abs=1e-9)
     assert found.births == pytest.approx(births, abs=1e-9)
     assert found.deaths == pytest.approx(deaths, abs=1e-9)
+    assert found.moves[2, 0] == pytest.approx(again, abs=1e-9)
+
+
+def test_frames_beyond_the_rows_equal_rows_without_detection():
+    """Nine frames with a detection in the fifth: rows for all of them, or for three of them."""
+    rates = Rates(birth=0.02, density=0.3, death=0.1, off=0.2, on=0.4, missed=0.05)
+    evidence = np.full(9, np.log(rates.missed))
+    evidence[4] = 3.0
+    arrival = np.where(np.arange(9) == 0, rates.density, rates.birth)
+    arrival[5:] = 0.0
+    whole = solve_chain(spans(np.array([0]), np.array([8])), rates, evidence, arrival, np.ones(9))
+    part = solve_chain(
+        spans(np.array([3]), np.array([5])), rates, evidence[3:6], arrival[3:6], np.ones(3),
+        unseen_before(rates, np.array([3])), unseen_after(rates, np.array([3])),
+    )  # fmt: skip
+    np.testing.assert_allclose(part.exists, whole.exists[3:6], atol=1e-12)
+    np.testing.assert_allclose(part.shows, whole.shows[3:6], atol=1e-12)
+    np.testing.assert_allclose(part.log_odds, whole.log_odds, atol=1e-9)
 
 
 def test_overwhelming_evidence_does_not_overflow():

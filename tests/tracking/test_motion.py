@@ -49,8 +49,7 @@ def test_smoothing_many_tracks_equals_the_dense_posterior():
     positions = random.normal(0, 3, (len(table.track), 2))
     roots = random.normal(0, 0.3, (len(table.track), 2, 2))
     covariances = roots @ roots.swapaxes(1, 2) + 0.05 * np.eye(2)
-    found = smooth(table, LAWS, detected, positions, covariances, with_lag=True)
-    assert found.lag is not None
+    found = smooth(table, LAWS, detected, positions, covariances)
     for track in range(3):
         rows = np.flatnonzero(table.track == track)
         rows = rows[np.argsort(table.frame[rows])]
@@ -62,8 +61,6 @@ def test_smoothing_many_tracks_equals_the_dense_posterior():
             np.testing.assert_allclose(found.mean[rows, k, :2], mean[:, :2], atol=1e-6)
             for t, row in enumerate(rows):
                 np.testing.assert_allclose(found.cov[row, k, :2, :2], cov[t, :2, t, :2], atol=1e-6)
-                if t + 1 < len(rows):
-                    np.testing.assert_allclose(found.lag[row, k], cov[t, :, t + 1], atol=1e-6)
 
 
 def test_rows_of_spans_follow_their_tracks():

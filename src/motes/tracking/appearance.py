@@ -21,6 +21,7 @@ from motes.tracking.background import (
 from motes.tracking.classes import (
     MAX_CROPS,
     OBJECT_COST,
+    description_cost,
     frame_surfaces,
     is_alone,
     is_structured,
@@ -35,7 +36,7 @@ from motes.tracking.detection import (
     find_candidates,
     peaks,
 )
-from motes.tracking.fitting import canvas
+from motes.tracking.fitting import canvas, overlapping
 from motes.tracking.sprite import (
     OVERSAMPLING,
     Array,
@@ -55,6 +56,8 @@ MISFIT, MOST_MISFIT = 2.5, 0.6  # of the relative residual of an object, at most
 MIN_EXCESS, MIN_MISFIT = 3.0, 0.35  # residual variance of sprites that do not fit, least share
 WANTED_OBJECTS = 100  # from which looks are learned, if so many are in the sample
 LOOKS_SAMPLE = 6  # frames from which sprite, noise and amplitudes are learned
+PLATEAU, FLAT = 0.8, 0.4  # of a sprite's largest value; share of an object's area above that
+OVERLAPS = 6  # frames with overlapping objects in which opaque objects are told from others
 MOST_OBJECTS = 5_000  # peaks in a frame with which a background counts as wrong
 
 
@@ -114,14 +117,17 @@ def learn_appearance(scene: Scene) -> Appearance:
             best = learned
     appearance = best.appearance
     wanted = min(len(sample), WANTED_OBJECTS * len(few) // max(best.objects, 1))
-    if wanted > len(few) and appearance.kind == "still":
+    if wanted > len(few) and appearance.looks is not None:
         chosen = np.linspace(0, len(sample) - 1, wanted).round().astype(int)
         few = sample[chosen if scene.fullest is None else scene.fullest[:wanted]]
-        best = _learn(few, appearance.background, "still", appearance.tolerance)
+        best = _learn(few, appearance.background, appearance.kind, appearance.tolerance)
         appearance = best.appearance
     looks = appearance.looks
-    if looks is None or not is_structured(best.residual, best.objects, looks):
+    if looks is None:
         return appearance
+    if not is_structured(best.residual, best.objects, looks):
+        level = opaque_level(appearance.deviation(few), looks)
+        return replace(appearance, looks=replace(looks, level=level))
     appearance = replace(appearance, tile=max(TILE, int(3 * looks.sprites[0].radius)))
     return replace(appearance, looks=with_structure(appearance.deviation(few), looks))
 
@@ -233,9 +239,10 @@ def _relook(
     if len(chosen) > MAX_CROPS:
         chosen = chosen[np.linspace(0, len(chosen) - 1, MAX_CROPS).round().astype(int)]
     crops, offsets = object_crops(residual, found.select(chosen), old, old.half)
-    sprite = learn_sprite(crops, offsets, found.amplitudes[chosen], old.half, noise)
+    scatter = float(np.median(found.covariances[chosen][:, (0, 1), (0, 1)]))
+    sprite = learn_sprite(crops, offsets, found.amplitudes[chosen], old.half, noise, scatter)
+    gains = found.amplitudes[strong] * amplitude_ratio(old, sprite)
     sprite = trimmed(sprite) if last else sprite
-    gains = found.amplitudes[strong]
     mean = float(np.median(gains))
     spread = max(robust_scale(gains) if len(gains) > 4 else 0.3 * mean, 0.1 * mean)
     amplitude = np.array((mean,)), np.array((spread,))
@@ -262,6 +269,40 @@ def _misfit(
     rest = float(np.square(left).mean())
     share = np.sqrt(max(rest - noise**2, 0.0) / np.square(own).mean())
     return float(min(MISFIT * share, MOST_MISFIT)), max(rest / noise**2, 1.0)
+
+
+def opaque_level(signed: Array, looks: Looks) -> float:
+    """Return the brightness of opaque objects, or 0 where overlapping objects add up.
+
+    Objects with a flat top are taken for opaque unless frames with overlaps are described better,
+    by OBJECT_COST nats, if objects add up; the other way round for those without.
+
+    Law: disks that cover one another are told from spots that add up
+    (test_opaque_objects_are_told_from_objects_that_add_up).
+    """
+    sprite = looks.sprites[0]
+    top = sprite.centred > PLATEAU
+    level = float(looks.amplitude[0][0] * sprite.centred[top].mean())
+    flat = float(top.sum()) > FLAT * np.pi * sprite.radius**2
+    found, _ = find_candidates(signed, looks, looks.matched_filter(*signed.shape[1:]))
+    pairs = overlapping(found.frame, found.positions, sprite)
+    if len(pairs) == 0:
+        return level if flat else 0.0
+    overlaps = np.bincount(found.frame[pairs[:, 0]], minlength=len(signed))
+    chosen = signed[np.argsort(-overlaps, kind="stable")[: min((overlaps > 0).sum(), OVERLAPS)]]
+    adding, covering = (description_cost(chosen, replace(looks, level=x))[0] for x in (0.0, level))
+    gain = adding - covering
+    return level if gain > (-OBJECT_COST if flat else OBJECT_COST) else 0.0
+
+
+def amplitude_ratio(old: Sprite, new: Sprite) -> float:
+    """Return the factor that turns amplitudes of one sprite into those of another.
+
+    Sprites have a largest value of 1, which noise changes from one estimate to the next.
+
+    Law: halving a sprite doubles the amplitudes (test_amplitudes_follow_the_scale_of_a_sprite).
+    """
+    return float((old.centred * new.centred).sum() / np.square(new.centred).sum())
 
 
 def trimmed(sprite: Sprite, share: float = 0.01) -> Sprite:

@@ -88,8 +88,8 @@ def with_structure(signed: Array, looks: Looks) -> Looks:
         if min(np.bincount(found.kinds, minlength=2)) < MIN_CROPS:
             return replace(single, least=LEAST)
         two = _relearned(rest, found, two)
-    cost_two, count_two = _cost(signed, two)
-    cost, count = _cost(signed, single)
+    cost_two, count_two = description_cost(signed, two)
+    cost, count = description_cost(signed, single)
     fewer = count_two < count and cost_two < TOLERANCE * cost
     return replace(two if fewer or cost_two < cost else single, least=LEAST)
 
@@ -98,7 +98,7 @@ def _search(signed: Array, looks: Looks) -> tuple[Candidates, Array]:
     return find_candidates(signed, looks, looks.matched_filter(*signed.shape[1:]), looks.rounds)
 
 
-def _cost(signed: Array, looks: Looks) -> tuple[float, int]:
+def description_cost(signed: Array, looks: Looks) -> tuple[float, int]:
     """Return the nats that describe frames by objects and noise, and the number of objects."""
     found, residual = _search(signed, looks)
     misfit = float(np.square(residual).sum()) / (2 * looks.noise**2)

@@ -44,6 +44,7 @@ class Looks:
         excess: variance of what the sprites leave of objects, relative to that of the noise, by
             which the stated variances of positions are larger.
         most: candidates of a frame that are proposed at most; the strongest are kept.
+        level: brightness of opaque objects, which cover one another; 0: objects add up.
     """
 
     sprites: tuple[Sprite, ...]
@@ -55,6 +56,7 @@ class Looks:
     misfit: float = 0.0
     excess: float = 1.0
     most: int = MOST_CANDIDATES
+    level: float = 0.0
 
     def matched_filter(self, height: int, width: int) -> "MatchedFilter":
         """Return the matched filter of the sprites for frames of this size."""
@@ -238,19 +240,10 @@ def _refit(
     if len(chosen) < len(found):
         fitted = part.select(np.isfinite(part.evidence))  # new ones are not drawn yet
         base = values.copy()
-        draw_objects(
-            picture,
-            looks.sprites,
-            fitted.frame,
-            fitted.positions,
-            fitted.amplitudes,
-            fitted.kinds,
-            base,
-            1.0,
-        )
+        _draw(picture, fitted, looks, base, 1.0)
     fit, values = fit_objects(
         replace(picture, values=base), looks.sprites, part.frame, part.positions, part.amplitudes,
-        part.kinds, looks.noise, (means, scales),
+        part.kinds, looks.noise, (means, scales), looks.level,
     )  # fmt: skip
     evidence = amplitude_evidence(fit.amplitudes, fit.covariances[:, 2, 2], means, scales)
     out = Candidates(
@@ -287,15 +280,25 @@ def _without(
     picture: Canvas, found: Candidates, values: Array, weak: Array, looks: Looks
 ) -> tuple[Array, Array]:
     """Return the residual without some candidates, and which ones overlap them."""
-    gone = found.select(weak)
     values = values.copy()
-    draw_objects(
-        picture, looks.sprites, gone.frame, gone.positions, gone.amplitudes, gone.kinds, values, 1.0
-    )
+    if looks.level > 0:
+        touched = np.zeros(len(found), bool)
+        touched[_touched(found, weak, looks)] = True
+        _draw(picture, found.select(touched), looks, values, 1.0)
+        _draw(picture, found.select(touched & ~weak), looks, values, -1.0)
+    else:
+        _draw(picture, found.select(weak), looks, values, 1.0)
     pairs = overlapping(found.frame, found.positions, looks.sprites[0])
     changed = np.zeros(len(found), bool)
     changed[pairs[weak[pairs].any(1)].ravel()] = True
     return values, changed
+
+
+def _draw(picture: Canvas, objects: Candidates, looks: Looks, values: Array, sign: float) -> None:
+    draw_objects(
+        picture, looks.sprites, objects.frame, objects.positions, objects.amplitudes,
+        objects.kinds, values, sign, looks.level,
+    )  # fmt: skip
 
 
 def _locally_best(new: Candidates, sprite: Sprite) -> Array:

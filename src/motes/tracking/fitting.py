@@ -1,8 +1,9 @@
 """Joint least-squares fit of overlapping objects in frames.
 
-Frames are sums of sprites over a known background plus white noise. Objects whose sprites overlap
-form a cluster; a Gauss-Newton step solves for positions and amplitudes of a whole cluster, so that
-the others refit when one moves.
+Frames are sprites over a known background plus white noise. Overlapping sprites add up or, if
+objects are opaque, cover one another. Objects whose sprites overlap form a cluster; a Gauss-Newton
+step solves for positions and amplitudes of a whole cluster, so that the others refit when one
+moves.
 """
 
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from motes.tracking.sprite import Array, Sprite
 STEPS = 5  # of Gauss-Newton
 MAX_MOVE = 0.6  # pixels a step
 MAX_CLUSTER = 100  # objects solved together, which bounds memory and time
+MOST_OPAQUE = 0.999  # share of the light that an opaque object takes away at most
 DAMPING = 1e-3  # relative; weak overlaps that are left out could make a cluster indefinite
 
 
@@ -80,14 +82,16 @@ def fit_objects(
     kinds: Array,
     noise: float,
     amplitude_prior: tuple[Array, Array],
+    level: float = 0.0,
     steps: int = STEPS,
 ) -> tuple[Fit, Array]:
     """Return the joint fit, and the residual values of the canvas.
 
     Maximises  -|values - sum_i a_i S(. - x_i)|^2 / 2 noise^2  -  sum_i (a_i - m_i)^2 / 2 s_i^2.
+    For opaque objects the sum is replaced by that of `covering`.
 
     Law: equals a dense brute-force fit of two overlapping objects
-    (test_a_cluster_fit_equals_a_dense_fit).
+    (test_a_cluster_fit_equals_a_dense_fit, test_a_fit_of_opaque_objects_equals_a_dense_fit).
 
     Args:
         picture: frames minus background.
@@ -98,6 +102,7 @@ def fit_objects(
         kinds: which sprite each object has, [n].
         noise: standard deviation of a pixel.
         amplitude_prior: means and standard deviations of the amplitudes, [n] each.
+        level: brightness of opaque objects; 0: objects add up.
         steps: of Gauss-Newton.
     """
     positions, amplitudes = positions.astype(float), amplitudes.astype(float)
@@ -114,9 +119,12 @@ def fit_objects(
         crops, by_x, by_y = _crops(sprites, kinds, positions - centres)
         model = amplitudes[:, None].astype(np.float32) * crops
         np.subtract.at(values, index.ravel(), model.ravel())
+        pairs = overlapping(frame, positions, sprites[0])
+        covered = np.unique(pairs) if level > 0 else np.zeros(0, int)
+        pixels, hidden, clear = covering(index[covered], model[covered], level)
+        values[pixels] += hidden
         if step == steps:
             break
-        pairs = overlapping(frame, positions, sprites[0])
         groups = clusters(len(frame), pairs)
         residual = values[index]
         edge = ((centres < half) | (centres > high - half)).any(1)
@@ -125,15 +133,44 @@ def fit_objects(
         if edge.any():
             inside = picture.inside.ravel()[index[edge] % picture.inside.size]
             jacobian[edge] *= inside[:, None]
+        jacobian[covered] *= clear[:, None]
         moves, covariances = _solve(
             jacobian, residual, centres, pairs, groups, noise, amplitudes, amplitude_prior
         )
+        values[pixels] -= hidden
         np.add.at(values, index.ravel(), model.ravel())
         length = np.hypot(moves[:, 0], moves[:, 1])
         shrink = np.minimum(1, MAX_MOVE / np.maximum(length, 1e-12))
         positions = (positions + moves[:, :2] * shrink[:, None]).clip(-0.5, high + 0.5)
         amplitudes = np.clip(amplitudes + moves[:, 2], lowest, highest)
     return Fit(positions, amplitudes, covariances), values
+
+
+def covering(index: Array, models: Array, level: float) -> tuple[Array, Array, Array]:
+    """Return what opaque objects hide of one another.
+
+    An object that adds m to a dark pixel lets the share 1 - m / level of what is behind it through,
+    so that together they add  level (1 - prod_i (1 - m_i / level))  instead of  sum_i m_i.
+
+    Args:
+        index: pixels of each object, [n, P].
+        models: brightness of each object alone, [n, P].
+        level: brightness of an opaque object.
+
+    Returns:
+        Distinct pixels [M], the brightness that is hidden there [M], and the share of each object
+        that the others let through [n, P].
+    """
+    if len(index) == 0:
+        return np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(index.shape, np.float32)
+    pixels, place = np.unique(index, return_inverse=True)
+    place = place.ravel()
+    share = np.clip(models.ravel() / level, 0.0, MOST_OPAQUE)
+    through = np.log1p(-share)
+    together = np.bincount(place, through, len(pixels))
+    hidden = level * (np.bincount(place, share, len(pixels)) - 1 + np.exp(together))
+    clear = np.exp(together[place] - through).reshape(index.shape)
+    return pixels, hidden.astype(np.float32), clear.astype(np.float32)
 
 
 def draw_objects(
@@ -145,14 +182,22 @@ def draw_objects(
     kinds: Array,
     values: Array,
     sign: float,
+    level: float = 0.0,
 ) -> None:
-    """Add objects to the values of a canvas, or with sign -1 take them out, in place."""
+    """Add objects to the values of a canvas, or with sign -1 take them out, in place.
+
+    Opaque objects (level > 0) must be drawn together with those that they overlap.
+    """
     high = np.array((picture.shape[1], picture.shape[0])) - 2 * picture.border - 1
     centres = np.rint(positions).clip(0, high).astype(np.int64)
     index = picture.index(frame, centres, sprites[0].half)
     crops, _, _ = _crops(sprites, kinds, positions - centres)
-    crops *= (sign * amplitudes[:, None]).astype(np.float32)
-    np.add.at(values, index.ravel(), crops.ravel())
+    crops *= amplitudes[:, None].astype(np.float32)
+    np.add.at(values, index.ravel(), np.float32(sign) * crops.ravel())
+    if level > 0:
+        covered = np.unique(overlapping(frame, positions, sprites[0]))
+        pixels, hidden, _ = covering(index[covered], crops[covered], level)
+        values[pixels] -= np.float32(sign) * hidden
 
 
 def overlapping(frame: Array, positions: Array, sprite: Sprite) -> Array:

@@ -7,8 +7,21 @@ from scipy.spatial import cKDTree
 from scipy.special import ndtr
 
 from motes.tracking.detection import Candidates
-from motes.tracking.existence import Existence, Rates, solve_chain
-from motes.tracking.linking import link_frames, local_evidence, longest_gap, relink
+from motes.tracking.existence import (
+    Existence,
+    Rates,
+    solve_chain,
+    unseen_after,
+    unseen_before,
+)
+from motes.tracking.linking import (
+    LOOK_AHEAD,
+    leap,
+    link_frames,
+    local_evidence,
+    longest_gap,
+    relink,
+)
 from motes.tracking.motion import (
     Laws,
     Paths,
@@ -17,13 +30,18 @@ from motes.tracking.motion import (
     predict,
     smooth,
     spans,
+    start,
     two_laws,
+    update,
 )
+from motes.tracking.noise import gather, most_likely_noise
 from motes.tracking.sprite import Array
 
 ROUNDS = 3
 JOINS = (8.0, 3.0, 0.0)  # nats by which joins must beat alternatives, round by round
 SPARSE = 0.1  # of the mean distance of objects, within which moves are unambiguous
+MIN_STEPS = 5.0  # of tracks that follow a law, from which it is learned
+MIN_NOISE = 1e-9  # of the velocities of walks
 STRONG = 8.0  # nats of a candidate that counts for first guesses
 
 
@@ -73,7 +91,6 @@ def solve(
     rates: Rates,
     size: tuple[int, int],
     num_frames: int,
-    with_lag: bool = False,
     joins: tuple[float, ...] = JOINS,
 ) -> Solution:
     """Return tracks of the candidates under given laws and rates.
@@ -84,12 +101,11 @@ def solve(
         rates: of births, deaths and blinks.
         size: height and width of a frame.
         num_frames: of the recording.
-        with_lag: also return what the EM step of the laws needs.
         joins: smallest losses of the rounds of `relink`.
     """
     links = link_frames(candidates, laws, rates, num_frames)
     track = relink(candidates, links, laws, rates, joins)
-    return describe(candidates, track, laws, rates, size, num_frames, with_lag)
+    return describe(candidates, track, laws, rates, size, num_frames)
 
 
 def describe(
@@ -99,7 +115,6 @@ def describe(
     rates: Rates,
     size: tuple[int, int],
     num_frames: int,
-    with_lag: bool,
 ) -> Solution:
     """Return paths and existence of given tracks [M]."""
     used = np.flatnonzero(track >= 0)
@@ -116,10 +131,12 @@ def describe(
     core_candidate = slot[core.track, core.frame - first[core.track]]
     paths = smooth(
         core, laws, core_candidate >= 0, candidates.positions[core_candidate],
-        candidates.covariances[core_candidate], with_lag,
+        candidates.covariances[core_candidate],
     )  # fmt: skip
     table, candidate, paths = _with_approach(core, core_candidate, paths, laws, begin, end, first)
-    existence = _existence(candidates, candidate, table, paths, rates, size, first)
+    beyond = unseen_before(rates, begin), unseen_after(rates, num_frames - 1 - end)
+    rebirth = rebirth_weights(candidates, candidate, table, paths, laws, rates)
+    existence = _existence(candidates, candidate, table, paths, rates, size, first, beyond, rebirth)
     return Solution(table, candidate, paths, existence)
 
 
@@ -142,9 +159,8 @@ def _with_approach(
         here, ahead = at[tracks, age], at[tracks, age + 1]
         mean[here], cov[here] = predict(reverse, mean[ahead], cov[ahead])
     density = np.where((from_row >= 0)[:, None], paths.density[from_row], 0.0)
-    lag = None if paths.lag is None else paths.lag[from_row]
     found = np.where(from_row >= 0, candidate[from_row], -1)
-    return table, found, replace(paths, mean=mean, cov=cov, density=density, lag=lag)
+    return table, found, replace(paths, mean=mean, cov=cov, density=density)
 
 
 def _existence(
@@ -155,6 +171,8 @@ def _existence(
     rates: Rates,
     size: tuple[int, int],
     first: Array,
+    beyond: tuple[Array, Array],
+    rebirth: Array,
 ) -> Existence:
     detected = candidate >= 0
     evidence = np.full(len(candidate), np.log(rates.missed))
@@ -167,7 +185,47 @@ def _existence(
     arrival = np.where(table.frame == 0, rates.density, rates.birth)
     arrival = np.where(table.frame > first[table.track], 0.0, arrival)
     survival = _survival(paths, table, detected, size)
-    return solve_chain(table, rates, evidence, arrival * survival, survival)
+    return solve_chain(table, rates, evidence, arrival * survival, survival, *beyond, rebirth)
+
+
+def rebirth_weights(
+    candidates: Candidates, candidate: Array, table: Spans, paths: Paths, laws: Laws, rates: Rates
+) -> Array:
+    """Return how much likelier the first detection after a gap is of a new object, [rows].
+
+    The weight is  birth p(detections | new object) / p(detections | the one before the gap)  over
+    the next LOOK_AHEAD detections, and 0 in other rows.
+
+    Law: equals the ratio of dense Gaussian densities (test_rebirth_weights_equal_dense_densities).
+    """
+    weights = np.zeros(len(candidate))
+    order = np.lexsort((table.frame, table.track))
+    rows = order[candidate[order] >= 0]
+    track, frame = table.track[rows], table.frame[rows]
+    after = np.flatnonzero((np.diff(track) == 0) & (np.diff(frame) > 1)) + 1
+    if len(after) == 0:
+        return weights
+    total = np.concatenate((np.zeros((1, len(laws))), np.cumsum(paths.density[rows], 0)))
+    begin = np.searchsorted(track, track[after])
+    stop = np.minimum(after + LOOK_AHEAD, np.searchsorted(track, track[after], side="right"))
+    prior = np.log(np.maximum(laws.weights, 1e-12))
+    earlier = prior + total[after] - total[begin]
+    together = np.logaddexp.reduce(earlier + total[stop] - total[after], 1)
+    together -= np.logaddexp.reduce(earlier, 1)
+    used = candidate[rows]
+    mean, cov = start(laws, candidates.positions[used[after]], candidates.covariances[used[after]])
+    alone = np.tile(prior, (len(after), 1))
+    for step in range(1, LOOK_AHEAD):
+        now = np.flatnonzero(after + step < stop)
+        at = after[now] + step
+        mean[now], cov[now] = leap(laws, mean[now], cov[now], frame[at] - frame[at - 1])
+        mean[now], cov[now], density = update(
+            mean[now], cov[now], candidates.positions[used[at]], candidates.covariances[used[at]]
+        )
+        alone[now] += density
+    apart = np.logaddexp.reduce(alone, 1) + np.log(rates.birth * rates.showing)
+    weights[rows[after]] = np.exp(np.clip(apart - together, -600, 600))
+    return weights
 
 
 def _survival(paths: Paths, table: Spans, detected: Array, size: tuple[int, int]) -> Array:
@@ -192,8 +250,8 @@ def learn(
     area = float(size[0] * size[1])
     laws, rates = first_guess(candidates, area, num_frames)
     for _ in range(rounds):
-        solution = solve(candidates, laws, rates, size, num_frames, True, joins=JOINS[1:])
-        laws = relearn_laws(solution, laws)
+        solution = solve(candidates, laws, rates, size, num_frames, joins=JOINS[1:])
+        laws = relearn_laws(candidates, solution, laws)
         rates = relearn_rates(solution, rates, area, num_frames)
     return laws, rates
 
@@ -211,7 +269,7 @@ def relearn_rates(solution: Solution, rates: Rates, area: float, num_frames: int
     exists = np.bincount(table.frame, existence.exists, num_frames)
     return replace(
         rates,
-        birth=(existence.births + 0.2) / max(num_frames - 1, 1) / area,
+        birth=(existence.births + moves[2, 0] + 0.2) / max(num_frames - 1, 1) / area,
         density=max(float(exists.mean()), 0.1) / area,
         death=float(np.clip(death, 1e-4, 0.5)),
         off=float(np.clip(blink, 1e-4, 0.5)),
@@ -219,10 +277,12 @@ def relearn_rates(solution: Solution, rates: Rates, area: float, num_frames: int
     )
 
 
-def relearn_laws(solution: Solution, laws: Laws) -> Laws:
-    """Return the laws that maximise the expected log density of the smoothed states."""
+def relearn_laws(candidates: Candidates, solution: Solution, laws: Laws) -> Laws:
+    """Return the laws that fit the tracks best.
+
+    Forces maximise the expected log density of the smoothed states; noises the likelihood.
+    """
     table, paths = solution.table, solution.paths
-    assert paths.lag is not None
     detections = np.bincount(table.track, solution.candidate >= 0, len(paths.weights))
     good = (detections >= 4) & (solution.existence.log_odds > 3)
     if good.sum() == 0:
@@ -231,27 +291,11 @@ def relearn_laws(solution: Solution, laws: Laws) -> Laws:
     use = good[table.track[past]]
     past, future = past[use], future[use]
     weights = paths.weights[table.track[past]]
-    force, noise = laws.force.copy(), laws.noise.copy()
+    force = laws.force.copy()
     velocity_cov, velocity = laws.velocity_cov.copy(), laws.velocity.copy()
-    for k in range(len(laws)):
-        w = weights[:, k] / max(weights[:, k].sum(), 1e-9)
-        if weights[:, k].sum() < 5:
-            continue
-        a = laws.transition[k]
-        off = paths.mean[future, k] - paths.mean[past, k] @ a.T
-        force[k] = 0.0 if k == 0 else w @ off
-        off = off - force[k]
-        cross = paths.lag[past, k]  # cov(past, future)
-        second = (
-            paths.cov[future, k]
-            + a @ paths.cov[past, k] @ a.T
-            - a @ cross
-            - (a @ cross).swapaxes(-1, -2)
-        )
-        spread = np.einsum("n,nij->ij", w, second) + np.einsum("n,ni,nj->ij", w, off, off)
-        position = max(np.trace(spread[:2, :2]) / 2, 1e-6)
-        speed = max(np.trace(spread[2:, 2:]) / 2, 1e-6) if k else 1e-9
-        noise[k] = np.diag((position, position, speed, speed))
+    if weights[:, 1].sum() >= MIN_STEPS:
+        w = weights[:, 1] / weights[:, 1].sum()
+        force[1] = w @ (paths.mean[future, 1] - paths.mean[past, 1] @ laws.transition[1].T)
     starts = first_rows(solution)[good]
     w = paths.weights[good][:, 1]
     if w.sum() > 3:
@@ -261,10 +305,35 @@ def relearn_laws(solution: Solution, laws: Laws) -> Laws:
         velocity[1] = centre
         velocity_cov[1] = np.einsum("n,ni,nj->ij", w / w.sum(), off, off) + 0.01 * np.eye(2)
     shares = paths.weights[good].sum(0) + 0.5
-    return replace(
-        laws, force=force, noise=noise, velocity=velocity, velocity_cov=velocity_cov,
+    laws = replace(
+        laws, force=force, velocity=velocity, velocity_cov=velocity_cov,
         weights=shares / shares.sum(),
     )  # fmt: skip
+    return replace(laws, noise=_noise(candidates, solution, laws, good))
+
+
+def _noise(candidates: Candidates, solution: Solution, laws: Laws, good: Array) -> Array:
+    """Return the most likely noise [K, 4, 4] of the laws, given which tracks follow them."""
+    table, noise = solution.table, laws.noise.copy()
+    rows = np.flatnonzero((solution.candidate >= 0) & good[table.track])
+    rows = rows[np.lexsort((table.frame[rows], table.track[rows]))]
+    used = solution.candidate[rows]
+    found = gather(
+        table.track[rows], table.frame[rows], candidates.positions[used],
+        candidates.covariances[used],
+    )  # fmt: skip
+    names, lengths = np.unique(table.track[rows], return_counts=True)
+    weights = solution.paths.weights[names[np.argsort(-lengths, kind="stable")]]
+    for k in range(len(laws)):
+        if weights[:, k] @ (found.lengths - 1) < MIN_STEPS:
+            continue
+        place, speed = most_likely_noise(
+            found, weights[:, k], (noise[k, 0, 0], noise[k, 2, 2] if k else 0.0),
+            (laws.force[k, :2], laws.force[k, 2:]), laws.velocity[k],
+            np.diag(laws.velocity_cov[k]) if k else np.zeros(2),
+        )  # fmt: skip
+        noise[k] = np.diag((place, place, *(2 * [speed if k else MIN_NOISE])))
+    return noise
 
 
 def first_rows(solution: Solution) -> Array:

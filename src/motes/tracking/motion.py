@@ -159,7 +159,6 @@ class Paths:
         density: log density of each detection given the earlier ones, [rows, K]; 0 without one.
         weights: probabilities of the laws given all detections of the track, [n, K].
         log_density: of all detections of a track but the first, [n, K].
-        lag: covariances of a state and the next one of the same track, [rows, K, 4, 4].
     """
 
     mean: Array
@@ -167,7 +166,6 @@ class Paths:
     density: Array
     weights: Array
     log_density: Array
-    lag: Array | None
 
 
 def smooth(
@@ -176,7 +174,6 @@ def smooth(
     detected: Array,
     positions: Array,
     covariances: Array,
-    with_lag: bool = False,
 ) -> Paths:
     """Return smoothed states in every row, given detections in some of them.
 
@@ -190,7 +187,6 @@ def smooth(
         detected: which rows have a detection, [rows].
         positions: of the detections, [rows, 2].
         covariances: of the detections, [rows, 2, 2].
-        with_lag: also return covariances of consecutive states.
     """
     rows, kinds = len(table.track), len(laws)
     mean, cov = np.empty((rows, kinds, 4)), np.empty((rows, kinds, 4, 4))
@@ -214,13 +210,10 @@ def smooth(
         mean[low:high], cov[low:high] = m, p
     total = np.zeros((len(table.order), kinds))
     np.add.at(total, table.track, density)
-    lag = np.zeros_like(cov) if with_lag else None
     for age in range(len(bounds) - 2, 0, -1):
         low, high = bounds[age], bounds[age + 1]
         past = slice(bounds[age - 1], bounds[age - 1] + high - low)
         gain = _smoother_gain(cov[past], laws.transition, before_cov[low:high])
-        if lag is not None:
-            lag[past] = gain @ cov[low:high]
         off = mean[low:high] - before_mean[low:high]
         mean[past] += np.einsum("nkij,nkj->nki", gain, off)
         change = cov[low:high] - before_cov[low:high]
@@ -228,7 +221,7 @@ def smooth(
     logits = total + np.log(np.maximum(laws.weights, 1e-12))
     weights = np.exp(logits - logits.max(1, keepdims=True))
     weights /= weights.sum(1, keepdims=True)
-    return Paths(mean, cov, density, weights, total, lag)
+    return Paths(mean, cov, density, weights, total)
 
 
 def _smoother_gain(cov: Array, transition: Array, before: Array) -> Array:

@@ -346,7 +346,7 @@ def assemble(
     for number in np.unique(chunk):
         chosen = np.isin(labels, names[chunk == number])
         part = np.where(chosen, labels, -1)
-        solution = describe(candidates, part, laws, rates, size, num_frames, with_lag=False)
+        solution = describe(candidates, part, laws, rates, size, num_frames)
         rows = _rows(candidates, solution)
         rows["particle"] += offset
         offset += len(solution.table.order)

@@ -118,7 +118,7 @@ def gaussian_crop(scale: float) -> Array:
 
 
 def learn_sprite(
-    crops: Array, offsets: Array, amplitudes: Array, half: int, noise: float
+    crops: Array, offsets: Array, amplitudes: Array, half: int, noise: float, scatter: float = 0.0
 ) -> Sprite:
     """Return the sprite that explains crops [n, side, side] of objects best, by least squares.
 
@@ -131,6 +131,7 @@ def learn_sprite(
         amplitudes: of each object.
         half: pixels from the centre of a crop to its border.
         noise: standard deviation of a pixel of a crop.
+        scatter: variance of the offsets along an axis, if they were fitted to the same crops.
     """
     side = 2 * OVERSAMPLING * (half + 1) + 1
     pixels = np.arange(-half, half + 1)
@@ -151,6 +152,10 @@ def learn_sprite(
     grid = _centred(grid)
     round_part = _round(grid, np.where(known, bottom, 0.0))
     rest = np.where(known, grid - round_part, 0.0)
+    # Smoothing and rounding to the grid blur; aligning crops by positions that follow their noise
+    # sharpens. The round part has little noise, so that the net effect can be taken back.
+    blur = SMOOTHING**2 + 1 / 12 - scatter * OVERSAMPLING**2
+    round_part = round_part - 0.5 * blur * ndimage.laplace(round_part)
     # Smoothing over about 4 pi SMOOTHING^2 grid points leaves that much less noise in each.
     by_noise = noise**2 / (4 * np.pi * SMOOTHING**2) / np.maximum(bottom, 1e-300)
     share = 1 - by_noise[known].sum() / max(float(np.square(rest).sum()), 1e-300)
