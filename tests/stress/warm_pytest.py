@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,7 +36,15 @@ class Plan:
     def __init__(self, request: dict[str, Any]) -> None:
         self.order = {name: index for index, name in enumerate(request["order"])}
         self.skipped, self.traced = set(request["skipped"]), set(request["traced"])
+        self.annotated: bool = request["annotated"]
         self.tests: dict[str, dict[str, Any]] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_load_initial_conftests(self) -> None:
+        """Where annotations are not checked, replace the import hook, which takes two seconds."""
+        if not self.annotated:
+            jaxtyping = importlib.import_module("jaxtyping")
+            jaxtyping.install_import_hook = lambda *names: nullcontext()
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if item.nodeid not in self.skipped]
