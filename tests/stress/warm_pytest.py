@@ -43,7 +43,7 @@ class Plan:
     def pytest_load_initial_conftests(self) -> None:
         """Where annotations are not checked, replace the import hook, which takes two seconds."""
         if not self.annotated:
-            jaxtyping = importlib.import_module("jaxtyping")
+            jaxtyping: Any = importlib.import_module("jaxtyping")
             jaxtyping.install_import_hook = lambda *names: nullcontext()
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
