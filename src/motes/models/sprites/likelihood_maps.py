@@ -9,6 +9,7 @@ from torch.nn.functional import conv1d, conv2d, pad
 
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.core.memory import chunk_size
+from motes.kalman.linalg import identity
 from motes.kalman.model import Gaussian
 from motes.models.sprites.renderer import PixelRenderer, SpriteRenderer, log_white
 
@@ -113,7 +114,7 @@ def nearest_pixel(mean: Float[Tensor, "*B 2"], image_size: tuple[int, int]) -> I
 
 def pixel_grid(image_size: tuple[int, int], like: Tensor) -> Float[Tensor, "pixels 2"]:
     """Return (x, y) of all pixels in row-major order, with the dtype and device of `like`."""
-    sizes = (torch.arange(size).to(like) for size in image_size)
+    sizes = (torch.arange(size, dtype=like.dtype, device=like.device) for size in image_size)
     y, x = torch.meshgrid(*sizes, indexing="ij")
     return torch.stack([x, y], -1).flatten(0, 1)
 
@@ -319,7 +320,7 @@ def cell_moments(
     mean = weights @ offsets
     second = weights @ (offsets[:, :, None] * offsets[:, None]).flatten(1)
     scatter = second.unflatten(-1, (2, 2)) - mean[..., :, None] * mean[..., None, :]
-    return PixelGaussian(mean, scatter + cell**2 / 12 * torch.eye(2).to(mean))
+    return PixelGaussian(mean, scatter + cell**2 / 12 * identity(2, mean))
 
 
 class CropView(NamedTuple):
@@ -384,7 +385,7 @@ def responsibilities(
     """
     x, y = window.x, window.y
     background = window.crop_shared(sliding_crops(template.background, x.shape[-1] // 2))
-    blob = guess.covariance + template.spread * torch.eye(2).to(template.spread)
+    blob = guess.covariance + template.spread * identity(2, template.spread)
     scale = determinant(blob)
     a, b, c = blob[..., 1, 1] / scale, -blob[..., 0, 1] / scale, blob[..., 0, 0] / scale
     # B, window of object, object, side. Squared distances are a sum of an outer product and of
@@ -486,7 +487,7 @@ def detect(
     radius, depth, gain = template.radius, template.depth.mean(0), template.lit_llr.mean(0)
     dark = conv2d(((1 - frame) * template.visibility)[:, None], depth[None, None], padding=radius)
     stays = (-2 * depth).exp()
-    clips, taps = torch.arange(B).to(frame.device), torch.arange(2 * radius + 1).to(frame.device)
+    clips, taps = (torch.arange(n, device=frame.device) for n in (B, 2 * radius + 1))
     shown = template.visibility * depth.max()
     free = frame * shown / (shown + template.background)
     pixels, ratios = [], []

@@ -1,5 +1,6 @@
 """Renderer of identical sprites in black-and-white frames."""
 
+import functools
 import math
 
 import torch
@@ -66,8 +67,17 @@ class PixelRenderer(PlainRenderer):
         return torch.stack([x - origin, y - origin, origin + centre.to(origin)])
 
     def _centre(self, like: Float[Tensor, "*batch 2"]) -> Float[Tensor, " 2"]:
-        height, width = self.image_size
-        return torch.tensor([(width - 1) / 2, (height - 1) / 2]).to(like)
+        return _centre_of(self.image_size, like.dtype, like.device)
+
+
+@functools.lru_cache(maxsize=64)
+def _centre_of(
+    image_size: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> Float[Tensor, " 2"]:
+    """Return the centre of a frame; kept, because a copy to a GPU waits for it."""
+    height, width = image_size
+    with torch.inference_mode(False):
+        return torch.tensor([(width - 1) / 2, (height - 1) / 2]).to(device, dtype)
 
 
 class SpriteRenderer(PixelRenderer):

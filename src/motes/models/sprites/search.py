@@ -12,6 +12,7 @@ from torch import nn
 from motes.config import DataConfig, require, require_positive
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman import DENSE_FRAMES
+from motes.kalman.linalg import identity
 from motes.kalman.model import Gaussian
 from motes.kalman.track_evidence import pair_gains
 from motes.models.protocols import Family, Pins, Search
@@ -77,7 +78,7 @@ def forward_pass(
     belief = scene.dynamics.initial((B, N))
     first = trusted.int().argmax(1)
     start, nats = detect(template, scene.frame(first), scene.num_objects, N)
-    wide = (2 * template.spread * torch.eye(2).to(start)).expand(B, N, 2, 2)
+    wide = (2 * template.spread * identity(2, start)).expand(B, N, 2, 2)
     searches, found = torch.arange(B, device=device), []
     for t in range(trusted.shape[1]):
         frame = scene.frame(t)
@@ -206,13 +207,17 @@ def revisit(
     centre, llr = torch.zeros_like(place.mean), torch.zeros_like(place.mean[..., 0])
     cells = len(template.offsets)
     log_weights = llr[..., None].repeat(1, 1, cells) - math.log(cells)
+    # Rows by slices where all are looked for: views need no copies, and a GPU need not wait.
+    everywhere = bool(looked_for.all())
+    order, objects = (torch.arange(size, device=present.device) for size in present.shape)
     for n in range(N):
-        at = looked_for[:, n].nonzero()[:, 0], slice(n, n + 1)
+        rows = order if everywhere else looked_for[:, n].nonzero()[:, 0]
+        at = slice(None) if everywhere else rows, slice(n, n + 1)
         its_prior = prior.select(at)
         view = CropView.through(
-            Window.at(pixels[at], template.crop_radius, size), template, frames, at[0]
+            Window.at(pixels[at], template.crop_radius, size), template, frames, rows
         )
-        others = torch.arange(N, device=at[0].device) != n
+        others = torch.cat([objects[:n], objects[n + 1 :]])
         dark = dark_probability(
             template, view, *(part[at[0]][:, others] for part in (pixels, lights))
         )
@@ -220,7 +225,8 @@ def revisit(
             template, view, unexplained_fraction(template, dark * view.background_dark), its_prior
         )
         seen[at] = window.log_likelihood_ratio > template.min_llr
-        lights[at] = seen[at] if scene.renderer.models_occlusion else lights[at]
+        if scene.renderer.models_occlusion:
+            lights[at] = seen[at]
         place.mean[at], place.covariance[at] = PixelGaussian.where(
             seen[at], window.moments(), its_prior
         )
