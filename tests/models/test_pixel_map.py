@@ -8,6 +8,7 @@ from motes.models.layers.search import LayerSettings
 from motes.models.model import Model, build
 from motes.models.pixel_map import NUM_PATHS, align_pixel_map, find_pixel_map, rendered_centroids
 from motes.models.protocols import PlainRenderer
+from motes.models.sprites.search import SpriteSettings
 from tiny import tiny_config
 
 SIZE = (64, 80)
@@ -111,6 +112,28 @@ def test_align_stores_the_map_and_keeps_the_random_state() -> None:
     point = torch.tensor([[0.7, -1.2]])
     torch.testing.assert_close(model.to_pixels(point), affine(point), rtol=0, atol=2e-3)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_map_of_sprites_is_exact_although_the_frame_cuts_them_off(
+    generator: torch.Generator,
+) -> None:
+    """Against centroids of rendered sprites far from the edge, with the same prior as near it."""
+    config = replace(tiny_config(), model=SpriteSettings())
+    config = replace(config, data=replace(config.data, height=40, width=40))
+    model = build(config)
+    with torch.no_grad():
+        depth = model.renderer.root_depth
+        depth.mul_(torch.rand(depth.shape, generator=generator))
+        model.renderer.root_background.zero_()
+    # The centres of all cells of a pixel: together they show each cell of the sprite once.
+    phase = (torch.arange(4) - 1.5) / 4
+    pixels = 20 + torch.cartesian_prod(phase, phase)
+    latent = (pixels - 19.5) / model.renderer.pixels_per_unit
+    centroids, mass = rendered_centroids(model, latent)
+    expected = (mass[:, None] * (centroids - pixels)).sum(0) / mass.sum()
+    found = find_pixel_map(model, 5)
+    torch.testing.assert_close(found.matrix, model.renderer.pixels_per_unit * torch.eye(2))
+    torch.testing.assert_close(found.offset - 19.5, expected, rtol=0, atol=1e-3)
 
 
 def test_the_map_of_layered_sprites_is_that_of_their_renderer(generator: torch.Generator) -> None:
