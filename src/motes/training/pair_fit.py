@@ -44,12 +44,16 @@ from motes.training.pair_guesses import (
 )
 from motes.training.step import Trainer, held_out_bound
 
+FORCES = ("stiffness", "rest_length", "attraction")  # of a law, with error bars
 MIN_GAIN = 10.0  # nats by which all unused windows together must become more likely
 LENGTH = 30  # frames of a window
 FIT_WINDOWS = 64
 TEST_WINDOWS = 40
 MIN_WINDOWS = 12
-ROUNDS = 12
+ROUNDS = 20
+DAMPING = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+SETTLED_GAIN = 0.01  # nats per window by which a round must improve the evidence
+MAX_GAIN = 0.2  # nats per window that a further step promises: more is no optimum
 NOISE_FLOOR = 1e-3  # of process noise, in units of the noise of positions
 SEEN, AHEAD = 8, 10  # frames of the forecasts that calibrate noise
 LOOSE = 0.15  # observation noise of the search, in typical distances
@@ -74,6 +78,28 @@ class Parameters:
         noise = [*law.state_sds.log(), 0.5 * law.position_variance.log()]
         bent = list(law.curvature.flatten()) if self.curved else []
         return torch.stack([*pairs, *law.force, *law.field.flatten(), *noise, *bent])
+
+    def move(self, slopes: "Slopes", count: int) -> Float[Tensor, " p"]:
+        """Return the step of Fisher scoring, damped until noise changes by a factor e at most.
+
+        Far from the optimum, longer steps end at laws that explain everything by noise.
+
+        Args:
+            slopes: At these parameters.
+            count: Known coordinates of the windows.
+        """
+        score, information = slopes.scores.sum(0), slopes.information.sum(0)
+        information = information + 1e-9 * information.diagonal().diag_embed()
+        first = len(KINDS[self.kind]) + 10
+        damping = torch.zeros_like(score)
+        damping[first : first + 3] = count
+        step = torch.zeros_like(score)
+        for share in DAMPING:
+            damped = information + share * damping.diag_embed()
+            step = torch.linalg.lstsq(damped, score[:, None]).solution[:, 0]
+            if bool((step[first : first + 3].abs() < 1).all()):
+                break
+        return step
 
     def law_of(self, vector: Float[Tensor, " p"]) -> PairLaw:
         """Return the law of other values."""
@@ -203,58 +229,87 @@ def maximise(start: PairLaw, kind: str, seen: Joint, curved: bool = False) -> Fi
     Law: parameters of simulated springs are found within their error bars
         (test_parameters_of_simulated_forces_are_found).
     """
-    law, value, found = start, -math.inf, None
-    path = smoothed_path(law, seen)
+    law, path, found = start, smoothed_path(start, seen), None
+    gain, move = math.inf, start.force.new_zeros(0)
     for _ in range(ROUNDS):
-        law = with_prior(law, path)
-        parameters = Parameters(law, kind, curved)
-        vector = parameters.vector()
-        path = smoothed_path(law, seen, path, 2)
-        here = evidence(law, seen, path)
-        kept = explained(here, seen)
+        law, path, kept = _settled(law, seen, path)
         if float(kept.double().mean()) < MIN_FITTING:
             return None
-        now = float(here.log_likelihood[kept].mean())
-        some = Joint(*(part[kept] for part in seen))
+        some, parameters = Joint(*(part[kept] for part in seen)), Parameters(law, kind, curved)
+        vector, now = parameters.vector(), _mean_evidence(law, some, path[kept])
         found = slopes(parameters, vector, some, path[kept])
-        score, information = found.scores.sum(0), found.information.sum(0)
-        if not bool(torch.isfinite(information).all() & torch.isfinite(score).all()):
+        if not bool(torch.isfinite(found.information).all() & torch.isfinite(found.scores).all()):
             return None
-        information = information + 1e-9 * information.diagonal().diag_embed()
-        move = torch.linalg.lstsq(information, score[:, None]).solution[:, 0]
-        gain = float(score @ move) / len(found.scores)
-        improved = False
+        move = parameters.move(found, int(some.known.sum()))
+        gain = float(found.scores.sum(0) @ move) / len(found.scores)
+        best = now
         for size in (1.0, 0.3, 0.1):
             trial = parameters.law_of(vector + size * move)
             again = smoothed_path(trial, seen, path, 2)
-            better = evidence(trial, seen, again).log_likelihood[kept]
-            if float(better.mean()) > now:  # false for NaN too
-                law, path, improved = trial, again, True
+            value = _mean_evidence(trial, some, again[kept])
+            if value > best:  # false for NaN too
+                law, path, best = trial, again, value
+            elif best > now:
                 break
-        if not improved or (gain < 0.02 and now - value < 0.02):
+        if best - now < SETTLED_GAIN:
             break
-        value = now
-    if found is None:
+    if found is None or not gain < MAX_GAIN:
         return None
     inverse = torch.linalg.pinv(found.information.sum(0))
     covariance = inverse @ (found.scores.mT @ found.scores) @ inverse
+    # The step that is left belongs to the error.
+    covariance = covariance + move[:, None] * move
     return with_errors(law, kind, covariance, seen.positions.shape[-1] // 2)
+
+
+def _mean_evidence(law: PairLaw, seen: Joint, path: Tensor) -> float:
+    """Return the log evidence of windows around a path, averaged."""
+    return float(evidence(law, seen, path).log_likelihood.mean())
+
+
+def _settled(
+    law: PairLaw, seen: Joint, path: Tensor
+) -> tuple[PairLaw, Float[Tensor, "B T D"], Bool[Tensor, " B"]]:
+    """Return a law with first states and a scale of noise that fit, its path and its windows."""
+    law = with_prior(law, path)
+    for _ in range(2):
+        path = smoothed_path(law, seen, path, 2)
+        run = evidence(law, seen, path)
+        kept = explained(run, seen)
+        factor = float(misfit(run, seen)[kept].mean())
+        if not (factor > 0 and abs(math.log(factor)) > 0.2):  # false for NaN too
+            break
+        law = law._replace(
+            state_sds=math.sqrt(factor) * law.state_sds,
+            position_variance=factor * law.position_variance,
+        )
+    return law, path, kept
 
 
 def fit_kind(start: PairLaw, kind: str, seen: Joint, curved: bool = False) -> Fit | None:
     """Return the most likely law of a kind, with tracks that exchanged objects exchanged back.
 
+    Where the field is curved, no polynomial need be right: what the curvature changes about a force
+    belongs to its error.
+
     Law: one window in five with exchanged objects leaves the law within its error bars
         (test_exchanged_objects_in_some_windows_do_not_change_the_law).
     """
+    start = start._replace(curvature=torch.zeros_like(start.curvature))
     seen = relinked(start, seen)
-    fit = maximise(start, kind, seen, curved)
+    fit = maximise(start, kind, seen)
     if fit is None:
         return None
     again = relinked(fit.law, seen)
-    if torch.equal(again.positions, seen.positions):
+    if not torch.equal(again.positions, seen.positions):
+        seen, fit = again, maximise(fit.law, kind, again) or fit
+    bent = maximise(fit.law, kind, seen, curved=True) if curved else None
+    if bent is None:
         return fit
-    return maximise(fit.law, kind, again, curved) or fit
+    change = {name: float(getattr(bent.law, name) - getattr(fit.law, name)) for name in FORCES}
+    return bent._replace(
+        errors={name: math.hypot(bar, change.get(name, 0.0)) for name, bar in bent.errors.items()}
+    )
 
 
 def with_errors(law: PairLaw, kind: str, covariance: Float[Tensor, "p p"], num_objects: int) -> Fit:
@@ -330,9 +385,7 @@ def fit_pairs(scenes: Scenes) -> Fit | None:
     forces = [guess for guess in forces[:2] if guess.reduction >= close]
     curved = forces[0].curvature > MIN_REDUCTION
     for guess in [*forces, *(guess for guess in found if guess.kind == "free")]:
-        fit = fit_kind(first_guess(scenes, guess), guess.kind, used)
-        if fit is not None and curved:
-            fit = fit_kind(fit.law, guess.kind, used, curved=True)
+        fit = fit_kind(first_guess(scenes, guess), guess.kind, used, curved)
         if fit is None or (guess.kind == "spring" and not _is_spring(fit)):
             continue
         each = draw_paths(fit.law, unused, 32).log_density
@@ -415,11 +468,11 @@ def pair_dynamics(fit: Fit, trained: LinearDynamics, variance: float) -> PairDyn
         generator=torch.Generator(),
     )
     made.load_state_dict(made.state_dict() | trained.state_dict())
-    law, names = fit.law, ("stiffness", "rest_length", "attraction")
+    law = fit.law
     made.set_law(
         law._replace(position_variance=law.position_variance + variance),
         mean_variance=law.position_variance,
-        pair_errors=law.force.new_tensor([fit.errors.get(name, 0.0) for name in names]),
+        pair_errors=law.force.new_tensor([fit.errors.get(name, 0.0) for name in FORCES]),
         force_error=fit.force_error,
     )
     return made
