@@ -194,15 +194,29 @@ RECIPES: dict[str, Recipe] = {
     ),
     "forces": Recipe(
         tuple(
-            f"python -m experiments.public_tables.score_forces paig-spring {seed} --clips 60 "
-            "--test-clips 40 --steps 48 --runs {runs} --out {out}"
+            f"python -m experiments.public_tables.score_forces {world} {seed} "
+            "--runs {runs} --out {out}"
+            for world in ("gravity", "paig-spring", "spring-pair")
             for seed in range(3)
         ),
         (
             "experiments/public_tables/score_forces.py",
             *(*_TRAINED, f"{PACKAGE}data/worlds/pairs.py"),
         ),
-        4,
+        30,
+    ),
+    "phyworld": Recipe(
+        tuple(
+            f"python -m experiments.public_tables.score_phyworld {scene} {seed} "
+            "--runs {runs} --out {out}"
+            for scene in ("uniform", "parabola", "collision")
+            for seed in range(3)
+        ),
+        (
+            "experiments/public_tables/score_phyworld.py",
+            *(*_TRAINED, f"{PACKAGE}data/worlds/published.py"),
+        ),
+        20,
     ),
     "rooms": _script(
         "experiments.events.score_rooms", "--jobs 8 --runs {runs}/rooms --out {out}",
