@@ -77,7 +77,9 @@ def test_the_diameter_of_things_grows_with_the_frames(factor: int):
     # The scene's parts that change are larger, too, so their tolerance is given.
     assert small == pytest.approx(6, abs=1)
     tolerance = np.full(large.shape[1:], 0.05, np.float32)
-    assert object_diameter(Scene(large, tolerance)) == pytest.approx(factor * 6, abs=factor)
+    assert object_diameter(Scene(large, tolerance, None, np.median(large, 0))) == pytest.approx(
+        factor * 6, abs=factor
+    )
 
 
 def test_shrunk_frames_are_means():

@@ -25,6 +25,7 @@ from motes.tracking.classes import (
     frame_surfaces,
     is_alone,
     is_structured,
+    nats,
     object_crops,
     robust_scale,
     with_structure,
@@ -57,7 +58,7 @@ MIN_EXCESS, MIN_MISFIT = 3.0, 0.35  # residual variance of sprites that do not f
 WANTED_OBJECTS = 100  # from which looks are learned, if so many are in the sample
 LOOKS_SAMPLE = 6  # frames from which sprite, noise and amplitudes are learned
 PLATEAU, FLAT = 0.8, 0.4  # of a sprite's largest value; share of an object's area above that
-OVERLAPS = 6  # frames with overlapping objects in which opaque objects are told from others
+OVERLAPS = 4  # frames with overlapping objects in which opaque objects are told from others
 MOST_OBJECTS = 5_000  # peaks in a frame with which a background counts as wrong
 
 
@@ -284,14 +285,14 @@ def opaque_level(signed: Array, looks: Looks) -> float:
     top = sprite.centred > PLATEAU
     level = float(looks.amplitude[0][0] * sprite.centred[top].mean())
     flat = float(top.sum()) > FLAT * np.pi * sprite.radius**2
-    found, _ = find_candidates(signed, looks, looks.matched_filter(*signed.shape[1:]))
+    found, residual = find_candidates(signed, looks, looks.matched_filter(*signed.shape[1:]))
     pairs = overlapping(found.frame, found.positions, sprite)
     if len(pairs) == 0:
         return level if flat else 0.0
     overlaps = np.bincount(found.frame[pairs[:, 0]], minlength=len(signed))
-    chosen = signed[np.argsort(-overlaps, kind="stable")[: min((overlaps > 0).sum(), OVERLAPS)]]
-    adding, covering = (description_cost(chosen, replace(looks, level=x))[0] for x in (0.0, level))
-    gain = adding - covering
+    chosen = np.argsort(-overlaps, kind="stable")[: min((overlaps > 0).sum(), OVERLAPS)]
+    adding = nats(residual[chosen], int(np.isin(found.frame, chosen).sum()), looks.noise)
+    gain = adding - description_cost(signed[chosen], replace(looks, level=level))[0]
     return level if gain > (-OBJECT_COST if flat else OBJECT_COST) else 0.0
 
 

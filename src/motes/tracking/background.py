@@ -30,11 +30,13 @@ class Scene:
             clocks or lamps change; None where pixels change by white noise only, [height, width].
         fullest: frames in the order of how much they differ from the background; None for white
             noise.
+        middle: median of the frames, [height, width].
     """
 
     frames: Array
     tolerance: Array | None
-    fullest: Array | None = None
+    fullest: Array | None
+    middle: Array
 
 
 def look(frames: Array, following: Array | None = None) -> Scene:
@@ -45,16 +47,17 @@ def look(frames: Array, following: Array | None = None) -> Scene:
         following: the frame after each of them; with these, parts of the scene that change
             without moving (a clock, a caption) become background.
     """
-    if len(frames) < MIN_FRAMES:
-        return Scene(frames, None)
     background = np.median(frames, 0).astype(np.float32)
+    if len(frames) < MIN_FRAMES:
+        return Scene(frames, None, None, background)
     tolerance = pixel_tolerance(frames, background)
     if tolerance is None:
-        return Scene(frames, None)
+        return Scene(frames, None, None, background)
     if following is not None:
         tolerance = _with_captions(tolerance, frames, following, background)
     areas, kept = _ordinary(frames, background, tolerance)
-    return Scene(frames[kept], tolerance, np.argsort(-areas[kept], kind="stable"))
+    fullest = np.argsort(-areas[kept], kind="stable")
+    return Scene(frames[kept], tolerance, fullest, background)
 
 
 def object_diameter(scene: Scene) -> float:
@@ -62,11 +65,10 @@ def object_diameter(scene: Scene) -> float:
 
     Law: doubling the frames doubles it (test_the_diameter_of_things_grows_with_the_frames).
     """
-    background = np.median(scene.frames, 0)
     areas: list[Array] = [np.zeros(0)]
     weights: list[Array] = [np.zeros(0)]
     for frame in scene.frames[:: max(1, len(scene.frames) // DIAMETER_FRAMES)]:
-        change = beyond(frame - background, scene.tolerance)
+        change = beyond(frame - scene.middle, scene.tolerance)
         floor = NOISE_FLOOR if scene.tolerance is None else UNEVEN_FLOOR
         strong = np.abs(change) > STRONG * max(robust_scale(change), floor)
         labels, count = ndimage.label(strong, np.ones((3, 3)))

@@ -101,8 +101,12 @@ def _search(signed: Array, looks: Looks) -> tuple[Candidates, Array]:
 def description_cost(signed: Array, looks: Looks) -> tuple[float, int]:
     """Return the nats that describe frames by objects and noise, and the number of objects."""
     found, residual = _search(signed, looks)
-    misfit = float(np.square(residual).sum()) / (2 * looks.noise**2)
-    return misfit + OBJECT_COST * len(found), len(found)
+    return nats(residual, len(found), looks.noise), len(found)
+
+
+def nats(residual: Array, count: int, noise: float) -> float:
+    """Return the nats that describe frames by a number of objects and what they leave."""
+    return float(np.square(residual).sum()) / (2 * noise**2) + OBJECT_COST * count
 
 
 def _widened(looks: Looks) -> Looks:

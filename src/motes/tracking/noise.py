@@ -13,7 +13,7 @@ import numpy as np
 from motes.tracking.motion import LOG_2PI
 from motes.tracking.sprite import Array
 
-FIRST_STEP, LAST_STEP = 1.5, 0.1  # of the search, natural logarithms of variances
+STEPS = (1.0, 0.3, 0.1)  # of the search, natural logarithms of variances
 LOWEST = 1e-6  # pixels^2, smallest variance
 
 
@@ -101,8 +101,8 @@ def most_likely_noise(
 ) -> tuple[float, float]:
     """Return the variances of position and velocity noise that maximise the likelihood.
 
-    A search over a grid of three by three around the best values, which is refined where its middle
-    is the best. A velocity noise of 0 stays 0.
+    A search over a grid of five by five around the best values, moved until the best is inside,
+    then refined. A velocity noise of 0 stays 0.
 
     Args:
         found: tracks, in the order of `weights`.
@@ -114,18 +114,20 @@ def most_likely_noise(
     """
     moving = first[1] > 0
     best = np.log(np.maximum((first[0], first[1] if moving else 1.0), LOWEST))
-    around = np.arange(-1.0, 2.0)
+    around = np.arange(-2.0, 3.0)
     grid = np.stack(np.meshgrid(around, around if moving else np.zeros(1)), -1).reshape(-1, 2)
-    step = FIRST_STEP
-    while step > LAST_STEP:
-        trials = np.maximum(best + step * grid, np.log(LOWEST))
-        place, speed = np.exp(trials).T
-        density = log_densities(
-            found, place, speed if moving else 0 * speed, force, velocity, velocity_variance
-        )
-        winner = int((density @ weights).argmax())
-        if np.allclose(trials[winner], best):
-            step /= 2
-        best = trials[winner]
+    for step in STEPS:
+        outside = True
+        while outside:
+            trials = np.maximum(best + step * grid, np.log(LOWEST))
+            place, speed = np.exp(trials).T
+            density = log_densities(
+                found, place, speed if moving else 0 * speed, force, velocity, velocity_variance
+            )
+            winner = int((density @ weights).argmax())
+            outside = bool(np.abs(grid[winner]).max() == 2) and not np.allclose(
+                trials[winner], best
+            )
+            best = trials[winner]
     place, speed = np.exp(best)
     return float(place), float(speed) if moving else 0.0
