@@ -19,6 +19,7 @@ from motes.training.pair_fit import (
     fit_pairs,
     maximise,
     relinked,
+    with_change,
 )
 from motes.training.pair_guesses import MIN_REDUCTION, first_guess, regressions, visible_forces
 from motes.training.presets import find
@@ -97,6 +98,14 @@ def test_exchanged_tracks_are_restored() -> None:
         x, y = found.positions[clip].movedim(1, 0), again[clip]
         orders = torch.cdist(x, y).argmin(-1)
         assert bool((orders == orders[0]).all()), clip
+
+
+def test_what_another_fit_changes_is_part_of_the_error() -> None:
+    fit = fitted(scenes(spring_pair(), 60, 10))
+    other = fit.law._replace(stiffness=fit.law.stiffness + 3.0, rest_length=fit.law.rest_length)
+    found = with_change(fit._replace(errors={"stiffness": 4.0, "rest_length": 0.1}), other)
+    assert found.errors == {"stiffness": pytest.approx(5.0), "rest_length": 0.1}
+    assert found.law is fit.law
 
 
 def test_a_law_of_few_of_its_windows_is_none() -> None:

@@ -306,10 +306,14 @@ def fit_kind(start: PairLaw, kind: str, seen: Joint, curved: bool = False) -> Fi
     bent = maximise(fit.law, kind, seen, curved=True) if curved else None
     if bent is None:
         return fit
-    change = {name: float(getattr(bent.law, name) - getattr(fit.law, name)) for name in FORCES}
-    return bent._replace(
-        errors={name: math.hypot(bar, change.get(name, 0.0)) for name, bar in bent.errors.items()}
-    )
+    return with_change(bent, fit.law)
+
+
+def with_change(fit: Fit, before: PairLaw) -> Fit:
+    """Return a fit whose error bars hold what it changed about the forces of another law."""
+    change = {name: float(getattr(fit.law, name) - getattr(before, name)) for name in FORCES}
+    errors = {name: math.hypot(bar, change.get(name, 0.0)) for name, bar in fit.errors.items()}
+    return fit._replace(errors=errors)
 
 
 def with_errors(law: PairLaw, kind: str, covariance: Float[Tensor, "p p"], num_objects: int) -> Fit:
@@ -509,7 +513,9 @@ def find_pairs(
     again = scenes_of(inferred_batches(trainer))
     assert again is not None
     curved = bool((fit.law.curvature != 0).any())
-    fit = fit_kind(fit.law, fit.kind, _windows(again, FIT_WINDOWS), curved) or fit
+    refit = fit_kind(fit.law, fit.kind, _windows(again, FIT_WINDOWS), curved)
+    # The search pulls positions a little still: by less than what the second inference changed.
+    fit = fit if refit is None else with_change(refit, fit.law)
     fit = fit._replace(law=calibrate(fit.law, again))
     model.dynamics = pair_dynamics(fit, own, again.variance).to(trainer.device)
     if not held_out_bound(trainer, held_out) > bound:
