@@ -294,3 +294,28 @@ def test_unobserved_frames_are_not_shown_to_the_search(generator: torch.Generato
     seen = blank[clips, 1:4, 4:11, 2:9].flatten(0, 1)
     assert torch.equal(shown.crop(window)[:, 0, ..., 0], seen)
     assert spoiled.isnan().any()  # they are still as they were
+
+
+@torch.no_grad()
+def test_absent_objects_need_no_windows() -> None:
+    """Clips of one, two and three objects, in a batch and each by itself, to rounding."""
+    spots = [(10, 12), (30, 20), (22, 38)]
+    frames = torch.stack([
+        torch.cat([frame_with([(x + t, y) for x, y in spots[:count]], SIZE) for t in range(6)])
+        for count in (1, 2, 3)
+    ])  # fmt: skip
+    dynamics, renderer = dynamics_of(2), disk_renderer(SIZE, UNIT)
+    scene = scene_of(frames, torch.tensor([1, 2, 3]), dynamics, renderer)
+    template = SpriteTemplate.coarse(renderer, 7)
+    found = forward_pass(scene, template, scene.observed)
+    assert not found.detected[~scene.present].any()
+    for clip, count in enumerate((1, 2, 3)):
+        alone = scene_with(frames[clip : clip + 1], count, dynamics)
+        own = forward_pass(alone, template, alone.observed)
+        assert torch.equal(found.detected[clip, :count], own.detected[0])
+        torch.testing.assert_close(
+            found.place.mean[clip, :count], own.place.mean[0], rtol=0, atol=1e-4
+        )
+        torch.testing.assert_close(
+            found.place.covariance[clip, :count], own.place.covariance[0], rtol=0, atol=1e-4
+        )

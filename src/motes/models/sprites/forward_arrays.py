@@ -280,12 +280,14 @@ def forward_arrays(
     frames = scene.frames.numpy()
     for t in range(flags.shape[1] if stop is None else stop):
         prediction = belief.place(scale, offset)
+        if not present.all():
+            prediction = Place.where(present, prediction, Place(start, wide))
         place = guess = prior = prediction
         new = (first.numpy() == t)[:, None] & strong
         if new.any():
             place = guess = Place.where(new, Place(start, wide), prediction)
             prior = Place.where(new, Place(start, np.float32(1e6) * wide), prediction)
-        looked = np.broadcast_to(flags[:, t, None], (B, N))
+        looked = flags[:, t, None] & present
         seen = looked
         if looked.any():
             # Searches that do not trust this frame ignore what they see.
@@ -296,7 +298,7 @@ def forward_arrays(
                 place, llr = windows.evaluate(crops, which, centre, share, prior)
                 seen = looked & (llr > windows.min_llr)
         place = Place.where(seen, place, guess)
-        lost = looked & present & ~seen
+        lost = looked & ~seen
         if lost.any():
             detection = Detections(place.tensors(), torch.from_numpy(seen))
             detection = redetect_lost(template, scene.frame(t), detection, torch.from_numpy(lost))

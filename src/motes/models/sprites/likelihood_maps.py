@@ -372,9 +372,15 @@ def evaluate_window(
 
 
 def responsibilities(
-    template: SpriteTemplate, window: Window, guess: PixelGaussian, present: Bool[Tensor, "B N"]
-) -> Float[Tensor, "B N side side"]:
+    template: SpriteTemplate,
+    window: Window,
+    guess: PixelGaussian,
+    present: Bool[Tensor, "B N"],
+    number: Int[Tensor, "B W"] | None = None,
+) -> Float[Tensor, "B W side side"]:
     """Return the responsibility of object n for each pixel of its own window, if it is lit.
+
+    `number` says of which object each window is; None: there is one of every object, in order.
 
     The alternatives are the other present objects, each a Gaussian blob as wide as its belief and
     its sprite together, and the background. Used in the first pass over a frame, when positions
@@ -399,7 +405,10 @@ def responsibilities(
     density = present * template.mass / (2 * torch.pi * scale.sqrt())
     # Clamped where next to nothing is left: `exp` is slow where it underflows.
     depth = density[:, None, :, None, None] * distance.clamp_(max=160).mul_(-0.5).exp_()
-    own = depth.diagonal(dim1=1, dim2=2).movedim(-1, 1)
+    if number is None:
+        own = depth.diagonal(dim1=1, dim2=2).movedim(-1, 1)
+    else:
+        own = depth.take_along_dim(number[:, :, None, None, None], 2)[:, :, 0]
     return own / (depth.sum(2) + background).clamp(min=1e-30)
 
 

@@ -74,31 +74,31 @@ def forward_pass(
     after it, see `redetect_lost`.
     """
     renderer, present = scene.renderer, scene.present
-    (B, N), device = present.shape, present.device
+    B, N = present.shape
     belief = scene.dynamics.initial((B, N))
     first = trusted.int().argmax(1)
     start, nats = detect(template, scene.frame(first), scene.num_objects, N)
     wide = (2 * template.spread * identity(2, start)).expand(B, N, 2, 2)
-    searches, found = torch.arange(B, device=device), []
+    # On a CPU absent objects are not looked for; a GPU would have to wait for their number.
+    every = None if present.is_cuda or bool(present.all()) else present.nonzero()
+    found = []
     for t in range(trusted.shape[1]):
         frame = scene.frame(t)
-        prediction = predict_place(scene, belief)
+        # Beliefs about absent objects, which are never seen, grow without limit.
+        prediction = PixelGaussian.where(
+            present, predict_place(scene, belief), PixelGaussian(start, wide)
+        )
         new = (first == t)[:, None] & (nats > template.min_llr)
         place = guess = PixelGaussian.where(new, PixelGaussian(start, wide), prediction)
         # A first detection has a flat prior.
         prior = PixelGaussian.where(new, PixelGaussian(start, 1e6 * wide), prediction)
-        seen = trusted[:, t, None].expand(B, N)
+        seen = looked = trusted[:, t, None] & present
         around = sliding_crops(frame, template.crop_radius)
         for _ in range(PASSES_PER_FRAME if bool(seen.any()) else 0):
-            near = Window.around(place.mean, template.crop_radius, renderer.image_size)
-            share = responsibilities(template, near, place, present)
-            window = evaluate_window(
-                template, CropView.through(near, template, around, searches), share, prior
-            )
-            place = window.moments()
-            seen = trusted[:, t, None] & (window.log_likelihood_ratio > template.min_llr)
+            place, llr = look(template, around, place, prior, present, every)
+            seen = looked & (llr > template.min_llr)
         detection = Detections(PixelGaussian.where(seen, place, guess), seen)
-        lost = trusted[:, t, None] & present & ~seen
+        lost = looked & ~seen
         if bool(lost.any()):
             detection = redetect_lost(template, frame, detection, lost)
         place, seen = detection
@@ -106,6 +106,47 @@ def forward_pass(
         belief = scene.dynamics.update(belief, renderer.from_pixels(place.mean), seen)
         belief = scene.dynamics.predict(belief)
     return Detections.joined([detection.one_frame() for detection in found], 2)
+
+
+def look(
+    template: SpriteTemplate,
+    around: Float[Tensor, "B height width side side"],
+    place: PixelGaussian,
+    prior: PixelGaussian,
+    present: Bool[Tensor, "B N"],
+    only: Int[Tensor, "M 2"] | None,
+) -> tuple[PixelGaussian, Float[Tensor, "B N"]]:
+    """Return positions and log-likelihood ratios from windows around the present places.
+
+    Args:
+        template: of the sprite.
+        around: `sliding_crops` of the frames.
+        place: where objects are taken to be.
+        prior: of their positions.
+        present: which objects there are.
+        only: clip and number of the objects to look for; others keep their place, with a ratio of
+            minus infinity. None for all.
+
+    Law: present objects are found alike with and without (test_absent_objects_need_no_windows).
+    """
+    searches = torch.arange(len(present), device=present.device)
+    if only is None:
+        near = Window.around(place.mean, template.crop_radius, template.image_size)
+        share = responsibilities(template, near, place, present)
+        view = CropView.through(near, template, around, searches)
+        window = evaluate_window(template, view, share, prior)
+        return window.moments(), window.log_likelihood_ratio
+    clip, number = at = only[:, 0], only[:, 1]
+    near = Window.around(place.mean[at][:, None], template.crop_radius, template.image_size)
+    share = responsibilities(template, near, place.select(clip), present[clip], number[:, None])
+    its_prior = prior.select(at).map(lambda part: part[:, None])
+    view = CropView.through(near, template, around, searches[clip])
+    window = evaluate_window(template, view, share, its_prior)
+    moments, found = window.moments(), place.map(torch.clone)
+    found.mean[at], found.covariance[at] = moments.mean[:, 0], moments.covariance[:, 0]
+    llr = torch.full_like(place.mean[..., 0], -torch.inf)
+    llr[at] = window.log_likelihood_ratio[:, 0]
+    return found, llr
 
 
 def redetect_lost(
