@@ -4,8 +4,9 @@ A clip obeys one of three laws. With probability 1 - 2 `STRAY` it is the law of
 `motes.kalman.scenes`: free flight, walls and contacts, with little noise. With probability `STRAY`
 it is the same law with `WIDER` noise. Otherwise it is the linear law of each object that training
 found, which has noise enough for anything; it stands for clips whose tracks no sequence of events
-explains. log p(a) is that of the mixture, a lower bound, and states are those of the first law that
-makes a clip likelier than the linear one.
+explains. A position may be that of another object or of none with probability `OUTLIER`. log p(a)
+is that of the mixture, a lower bound, and states are those of the first law that makes a clip
+likelier than the linear one.
 
 The search for objects in the frames uses the linear law alone: it needs to know roughly where an
 object may be, many thousand times.
@@ -35,6 +36,7 @@ from motes.kalman.scene_paths import sample_scenes, scene_log_density
 from motes.kalman.scenes import SceneLaw, simulate_scene
 from motes.kalman.walled_dynamics import WalledDynamics
 
+OUTLIER = 1e-3  # probability that a position is that of something else
 WIDER = 4.0  # standard deviations of noise, relative to those that were fitted
 CHUNK_NUMBERS = 2**25  # numbers of draws that are held together, which bounds memory
 
@@ -110,9 +112,10 @@ class ContactDynamics(WalledDynamics):
         contacts = Contacts(self.contact_distance, self.contact_restitution, mass)
         one = EventLaw(model, mass.new_zeros(1), walls, contacts)
         none = torch.zeros(1, num_objects, dtype=torch.int64, device=mass.device)
-        return SceneLaw(
-            scene_law(one, num_objects, none).model, walls, contacts, self.event_variance
-        )
+        joint = scene_law(one, num_objects, none).model
+        area = 2 * math.pi * model.initial_covariance[0, :2, :2].det().sqrt()
+        outlier = math.log(OUTLIER / float(area))
+        return SceneLaw(joint, walls, contacts, self.event_variance, outlier)
 
     def emit(self, states: Gaussian) -> Gaussian:
         """Return the distribution of a_t = B h_t + noise, given that of the states h_t."""
@@ -198,7 +201,7 @@ class ContactDynamics(WalledDynamics):
                 a, known = joint_positions(a64, observed, clips[some], slots[some])
                 left = torch.arange(len(a), device=a.device)
                 for one, log_share in _laws(law):
-                    found = sample_scenes(one, a[left], known[left], num_draws=num_draws, seed=seed)
+                    found = sample_scenes(one, a[left], known[left], num_draws, seed)
                     likelier = found.log_density + log_share > linear[clips[some][left]]
                     kept, drawn = left[likelier], found.states[:, likelier]
                     x, v = (part.unflatten(-1, (-1, 2)) for part in drawn.chunk(2, -1))

@@ -8,7 +8,8 @@ any subset of labels a lower bound. Labels are proposed by a Gaussian-sum filter
 few points of every hypothesis and splits it by the labels that they meet.
 """
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,7 +24,8 @@ from motes.kalman.events import (
     smooth_pass,
 )
 from motes.kalman.linalg import identity, map_vector
-from motes.kalman.scenes import SceneLaw, linearise, simulate_scene, step_scene
+from motes.kalman.scenes import SceneLaw, linearise, reversed_law, simulate_scene, step_scene
+from motes.kalman.track_evidence import inverse_2x2
 
 SLOTS = 8  # hypotheses of a scene
 POINTS = 32  # of each hypothesis, which are simulated to find labels
@@ -35,6 +37,30 @@ MIN_LOG_SHARE = -6.0
 LOWEST = -60.0  # log of the smallest probability of a label, which keeps weights finite
 
 
+class Sightings(NamedTuple):
+    """Observed positions of scenes."""
+
+    positions: Float[Tensor, "*batch P"]
+    known: Bool[Tensor, "*batch P"]
+
+    def select(self, index: Any) -> "Sightings":
+        """Return some of them."""
+        return Sightings(*(part[index] for part in self))
+
+    def taken(self, source: Int[Tensor, "*batch N"]) -> "Sightings":
+        """Return each object's position from its source; N: it has none."""
+        N = source.shape[-1]
+        index = source.clamp(max=N - 1)[..., None]
+
+        def gather(part: Tensor) -> Tensor:
+            part = part.expand(*source.shape[:-1], 2 * N).unflatten(-1, (N, 2))
+            found: Tensor = part.take_along_dim(index, -2).flatten(-2)
+            return found
+
+        a, seen = (gather(part) for part in self)
+        return Sightings(a, seen & (source < N).repeat_interleave(2, -1))
+
+
 class SceneRows(NamedTuple):
     """M hypotheses about the events of several scenes."""
 
@@ -44,6 +70,21 @@ class SceneRows(NamedTuple):
     # States with these events, to expand the law around at first; None: the filter's estimates,
     # which may be far from any event in first frames, where velocities are unknown.
     typical: Float[Tensor, "M steps D"] | None = None
+    # Whose position each object has in each frame: N: none; None: each its own.
+    source: Int[Tensor, "M T N"] | None = None
+
+    def observations(self, given: "Sightings") -> "Sightings":
+        """Return what each hypothesis takes for the positions of its objects."""
+        own = given.select(self.scene)
+        return own if self.source is None else own.taken(self.source)
+
+    def log_outliers(self, law: SceneLaw, known: Bool[Tensor, "B T P"]) -> Float[Tensor, " M"]:
+        """Return the log density of the positions that no object has."""
+        seen = known[self.scene][..., ::2].sum((1, 2))
+        if self.source is None or law.log_outlier == -math.inf:
+            return torch.zeros(len(seen), dtype=torch.float64, device=known.device)
+        used = (self.source < known.shape[-1] // 2).sum((1, 2))
+        return law.log_outlier * (seen - used)
 
     def select(self, index: Int[Tensor, " m"]) -> "SceneRows":
         """Return some of the hypotheses."""
@@ -58,6 +99,7 @@ class Belief(NamedTuple):
     log_weights: Float[Tensor, "B H"]
     hits: Bool[Tensor, "B H steps E"]
     typical: Float[Tensor, "B H steps D"]
+    source: Int[Tensor, "B H frames N"]
 
     def best(self, number: int) -> "Belief":
         """Return the likeliest hypotheses of each scene."""
@@ -133,17 +175,74 @@ def _branch(
     return label, typical, share
 
 
+def _sources(law: SceneLaw, belief: Belief, given: Sightings) -> Int[Tensor, "B H N"]:
+    """Return whose position each object of a hypothesis has; N: none.
+
+    A position that is less likely than an outlier belongs to another object that was not seen, or
+    to none.
+    """
+    positions, known = given.positions, given.known
+    B, H, P = len(positions), belief.mean.shape[1], positions.shape[-1]
+    N = P // 2
+    seen = known[:, None, ::2].expand(B, H, N)
+    everyone = torch.arange(N, device=positions.device)
+    source = torch.where(seen, everyone, N)
+    if law.log_outlier == -math.inf:
+        return source
+    spread = belief.covariance[..., :P, :P] + law.model.position_noise
+    blocks = spread.unflatten(-1, (N, 2)).unflatten(-3, (N, 2))  # N 2 N 2
+    own = blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)[..., None, :, :]
+    away = positions.view(B, 1, 1, N, 2) - belief.mean[..., :P].unflatten(-1, (N, 1, 2))
+    determinant = own[..., 0, 0] * own[..., 1, 1] - own[..., 0, 1] * own[..., 1, 0]
+    distance = (map_vector(inverse_2x2(own), away) * away).sum(-1)
+    fit = -0.5 * (distance + determinant.log()) - math.log(2 * math.pi)  # object, position
+    good = fit.diagonal(dim1=-2, dim2=-1) >= law.log_outlier
+    source = torch.where(seen & good, source, N)
+    left = seen & ~good  # positions that their own object does not have
+    if not bool(left.any()):
+        return source
+    fit = torch.where(left[..., None, :] & (source == N)[..., None], fit, -torch.inf)
+    for _ in range(N):
+        best, pair = fit.flatten(-2).max(-1)
+        some = (best > law.log_outlier).nonzero()
+        if not len(some):
+            break
+        at = tuple(some.unbind(1))
+        n, m = pair[at] // N, pair[at] % N
+        source[(*at, n)] = m
+        fit[(*at, n)] = -torch.inf
+        fit[at[0], at[1], :, m] = -torch.inf
+    return source
+
+
+def _updated(law: SceneLaw, belief: Belief, given: Sightings) -> Belief:
+    """Return the hypotheses given the positions of a frame."""
+    source, P = _sources(law, belief, given), given.positions.shape[-1]
+    own = given.select((slice(None), None)).taken(source)
+    residual, K, _, log_density = innovation(
+        belief.mean, belief.covariance, own.positions, own.known, law.model.position_noise
+    )
+    if law.log_outlier > -math.inf:
+        strange = given.known[:, None, ::2].sum(-1) - own.known[..., ::2].sum(-1)
+        log_density = log_density + law.log_outlier * strange
+    spread = belief.covariance - K @ belief.covariance[..., :P, :]
+    log_density = torch.where(log_density.isnan(), -torch.inf, log_density)
+    return Belief(
+        belief.mean + map_vector(K, residual),
+        0.5 * (spread + spread.mT),
+        belief.log_weights + log_density,
+        belief.hits,
+        belief.typical,
+        torch.cat([belief.source, source[:, :, None]], 2),
+    )
+
+
 @torch.no_grad()
-def propose_scenes(
-    law: SceneLaw,
-    positions: Float[Tensor, "B T P"],
-    known: Bool[Tensor, "B T P"],
-    slots: int = SLOTS,
-    seed: int = 0,
-) -> SceneRows:
+def propose_scenes(law: SceneLaw, given: Sightings, slots: int = SLOTS, seed: int = 0) -> SceneRows:
     """Return the likely labels of each scene, by the Gaussian-sum filter."""
+    positions, known = given.positions, given.known
     B, T, P = positions.shape
-    D, R = 2 * P, law.model.position_noise
+    D = 2 * P
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(POINTS, D, generator=generator, dtype=torch.float64).to(positions)
     none = torch.zeros(B, 1, 0, law.num_events, dtype=torch.bool, device=positions.device)
@@ -153,6 +252,7 @@ def propose_scenes(
         positions.new_zeros(B, 1),
         none,
         positions.new_zeros(B, 1, 0, D),
+        torch.zeros(B, 1, 0, P // 2, dtype=torch.int64, device=positions.device),
     )
     for t in range(T):
         if t:
@@ -170,38 +270,64 @@ def propose_scenes(
             spread = F @ belief.covariance[:, :, None] @ F.mT + law.noise(label)
             past = belief.hits[:, :, None].expand(B, H, C, t - 1, E)
             path = belief.typical[:, :, None].expand(B, H, C, t - 1, D)
+            source = belief.source[:, :, None].expand(B, H, C, t, P // 2)
             belief = Belief(
                 mean.flatten(1, 2),
                 spread.flatten(1, 2),
                 (belief.log_weights[..., None] + share).flatten(1, 2),
                 torch.cat([past, label[:, :, :, None]], 3).flatten(1, 2),
                 torch.cat([path, typical[:, :, :, None]], 3).flatten(1, 2),
+                source.flatten(1, 2),
             ).best(4 * slots)
-        residual, K, _, log_density = innovation(
-            belief.mean, belief.covariance, positions[:, None, t], known[:, None, t], R
-        )
-        spread = belief.covariance - K @ belief.covariance[..., :P, :]
-        log_density = torch.where(log_density.isnan(), -torch.inf, log_density)
-        belief = Belief(
-            belief.mean + map_vector(K, residual),
-            0.5 * (spread + spread.mT),
-            belief.log_weights + log_density,
-            belief.hits,
-            belief.typical,
-        ).best(slots)
+        belief = _updated(law, belief, given.select((slice(None), t))).best(slots)
     weights = belief.log_weights
     enough = weights > weights.amax(1, keepdim=True) + NEGLIGIBLE
     scene, slot = enough.nonzero().unbind(1)
-    parts = (belief.hits, weights, belief.typical)
+    parts = (belief.hits, weights, belief.typical, belief.source)
     return SceneRows(scene, *(part[scene, slot] for part in parts))
+
+
+@torch.no_grad()
+def propose_both_ways(law: SceneLaw, given: Sightings, slots: int = SLOTS) -> SceneRows:
+    """Return the likely labels of each scene by filters that run forwards and backwards.
+
+    A filter that runs forwards knows nothing of an object before it is first seen, and of one that
+    is hidden for a while only where it went. Scenes without such objects are filtered forwards.
+    """
+    rows, known = propose_scenes(law, given, slots), given.known
+    later = known.flip(1).cumsum(1).flip(1) > 0
+    gaps = (later & ~known).any(-1).any(-1).nonzero()[:, 0]
+    if not len(gaps):
+        return rows
+    turned = Sightings(*(part[gaps].flip(1) for part in given))
+    back = reversed_law(law)
+    others = propose_scenes(back, turned, slots)
+    mean, _ = smooth_pass(run_scenes(back, others, turned, others.typical))
+    P = mean.shape[-1] // 2
+    path = torch.cat([mean[..., :P], -mean[..., P:]], -1).flip(1)[:, :-1]
+    assert others.source is not None
+    others = SceneRows(
+        gaps[others.scene], others.hits.flip(1), others.log_weight, path, others.source.flip(1)
+    )
+    every = SceneRows(*(torch.cat(part) for part in zip(rows, others, strict=True)))  # type: ignore[arg-type]
+    assert every.source is not None
+    label = (every.scene[:, None], every.hits.flatten(1), every.source.flatten(1))
+    return every.select(first_of_each(torch.cat(label, 1)))
+
+
+def first_of_each(rows: Int[Tensor, "M L"]) -> Int[Tensor, " m"]:
+    """Return the index of the first of all equal rows, in order."""
+    _, which = rows.unique(dim=0, return_inverse=True)
+    index = torch.arange(len(rows), device=rows.device)
+    first = torch.full_like(index, len(rows)).scatter_reduce(0, which, index, "amin")
+    return first[first < len(rows)].sort().values
 
 
 @torch.no_grad()
 def run_scenes(
     law: SceneLaw,
     rows: SceneRows,
-    positions: Float[Tensor, "B T P"],
-    known: Bool[Tensor, "B T P"],
+    given: Sightings,
     around: Float[Tensor, "M _ D"] | None = None,
 ) -> Pass:
     """Filter each scene by the linear law of each hypothesis.
@@ -209,12 +335,13 @@ def run_scenes(
     Args:
         law: The law.
         rows: The hypotheses.
-        positions: Of all scenes.
-        known: Which coordinates were observed.
+        given: Positions of all scenes.
         around: Paths to expand the law around; None: the filter's own estimate.
     """
-    a, seen, P = positions[rows.scene], known[rows.scene], positions.shape[-1]
-    M, T, D = len(a), a.shape[1], 2 * P
+    own = rows.observations(given)
+    a, seen = own
+    M, T, P = a.shape
+    D = 2 * P
     m = law.model.initial_mean.expand(M, D)
     C = law.model.initial_covariance.expand(M, D, D)
     noise = law.noise(rows.hits)
@@ -265,11 +392,9 @@ class SceneEvidence(NamedTuple):
 def weigh_scenes(
     law: SceneLaw,
     rows: SceneRows,
-    positions: Float[Tensor, "B T P"],
-    known: Bool[Tensor, "B T P"],
+    given: Sightings,
     *,
     num_draws: int = 64,
-    blur: Float[Tensor, "B T P"] | None = None,
     seed: int = 0,
 ) -> SceneEvidence:
     """Return the weight of each hypothesis, an unbiased estimate, and draws of its states.
@@ -277,22 +402,20 @@ def weigh_scenes(
     Args:
         law: The law.
         rows: The hypotheses.
-        positions: Of all scenes.
-        known: Which coordinates were observed.
+        given: Positions of all scenes.
         num_draws: An even number; with 0 the weights are Z_s alone, smooth in the law's numbers.
-        blur: Standard deviations of the observations themselves; widens draws only.
         seed: Of the draws.
 
     Law: equals the mean density of many simulated scenes
         (test_evidence_of_a_scene_is_that_of_many_particles).
     """
-    run = run_scenes(law, rows, positions, known, rows.typical)
+    run = run_scenes(law, rows, given, rows.typical)
     mean, _ = smooth_pass(run)
     for _ in range(EXPANSIONS):
-        run = run_scenes(law, rows, positions, known, mean)
+        run = run_scenes(law, rows, given, mean)
         mean, _ = smooth_pass(run)
     M, T, D = mean.shape
-    log_Z = run.log_density.sum(1)
+    log_Z = run.log_density.sum(1) + rows.log_outliers(law, given.known)
     log_Z = torch.where(log_Z.isnan(), -torch.inf, log_Z)
     if num_draws == 0:
         return SceneEvidence(rows, log_Z, mean[None], mean.new_zeros(1, M))
@@ -302,11 +425,7 @@ def weigh_scenes(
     noise = torch.cat([noise, -noise]).to(mean)
     component = torch.zeros(M, dtype=torch.int64, device=mean.device)
     plain = EventLaw(law.model, mean.new_zeros(1), law.walls)
-    spread = None
-    if blur is not None:
-        own = torch.randn(*noise.shape[:-1], P, generator=generator, dtype=torch.float64)
-        spread = own.to(mean) * blur[rows.scene]
-    states = mean + deviations(plain, run, component, noise, spread)
+    states = mean + deviations(plain, run, component, noise)
     if T == 1:
         return SceneEvidence(rows, log_Z, states, states.new_zeros(num_draws, M))
     share = _log_shares(law, rows, run, states)
@@ -347,8 +466,8 @@ def scene_log_density(
     law: SceneLaw, positions: Float[Tensor, "B T P"], known: Bool[Tensor, "B T P"]
 ) -> Float[Tensor, " B"]:
     """Return a lower bound of log p(a) of each scene, by the labels that the filter proposes."""
-    rows = propose_scenes(law, positions, known)
-    return weigh_scenes(law, rows, positions, known).log_density(len(positions))
+    given = Sightings(positions, known)
+    return weigh_scenes(law, propose_scenes(law, given), given).log_density(len(positions))
 
 
 class SceneDraws(NamedTuple):
@@ -363,7 +482,6 @@ def sample_scenes(
     law: SceneLaw,
     positions: Float[Tensor, "B T P"],
     known: Bool[Tensor, "B T P"],
-    blur: Float[Tensor, "B T P"] | None = None,
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
 ) -> SceneDraws:
@@ -374,12 +492,11 @@ def sample_scenes(
     B, T = positions.shape[:2]
     some = known.any(-1).any(0).nonzero()
     last = int(some.max()) + 1 if len(some) else 1
-    a, seen = torch.where(known, positions, 0.0)[:, :last], known[:, :last]
-    rows = propose_scenes(law, a, seen, slots=2 * SLOTS)
+    given = Sightings(torch.where(known, positions, 0.0), known).select((slice(None), slice(last)))
+    rows = propose_both_ways(law, given, 2 * SLOTS)
     share = rows.log_weight - scatter_logsumexp(rows.log_weight, rows.scene, B)[rows.scene]
     rows = rows.select((share > MIN_LOG_SHARE).nonzero()[:, 0])
-    wide = None if blur is None else torch.where(seen, blur[:, :last], 0.0)
-    found = weigh_scenes(law, rows, a, seen, num_draws=num_draws, blur=wide, seed=seed)
+    found = weigh_scenes(law, rows, given, num_draws=num_draws, seed=seed)
     weight = found.log_share - found.log_share.logsumexp(0)
     weight = torch.where(weight.isnan(), -found.log_share.new_tensor(num_draws).log(), weight)
     weight = weight + found.log_weight

@@ -11,6 +11,7 @@ Objects that took part in an event have additional process noise, which stands f
 leaves out: spin, softness, the steps of a simulator.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from motes.kalman.model import LGSSM
 MAX_EVENTS = 6  # of a frame
 NUDGE = 1e-6  # of a state, for derivatives by central differences
 FARTHEST = 3.0  # frames to a contact that a label asks for and the path does not have
+MIN_RESTITUTION = 0.1  # of events that run backwards
 GRAZING = 1e-6  # smallest square of the sine of a contact's angle, which keeps derivatives finite
 
 
@@ -33,6 +35,8 @@ class SceneLaw(NamedTuple):
     walls: Walls
     contacts: Contacts
     event_variance: Float[Tensor, " 2"]  # of position and velocity, of objects that take part
+    # Log of the probability that a position is that of something else, times its density then.
+    log_outlier: float = -math.inf
 
     @property
     def num_objects(self) -> int:
@@ -253,3 +257,29 @@ def simulate_scene(
         states.append(h)
     path: Tensor = torch.stack(states, -2).unflatten(0, batch)
     return path
+
+
+def reversed_law(law: SceneLaw) -> SceneLaw:
+    """Return the law of scenes that run backwards, whose velocities have the other sign.
+
+    Exact but for the noise and for objects that are at the same time under a force and at an event;
+    it proposes labels, which the law itself weighs.
+
+    Law: a step back from where a step led returns to its start
+        (test_the_reversed_law_undoes_a_step).
+    """
+    model, D = law.model, law.model.transition.shape[-1]
+    sign = torch.cat([model.force.new_ones(D // 2), -model.force.new_ones(D // 2)])
+    back = torch.linalg.inv(model.transition)
+    flipped = model._replace(
+        transition=sign[:, None] * back * sign,
+        force=-sign * map_vector(back, model.force),
+        state_noise=sign[:, None] * (back @ model.state_noise @ back.mT) * sign,
+        initial_mean=sign * model.initial_mean,
+        initial_covariance=sign[:, None] * model.initial_covariance * sign,
+    )
+    walls = law.walls._replace(restitution=1 / law.walls.restitution.clamp(min=MIN_RESTITUTION))
+    bounce = 1 / law.contacts.restitution.clamp(min=MIN_RESTITUTION)
+    return law._replace(
+        model=flipped, walls=walls, contacts=law.contacts._replace(restitution=bounce)
+    )

@@ -76,7 +76,9 @@ def most_likely_tracks(
     component = smoothed.log_weights.argmax(-1)
     states = smoothed.select(component)
     predicted = model.dynamics.emit(states)
-    localized = seen.localized[..., None]
+    # The search knows the law of single objects only: a joint law knows more of the occluded.
+    alone = model.dynamics.independent_objects
+    localized = (seen.localized if alone else seen.detected)[..., None]
     return Tracks(
         component=component,
         component_probabilities=smoothed.log_weights.exp(),
