@@ -128,7 +128,7 @@ def describe_law(
     if isinstance(law, WalledDynamics):
         for wall, bars in _walls(law, pixel_matrix.double(), pixel_offset.double()):
             walls.append(wall)
-            terms += _wall_terms(wall, bars, units, middle)
+            terms += _wall_terms(wall, bars, units, middle, _convention(law))
     if isinstance(law, ContactDynamics):
         scale = float(M.det().abs().sqrt())
         distance, bounce = law.contact_errors.tolist()
@@ -152,8 +152,19 @@ def _degrees(units: "Units", x: float, y: float) -> float:
     return math.degrees(math.atan2(-y if units.is_uniform else y, x))
 
 
+def _convention(law: WalledDynamics) -> str:
+    """Return what a restitution refers to where a force acts during the frame of a hit."""
+    if not bool(law.in_time):
+        return "hits counted at the end of a frame"
+    return "hits counted within a frame"
+
+
 def _wall_terms(
-    wall: Wall, bars: list[float], units: "Units", middle: Float[Tensor, " 2"]
+    wall: Wall,
+    bars: list[float],
+    units: "Units",
+    middle: Float[Tensor, " 2"],
+    convention: str,
 ) -> Iterator[Term]:
     """Yield place and restitution of a wall, with error bars of the angle and of the offset."""
     angle = math.atan2(wall.normal[1], wall.normal[0])
@@ -174,7 +185,7 @@ def _wall_terms(
         where = f"{axis} in the middle of the frame"
     normal = f"normal {turned:.1f} +- {swing:.1g} degrees from +x"
     yield Term(wall.name, place, spread, units.length, f"{where}, {normal}")
-    yield Term(f"restitution of the {wall.name}", wall.restitution, bars[2], "")
+    yield Term(f"restitution of the {wall.name}", wall.restitution, bars[2], "", convention)
 
 
 def _wall_in_units(

@@ -53,7 +53,7 @@ KICK_RATE = 0.02  # prior probability of a kick per frame
 KICK_TRACKS = 120  # of the fits from each start
 LOOSE = 16.0  # times the variance of q that is added to the noise of positions for a fit
 MAX_PULL = 0.5  # of means of q to the path, that is undone
-MIN_FORCE = 0.5  # change of velocity per frame in units of noise, for walls within steps
+CLEAR = 2.0  # standard errors of a difference in evidence that decides
 CALM = 0.01  # process noise at the start, in units of the noise of positions
 ITERATIONS = 20
 MIN_FRAMES = 4
@@ -279,6 +279,7 @@ class EventFit(NamedTuple):
     gain: float  # nats per unseen track over the law without events
     errors: dict[str, Tensor]  # standard deviations, by name; empty before `refit_events`
     spread: float | None = None  # variance of q, if fitted to the means of q; None: to draws
+    doubt: dict[str, Tensor] = {}  # noqa: RUF012  # of hits within steps or at their ends
 
 
 def fit_events(dynamics: LinearDynamics, tracks: Tracks) -> EventFit | None:
@@ -305,37 +306,51 @@ def fit_events(dynamics: LinearDynamics, tracks: Tracks) -> EventFit | None:
             best = (flight, *found)
     if best is None:
         return None
-    flight, guess = within_steps(*best, seen.select(slice(KICK_TRACKS)), unseen)
+    flight, guess, doubt = within_steps(*best, seen.select(slice(KICK_TRACKS)), unseen)
     final = prune_walls(flight, guess, seen, unseen, draws=(0,))
     if final is None:
         return None
     walls, after = final
+    if len(walls.angle) != len(guess.angle):
+        doubt = {}
     gain = after - before
     if not float(gain.sum()) > MIN_GAIN:  # false for NaN too
         return None
     make_velocities_true(flight)
-    return EventFit(flight, walls, float(gain.mean()), {})
+    return EventFit(flight, walls, float(gain.mean()), {}, doubt=doubt)
 
 
 def within_steps(
     flight: LinearDynamics, walls: WallParameters, after: Tensor, seen: Tracks, unseen: Tracks
-) -> tuple[LinearDynamics, WallParameters]:
-    """Return free flight and walls that are hit within steps, if unseen tracks need that.
+) -> tuple[LinearDynamics, WallParameters, dict[str, Tensor]]:
+    """Return free flight and walls, hit within steps if unseen tracks say so, and the doubt.
 
-    Tracks with much noise hardly tell when within a step a wall was hit, and the restitution
-    depends on it, so the difference has to be as clear as for a wall.
+    Restitution is a different number where walls are hit within steps and at their ends, because
+    the force acts for a part of the step in between. Walls are hit at the ends of steps unless the
+    evidence of unseen tracks for the other law is as clear as for a wall and exceeds its standard
+    error `CLEAR` times. Where neither law is that much likelier, half of the difference between
+    their parameters is a standard deviation that both share; it is empty where one is.
     """
-    way = flight.log_delta.detach().exp()
-    force = float(flight.force.detach()[2:].norm() * way)
-    noise = float(flight.components().position_noise.detach().diagonal().mean().sqrt())
-    if force < MIN_FORCE * noise:
-        return flight, walls
     everyone = torch.ones(len(walls.angle), dtype=torch.bool)
     other, exact = copy.deepcopy(flight), walls.select(everyone)._replace(in_time=True)
     found = prune_walls(other, exact, seen, unseen)
-    if found is None or not float((found[1] - after).sum()) > MIN_GAIN:  # false for NaN too
-        return flight, walls
-    return other, found[0]
+    if found is None or len(found[0].angle) != len(walls.angle):
+        return flight, walls, {}
+    gain = found[1] - after
+    total, error = float(gain.sum()), float(gain.std()) * math.sqrt(len(gain))
+    clear = abs(total) > max(CLEAR * error, MIN_GAIN)  # false for NaN too
+    apart = zip(parts_of(other, found[0]), parts_of(flight, walls), strict=True)
+    doubt = {name: 0.5 * (one - two).abs() for (name, one), (_, two) in apart}
+    if clear:
+        return (other, found[0], {}) if total > 0 else (flight, walls, {})
+    return flight, walls, doubt
+
+
+def parts_of(flight: LinearDynamics, walls: WallParameters) -> list[tuple[str, Tensor]]:
+    """Return the names and values of what error bars are given for."""
+    values = [flight.force[2:], *walls.free]
+    names = ("force", "angle", "offset", "restitution")
+    return [(name, part.detach().clone()) for name, part in zip(names, values, strict=True)]
 
 
 def starts(
@@ -394,7 +409,9 @@ def refit_events(
     with torch.no_grad():
         kept, factor = 1 - min(spread / prior, MAX_PULL), flight.position_factor
         factor.copy_(factor.tril(-1) / kept + (factor.diagonal() - math.log(kept)).diag())
-    return fit._replace(errors=standard_errors(flight, walls, seen), spread=spread)
+    errors = standard_errors(flight, walls, seen)
+    errors = {name: torch.hypot(bar, fit.doubt.get(name, 0 * bar)) for name, bar in errors.items()}
+    return fit._replace(errors=errors, spread=spread)
 
 
 def _usable(tracks: Tracks) -> Tracks:
@@ -464,7 +481,7 @@ def standard_errors(
         found = weigh(now, rows, positions, known, num_draws=32, directions=directions)
         return found.log_density(len(positions))
 
-    parameters = [flight.force[2:], walls.angle, walls.offset, walls.restitution]
+    parameters = [flight.force[2:], *walls.free]
     steps = (1e-3, 1e-3, 3e-3, 3e-3)
     scores = []
     for part, step in zip(parameters, steps, strict=True):
