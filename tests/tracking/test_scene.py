@@ -7,10 +7,11 @@ import pytest
 
 from motes.tracking import track
 from motes.tracking.background import Scene, look, object_diameter
-from motes.tracking.detection import Candidates
-from motes.tracking.recording import without_ghosts
+from motes.tracking.detection import Candidates, Looks
+from motes.tracking.recording import foreground_bound, without_ghosts
 from motes.tracking.resting import without_captions
 from motes.tracking.scene import Fit, shrink
+from motes.tracking.sprite import gaussian_sprite
 
 SIZE = 96
 
@@ -128,7 +129,9 @@ def test_pixels_that_change_by_noise_alone_have_no_tolerance():
     [
         (Fit(detections=0), "no object was found"),
         (Fit(detections=90, explained=0.3), "objects of one shape explain 30%"),
-        (Fit(detections=90, explained=0.3, camera="lost"), "the camera moves"),
+        (Fit(detections=90, explained=0.3, camera="moving"), "the camera moves"),
+        (Fit(detections=90, explained=0.3, camera="lost", foreground=0.4), "the camera moves"),
+        (Fit(detections=90, explained=0.3, camera="lost", foreground=0.1), "objects of one shape"),
         (Fit(detections=90, explained=0.9, crowded=0.5), "clutter"),
         (Fit(detections=90, explained=0.9, followed=0.2), "only 20% of the detections"),
         (Fit(detections=90, explained=0.9, foreground=0.4), "40% of the picture"),
@@ -139,6 +142,13 @@ def test_misfit_is_put_into_one_line_with_a_remedy(fit: Fit, words: str):
     assert line.startswith(words)
     assert "\n" not in line
     assert ":" in line
+
+
+def test_objects_are_foreground_even_where_noise_has_structure():
+    sprite = (gaussian_sprite(1.5),)
+    sizes = np.array((0.5, 0.2)), np.array((0.05, 0.02))
+    assert foreground_bound(Looks(sprite, 0.03, sizes)) == pytest.approx(6 * 0.03)
+    assert foreground_bound(Looks(sprite, 0.2, sizes)) == pytest.approx(0.1)
 
 
 def test_a_panning_camera_is_named():

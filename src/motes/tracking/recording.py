@@ -10,7 +10,7 @@ import torch
 
 from motes.core.errors import InputError, require
 from motes.tracking.appearance import Appearance, learn_appearance
-from motes.tracking.detection import Candidates, find_candidates, join
+from motes.tracking.detection import Candidates, Looks, find_candidates, join
 from motes.tracking.existence import Rates
 from motes.tracking.learning import JOINS, Solution, describe, learn
 from motes.tracking.linking import link_frames, relink
@@ -239,13 +239,14 @@ def _detect(
     matched = None
     parts: list[Candidates] = []
     done, crowded, changed = 0, 0, 0.0
+    bound = foreground_bound(looks)
     explained: list[float] = []
     for block in blocks():
         deviation = appearance.deviation(shrink(block, fit.factor))
         if matched is None:
             matched = looks.matched_filter(*deviation.shape[1:])
         found, residual = find_candidates(deviation, looks, matched, looks.rounds, looks.least)
-        foreground = np.abs(deviation[0]) > FOREGROUND * looks.noise
+        foreground = np.abs(deviation[0]) > bound
         changed += float(foreground.mean())
         if foreground.any():
             energy = float(np.square(deviation[0][foreground]).sum())
@@ -261,6 +262,17 @@ def _detect(
         crowded=crowded / max(done, 1),
     )
     return join(parts), fit
+
+
+def foreground_bound(looks: Looks) -> float:
+    """Return the deviation of a pixel that counts as foreground.
+
+    FOREGROUND standard deviations of the noise, but where noise with structure is as large as the
+    objects half of their brightness, so that they count.
+    """
+    faintest = float(looks.amplitude[0].min())
+    by_noise = FOREGROUND * looks.noise
+    return by_noise if by_noise < faintest else faintest / 2
 
 
 def without_ghosts(candidates: Candidates) -> Candidates:

@@ -74,12 +74,18 @@ class Fit:
     drifts: bool = False
 
     @property
+    def _camera_moves(self) -> bool:
+        """Whether the camera moves; one whose motion is not found changes much of the picture."""
+        much = self.foreground > MAX_FOREGROUND or self.crowded > MAX_CROWDED
+        return self.camera == "moving" or (self.camera == "lost" and (much or self.drifts))
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What does not fit, a line each with the likely cause and a remedy."""
         bad = self.detections == 0 or self.explained < MIN_EXPLAINED or self.crowded > MAX_CROWDED
         bad = bad or (self.detections >= ENOUGH and self.followed < MIN_FOLLOWED)
         bad = bad or self.foreground > MAX_FOREGROUND
-        if (bad or self.drifts) and self.camera != "still":
+        if (bad or self.drifts) and self._camera_moves:
             return (
                 "the camera moves or zooms, so parts of the scene may pass for objects: steady "
                 "the recording first, or use a part with a steady camera (--start, --end)",
