@@ -76,8 +76,9 @@ class Fit:
     @property
     def _camera_moves(self) -> bool:
         """Whether the camera moves; one whose motion is not found changes much of the picture."""
-        much = self.foreground > MAX_FOREGROUND or self.crowded > MAX_CROWDED
-        return self.camera == "moving" or (self.camera == "lost" and (much or self.drifts))
+        little = self.foreground <= MAX_FOREGROUND and self.crowded <= MAX_CROWDED
+        explained_otherwise = self.detections > 0 and little and not self.drifts
+        return self.camera == "moving" or (self.camera == "lost" and not explained_otherwise)
 
     @property
     def warnings(self) -> tuple[str, ...]:
