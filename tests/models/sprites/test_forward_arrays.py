@@ -3,12 +3,10 @@ import torch
 
 from motes.kalman.dynamics import LinearDynamics
 from motes.models.sprites.forward_arrays import covers, forward_arrays
+from motes.models.sprites.forward_pass import PASSES_PER_FRAME, forward_pass, redetect_lost
 from motes.models.sprites.likelihood_maps import SpriteTemplate, scene_of
 from motes.models.sprites.search import (
-    PASSES_PER_FRAME,
     delayed_starts,
-    forward_pass,
-    redetect_lost,
 )
 from sprite_scenes import disk_renderer, frame_with, straight
 

@@ -14,6 +14,7 @@ from motes.kalman.dynamics import LinearDynamics
 from motes.models.model import Model
 from motes.models.protocols import Search
 from motes.models.sprites import long_clips
+from motes.models.sprites.forward_pass import forward_pass
 from motes.models.sprites.grid_posterior import GridPosterior
 from motes.models.sprites.likelihood_maps import PixelGaussian, SpriteTemplate
 from motes.models.sprites.renderer import SpriteRenderer
@@ -22,7 +23,6 @@ from motes.models.sprites.search import (
     Detections,
     Tracker,
     delayed_starts,
-    forward_pass,
     predict_from_other_frames,
     revisit,
     scene_of,

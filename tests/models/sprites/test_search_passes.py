@@ -8,6 +8,7 @@ import torch
 
 from motes import kalman
 from motes.kalman.dynamics import LinearBelief, LinearDynamics
+from motes.models.sprites.forward_pass import forward_pass, predict_place
 from motes.models.sprites.likelihood_maps import (
     CropView,
     PixelGaussian,
@@ -22,9 +23,7 @@ from motes.models.sprites.renderer import SpriteRenderer
 from motes.models.sprites.search import (
     Detections,
     Scene,
-    forward_pass,
     predict_from_other_frames,
-    predict_place,
     revisit,
     scene_of,
 )

@@ -13,6 +13,7 @@ from motes.config import DataConfig, require
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.models.layers.renderer import FINER, Appearance, LayeredRenderer, opacity_at
 from motes.models.protocols import Family
+from motes.models.sprites.forward_pass import PASSES_PER_FRAME, predict_place
 from motes.models.sprites.grid_posterior import GridPosterior, PosteriorBlocks
 from motes.models.sprites.likelihood_maps import (
     MIN_LLR,
@@ -29,13 +30,11 @@ from motes.models.sprites.likelihood_maps import (
 from motes.models.sprites.pins import PixelPins, search_again
 from motes.models.sprites.search import (
     FINE_WINDOW,
-    PASSES_PER_FRAME,
     GridInference,
     SearchSettings,
     best_hypothesis,
     delayed_starts,
     predict_from_other_frames,
-    predict_place,
 )
 
 ZOOM = 4  # smaller cells in a cell, along each axis

@@ -1,7 +1,7 @@
 """The forward pass of few searches in NumPy, whose calls cost a fraction of PyTorch's.
 
 The pass is sequential over frames and a frame of a single recording holds little work, so that the
-number of calls decides. `motes.models.sprites.search.forward_pass` is the plain reference. Of pairs
+number of calls decides. `motes.models.sprites.forward_pass` is the plain reference. Of pairs
 of objects only those near each other are evaluated, so that the work grows with the number of
 objects, not with its square.
 """
@@ -263,7 +263,7 @@ def forward_arrays(
 ) -> Detections:
     """Return the detections of the forward pass in the frames before `stop`; None for all.
 
-    Law: equals `motes.models.sprites.search.forward_pass`
+    Law: equals `motes.models.sprites.forward_pass`
     (test_the_forward_pass_of_arrays_equals_the_reference).
     """
     renderer, dynamics = scene.renderer, scene.dynamics

@@ -12,6 +12,7 @@ import torch
 from motes.core.axes import Bool, Float, Int, Tensor
 from motes.models.sprites import search
 from motes.models.sprites.forward_arrays import covers, forward_arrays
+from motes.models.sprites.forward_pass import PASSES_PER_FRAME, redetect_lost
 from motes.models.sprites.likelihood_maps import (
     Detections,
     PixelGaussian,
@@ -98,8 +99,7 @@ def forward(
     stop: int | None = None,
 ) -> Detections:
     """Return the forward pass, or only its frames before `stop`."""
-    passes = search.PASSES_PER_FRAME
-    return forward_arrays(scene, template, trusted, search.redetect_lost, passes, stop)
+    return forward_arrays(scene, template, trusted, redetect_lost, PASSES_PER_FRAME, stop)
 
 
 class LaterStart(NamedTuple):

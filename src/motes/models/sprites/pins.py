@@ -17,6 +17,7 @@ from motes.core.axes import Bool, Float, Int, Tensor
 from motes.kalman.model import Gaussian
 from motes.models.protocols import Pins
 from motes.models.sprites import search
+from motes.models.sprites.forward_pass import in_pixels
 from motes.models.sprites.likelihood_maps import (
     Detections,
     PixelGaussian,
@@ -71,7 +72,7 @@ def in_scene(scene: Scene[Any], pins: Pins) -> PixelPins:
     """Return pins in pixels, for the objects of a scene."""
     most = scene.present.shape[1]
     place = Gaussian(*(part[:, :most] for part in pins.place))
-    return PixelPins(search.in_pixels(scene.renderer, place), pins.given[:, :most])
+    return PixelPins(in_pixels(scene.renderer, place), pins.given[:, :most])
 
 
 @runtime_checkable
