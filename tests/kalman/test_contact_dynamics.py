@@ -124,3 +124,29 @@ def test_the_law_names_contacts() -> None:
     assert found["contact distance"] == pytest.approx((3 * DISTANCE, 3 * 0.05))
     assert found["restitution of contacts"] == pytest.approx((0.8, 0.1))
     assert len(law.walls) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_answers_as_the_cpu() -> None:
+    made, positions = dynamics(), head_on(9)
+    seen = torch.ones(1, 2, 9, dtype=torch.bool)
+    seen[..., 3:6] = False
+    present, variances = torch.ones(1, 2, dtype=torch.bool), torch.full((1, 2, 9, 2), NOISE**2)
+    on_cpu = (
+        made.log_density(positions, present),
+        made.smooth(positions, seen, variances.double()).means,
+        made.draw_tracks(positions, seen, variances.double(), 4, 0),
+    )
+    made = made.cuda()
+    positions, seen, present, variances = (
+        part.cuda() for part in (positions, seen, present, variances.double())
+    )
+    on_gpu = (
+        made.log_density(positions, present),
+        made.smooth(positions, seen, variances).means,
+        made.draw_tracks(positions, seen, variances, 4, 0),
+    )
+    # The same draws in another order of additions: rounding grows a thousandfold at contacts.
+    for one, other in zip(on_cpu, on_gpu, strict=True):
+        torch.testing.assert_close(other.cpu(), one, rtol=1e-9, atol=1e-9)

@@ -109,7 +109,8 @@ def apply_event(law: SceneLaw, way: Motion, event: Int[Tensor, " M"]) -> Motion:
 
     The event mirrors g'x at the offset d, g'm = 1 being its response.
     """
-    N, W, rows = law.num_objects, len(law.walls.offsets), torch.arange(len(event))
+    N, W = law.num_objects, len(law.walls.offsets)
+    rows = torch.arange(len(event), device=event.device)
     x, y = way.start.unflatten(-1, (N, 2)), way.end.unflatten(-1, (N, 2))
     g, m, wall = torch.zeros_like(x), torch.zeros_like(x), event < N * W
     d, time, kept = (x.new_zeros(len(event)) for _ in range(3))
@@ -124,7 +125,7 @@ def apply_event(law: SceneLaw, way: Motion, event: Int[Tensor, " M"]) -> Motion:
         at = rows[~wall]
         i, j = torch.triu_indices(N, N, 1, device=x.device)[:, event[~wall] - N * W]
         apart, move = x[at, i] - x[at, j], y[at] - x[at]
-        change = move[torch.arange(len(at)), i] - move[torch.arange(len(at)), j]
+        change = move[rows[: len(at)], i] - move[rows[: len(at)], j]
         met = _contact_times(apart, change, law.contacts.distance)[0].clamp(-FARTHEST, FARTHEST)
         place = apart + met[:, None] * change
         d[at] = place.norm(dim=-1).clamp(min=1e-9)
