@@ -118,7 +118,9 @@ def ask_oracle(world: Billiards, states: Float[Tensor, "B N T 4"]) -> Float[Tens
     return world.pixels(later[..., :2].unflatten(0, (ORACLE_DRAWS, len(states))))
 
 
-def run_one(case: str, seed: int, runs: Path, sizes: tuple[int, int, int, int]) -> dict[str, Any]:
+def run_one(
+    case: str, seed: int, runs: Path, sizes: tuple[int, int, int, int], device: str
+) -> dict[str, Any]:
     """Train on fresh clips, then score forecasts of others."""
     num_clips, num_tests, num_long, steps = sizes
     world, folder = CASES[case], runs / f"{case}-{seed}"
@@ -129,7 +131,7 @@ def run_one(case: str, seed: int, runs: Path, sizes: tuple[int, int, int, int]) 
     schedule = dataclasses.replace(config.schedule, iterations=steps or config.schedule.iterations)
     config = dataclasses.replace(config, data=data, schedule=schedule, seed=seed)
     cpu, wall = time.process_time(), time.monotonic()
-    outcome = train(config, folder)
+    outcome = train(config, folder, device=device)
     learning = {
         "clips": num_clips,
         "frames": FRAMES,
@@ -142,7 +144,7 @@ def run_one(case: str, seed: int, runs: Path, sizes: tuple[int, int, int, int]) 
         "learning": learning,
         "law": model.law.record(),
         "words": str(model.law).splitlines(),
-        "environment": environment(torch.device("cpu")),
+        "environment": environment(torch.device(device)),
     }
     radius = world.radius * 2 / world.side
     tests = world.make(num_tests, LAST, seed=TEST_SEED + seed)
@@ -178,6 +180,7 @@ def main() -> None:
     parser.add_argument("--long-clips", type=int, default=60)
     parser.add_argument("--steps", type=int, default=0, help="0: those of the preset")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="to train on; scores are of the CPU")
     parser.add_argument("--runs", type=Path, default=Path("runs/billiards"))
     parser.add_argument("--out", type=Path, default=Path("experiments/events/billiards.json"))
     parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)  # (case, seed)
@@ -186,7 +189,7 @@ def main() -> None:
     sizes = (given.clips, given.test_clips, given.long_clips, given.steps)
     if given.only:
         case, seed = given.only
-        record = run_one(case, int(seed), given.runs, sizes)
+        record = run_one(case, int(seed), given.runs, sizes, given.device)
         write_json(given.runs / f"{case}-{seed}.json", record)
         return
     jobs, lock = [(case, str(seed)) for case in given.cases for seed in given.seeds], Lock()
@@ -195,7 +198,7 @@ def main() -> None:
 
     def start(job: tuple[str, str]) -> None:
         command = [sys.executable, "-m", "experiments.events.score_billiards", "--only", *job]
-        command += ["--runs", str(given.runs), *options]
+        command += ["--runs", str(given.runs), "--device", given.device, *options]
         subprocess.run(command, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
         with lock:
             found: dict[str, Any] = {}

@@ -176,7 +176,7 @@ def wrong_pixels(
     return float(np.mean(drawn != frames.numpy().astype(drawn.dtype)))
 
 
-def learn(name: str, seed: int, folder: Path, num_clips: int) -> None:
+def learn(name: str, seed: int, folder: Path, num_clips: int, device: str) -> None:
     """Train on clips of a room, with a record of the time."""
     path = folder.parent / f"{name}.npz"
     if not path.exists():
@@ -185,7 +185,7 @@ def learn(name: str, seed: int, folder: Path, num_clips: int) -> None:
     data = dataclasses.replace(config.data, path=str(path))
     config = dataclasses.replace(config, data=data, seed=seed)
     wall, cpu = time.monotonic(), time.process_time()
-    outcome = train(config, folder)
+    outcome = train(config, folder, device=device)
     spent = {"wall": time.monotonic() - wall, "cpu": time.process_time() - cpu}
     record = {f"{kind}_seconds": round(taken, 1) for kind, taken in spent.items()}
     write_json(folder / "training.json", {"steps": outcome.step, "clips": num_clips, **record})
@@ -199,13 +199,13 @@ def run_one(name: str, seed: str, given: argparse.Namespace) -> dict[str, Any]:
         return score(room, ask_true_law(room), clips)
     folder = given.runs / f"{name}-{seed}"
     if not (folder / "training.json").exists():
-        learn(name, int(seed), folder, given.clips)
+        learn(name, int(seed), folder, given.clips, given.device)
     model = motes.load(folder)
     return {
         "training": json.loads((folder / "training.json").read_text("utf-8")),
         "words": str(model.law).splitlines(),
         **score(room, ask_model(model), clips),
-        "environment": environment(torch.device("cpu")),
+        "environment": environment(torch.device(given.device)),
     }
 
 
@@ -217,6 +217,7 @@ def main() -> None:
     parser.add_argument("--clips", type=int, default=400, help="to learn from")
     parser.add_argument("--test-clips", type=int, default=300)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="to train on; scores are of the CPU")
     parser.add_argument("--runs", type=Path, default=Path("runs/rooms"))
     parser.add_argument("--out", type=Path, default=Path("experiments/events/rooms.json"))
     parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)  # (room, seed or "true law")
@@ -234,7 +235,7 @@ def main() -> None:
 
     def start(job: tuple[str, str]) -> None:
         command = [sys.executable, "-m", "experiments.events.score_rooms", "--only", *job]
-        for option in ("clips", "test_clips", "runs"):
+        for option in ("clips", "test_clips", "runs", "device"):
             command += [f"--{option.replace('_', '-')}", str(getattr(given, option))]
         threads = str(max(math.floor((os.cpu_count() or 1) / given.jobs), 1))
         subprocess.run(command, check=False, env={**os.environ, "OMP_NUM_THREADS": threads})
