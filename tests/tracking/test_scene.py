@@ -124,6 +124,14 @@ def test_pixels_that_change_by_noise_alone_have_no_tolerance():
     assert look(frames).tolerance is None
 
 
+def test_faint_objects_in_noise_are_no_wobble():
+    """Faint spots over a third of the picture, elsewhere in each frame; noise of 1.5 levels."""
+    random = np.random.default_rng(3)
+    frames = 0.3 + 1.5 / 255 * random.standard_normal((31, 60, 60)).astype(np.float32)
+    covered = np.kron(random.random((31, 15, 15)) < 0.33, np.ones((1, 4, 4)))
+    assert look((frames + 5 / 255 * covered).astype(np.float32)).tolerance is None
+
+
 @pytest.mark.parametrize(
     ("fit", "words"),
     [

@@ -90,7 +90,7 @@ def pixel_tolerance(frames: Array, background: Array) -> Array | None:
     """
     change = np.abs(frames - background)
     noise = max(robust_scale(change), NOISE_FLOOR)
-    if noise > UNEVEN_FLOOR:
+    if noise > NOISE_FLOOR:  # flat parts are noisy: changes of other parts may be objects
         return None
     change.partition(int(WOBBLE_SHARE * (len(frames) - 1)), 0)
     bound = WOBBLE * change[int(WOBBLE_SHARE * (len(frames) - 1))]
