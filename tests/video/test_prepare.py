@@ -224,11 +224,14 @@ def test_a_stated_background_is_black_or_white():
     assert (find_background(sample, "median") == 7).all()
 
 
-def test_hues_on_both_sides_of_red_are_red():
+def test_hues_on_both_sides_of_red_are_red_and_of_cyan_cyan():
     crimson, orange, blue = [255, 0, 10], [255, 10, 0], [0, 0, 255]
-    pixels = np.array([crimson, orange, blue], np.uint8)
+    greenish, bluish = [0, 255, 245], [0, 245, 255]  # angles near 180 and -180 degrees
+    pixels = np.array([crimson, orange, greenish, bluish, blue], np.uint8)
     for wanted in ("#ff000a", "#ff0a00"):
-        assert has_colour(pixels, wanted).tolist() == [True, True, False]
+        assert has_colour(pixels, wanted).tolist() == [True, True, False, False, False]
+    for wanted in ("#00fff5", "#00f5ff"):
+        assert has_colour(pixels, wanted).tolist() == [False, False, True, True, False]
 
 
 def test_the_typical_count_is_the_most_frequent_and_of_equal_ones_the_larger():
