@@ -76,9 +76,7 @@ def most_likely_tracks(
     component = smoothed.log_weights.argmax(-1)
     states = smoothed.select(component)
     predicted = model.dynamics.emit(states)
-    # The search knows the law of single objects only: a joint law knows more of the occluded.
-    alone = model.dynamics.independent_objects
-    localized = (seen.localized if alone else seen.detected)[..., None]
+    localized = seen.localized[..., None]
     return Tracks(
         component=component,
         component_probabilities=smoothed.log_weights.exp(),
