@@ -34,6 +34,8 @@ from motes.kalman.event_dynamics import draw_paths
 from motes.kalman.events import EventLaw, Walls
 from motes.training import train
 
+NUM_CLIPS = 2000  # to learn from
+TRAINING_SEED = 100  # of the clips of seed 0; every seed has its own
 REGION = 4.605170185988092  # of chi squared with two degrees of freedom, 90 %
 
 
@@ -91,13 +93,16 @@ def timed(search: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
     return measured
 
 
-def run_one(world: str, seed: int, runs: Path) -> dict[str, Any]:
-    """Train a model of a world and score it."""
-    folder = runs / f"{world}-{seed}"
+def run_one(world: str, seed: int, runs: Path, device: str) -> dict[str, Any]:
+    """Train a model of a world on clips of its own and score it."""
+    folder = runs / f"clips-{seed}" / world
+    folder.parent.mkdir(exist_ok=True)
+    clips = worlds.make(TASKS[world].learns, NUM_CLIPS, (1, 2, 3), 30, seed=TRAINING_SEED + seed)
+    motes.data.save_clips(folder.parent / f"{TASKS[world].learns}.npz", clips)
     if not (folder / "training.json").exists():
         spent: list[float] = []
         train.find_events = timed(train.find_events, spent)  # type: ignore[attr-defined]
-        learn(TASKS[world], seed, folder, None)
+        learn(TASKS[world], seed, folder, NUM_CLIPS, device=device)
         training = json.loads((folder / "training.json").read_text("utf-8"))
         training["events_cpu_seconds"] = round(sum(spent), 1)
         write_json(folder / "training.json", training)
@@ -109,7 +114,7 @@ def run_one(world: str, seed: int, runs: Path) -> dict[str, Any]:
         "words": str(model.law).splitlines(),
         "by_count": score_world(world, ask_model(model)),
         "scoring_seconds": round(time.monotonic() - started, 1),
-        "environment": environment(torch.device("cpu")),
+        "environment": environment(torch.device(device)),
     }
     return record
 
@@ -122,6 +127,7 @@ def main() -> None:
     parser.add_argument("--worlds", nargs="+", default=["bounce"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="to train on; scores are of the CPU")
     parser.add_argument("--test-clips", type=int, default=200)
     parser.add_argument("--runs", type=Path, default=Path("runs/events"))
     parser.add_argument("--out", type=Path, default=Path("experiments/events/events.json"))
@@ -135,21 +141,16 @@ def main() -> None:
         found = (
             {"by_count": score_true_law(world)}
             if seed == "true law"
-            else run_one(world, int(seed), given.runs)
+            else run_one(world, int(seed), given.runs, given.device)
         )
         write_json(given.runs / f"{world}-{seed}.json", found)
         return
-    for world in given.worlds:  # shared by all seeds, so that they do not write it at once
-        path = given.runs / f"{TASKS[world].learns}.npz"
-        if not path.exists():
-            motes.data.save_clips(
-                path, worlds.make(TASKS[world].learns, 2000, (1, 2, 3), 30, seed=1)
-            )
     jobs = [(world, str(seed)) for world in given.worlds for seed in ["true law", *given.seeds]]
 
     def start(job: tuple[str, str]) -> None:
         command = [sys.executable, "-m", "experiments.events.score_events", "--only", *job]
         command += ["--runs", str(given.runs), "--test-clips", str(given.test_clips)]
+        command += ["--device", given.device]
         threads = str(max((os.cpu_count() or 1) // max(given.jobs, 1), 1))
         subprocess.run(command, check=False, env={**os.environ, "OMP_NUM_THREADS": threads})
         with lock:

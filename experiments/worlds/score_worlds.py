@@ -52,7 +52,13 @@ def log(line: str) -> None:
 
 
 def learn(
-    task: Task, seed: int, folder: Path, num_clips: int | None, *, hiding: bool = False
+    task: Task,
+    seed: int,
+    folder: Path,
+    num_clips: int | None,
+    *,
+    hiding: bool = False,
+    device: str = "cpu",
 ) -> None:
     """Train on fresh clips of a world into a new folder, with a record of how that went."""
     config = find(task.preset)
@@ -79,7 +85,7 @@ def learn(
             text = f"step {line['step']}/{line['of']}, bound {line['bound']:.1f}, {left:.0f} s left"
             log(f"  {folder.name}: {text}")
 
-    outcome = train(config, folder, report=report)
+    outcome = train(config, folder, device=device, report=report)
     if not outcome.finished:
         sys.exit(f"{folder} was stopped at step {outcome.step}; remove it and begin again")
     record = {
