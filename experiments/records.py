@@ -205,6 +205,19 @@ RECIPES: dict[str, Recipe] = {
         ),
         30,
     ),
+    "phyworld": Recipe(
+        tuple(
+            f"python -m experiments.public_tables.score_phyworld {scene} {seed} "
+            "--runs {runs} --out {out}"
+            for scene in ("uniform", "parabola", "collision")
+            for seed in range(3)
+        ),
+        (
+            "experiments/public_tables/score_phyworld.py",
+            *(*_TRAINED, f"{PACKAGE}data/worlds/published.py"),
+        ),
+        20,
+    ),
     "rooms": _script(
         "experiments.events.score_rooms", "--jobs 8 --runs {runs}/rooms --out {out}",
         *_TRAINED, f"{PACKAGE}data/worlds/walled.py", minutes=120,
