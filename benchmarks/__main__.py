@@ -22,7 +22,6 @@ from benchmarks.startup import bench_startup
 from benchmarks.threads import bench_threads
 from benchmarks.train import bench_train
 from benchmarks.train_gpu import bench_train_gpu
-from motes.cli.terminal import bar
 from motes.core.environment import environment
 from motes.core.errors import InputError
 from motes.core.files import all_or_none, atomic_path, check_output_paths, write_json
@@ -43,6 +42,8 @@ def bench(
     if what in others:
         result = others[what](smoke=smoke)
     elif what == "scale":
+        from motes.cli.terminal import bar  # needs the libraries of the command line
+
         with bar("scale", num_points(smoke)) as progress:
             result = bench_scale(smoke=smoke, progress=progress)
     else:

@@ -204,8 +204,8 @@ def test_cuda_graph_equals_the_cpu():
     frames, num_objects = frames.cuda(), num_objects.cuda()
 
     def gradients():
-        means, scales = there(frames, num_objects)
-        return torch.autograd.grad(means.sum() + scales.sum(), there.parameters())
+        found = there(frames, num_objects)
+        return torch.autograd.grad(found.means.sum() + found.scales.sum(), there.parameters())
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
