@@ -36,8 +36,8 @@ from motes.models.model import Model
 from motes.queries import infer
 from motes.tracking import track
 from motes.video import open_video, whole_clip
+from motes.video.foreground import blob_masses
 from motes.video.geometry import Box, frame_size
-from motes.video.prepare import blob_masses
 
 RADIUS = 2.2  # pixels, of a disk
 DIAMETER = 7  # of trackpy's features

@@ -31,7 +31,7 @@ from motes.models.checkpoint import load_with_config
 from motes.training.inputs import fit_sprite_size
 from motes.training.presets import PRESETS
 from motes.training.train import train
-from motes.video.prepare import blob_masses, typical_count
+from motes.video.foreground import blob_masses, typical_count
 
 SMALLER = 2  # frames are averaged over squares of so many pixels a side
 NUM_FRAMES, COVERED_FRAMES, COVERED_STRIDE = 20, 30, 10

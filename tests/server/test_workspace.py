@@ -77,7 +77,7 @@ def test_a_preview_is_what_prepare_does(workspace: Workspace, given: dict[str, o
     picture = next(frame for number, frame in enumerate(found.frames()) if number == 8).frame
     seen = workspace.preview(request(**given))
     assert seen.box == list(found.geometry.box)
-    from motes.video.prepare import blob_masses, object_counts
+    from motes.video.foreground import blob_masses, object_counts
 
     assert seen.objects_here == object_counts([blob_masses(picture)])[0]
 

@@ -344,13 +344,17 @@ DATA = [
 
 VIDEO = [
     *faults(
-        "video/prepare.py",
+        "video/foreground.py",
         "video/test_prepare",
         ("return max(contrast / 2, floor) / full", "return max(contrast, floor) / full"),
         ("return np.full_like(sample[0], 0 if kind", "return np.full_like(sample[0], 1 if kind"),
         ("span, wanted = 1, 2 * by + 1", "span, wanted = 1, by + 1"),
         ("return max(counts, key=lambda count: (counts[count], count))", "return max(counts)"),
         ("apart = np.abs((hue - wanted + 180) % 360 - 180)", "apart = np.abs(hue - wanted)"),
+    ),
+    *faults(
+        "video/prepare.py",
+        "video/test_prepare",
         ("if frame.time < span[0]:", "if frame.time <= span[0]:"),
     ),
     *faults(

@@ -9,8 +9,8 @@ from motes.data import load_clips
 from motes.video import Preparation, VideoMap, load_video_map, plan
 from motes.video.camera import CameraSample, Reference, inside, shifted, shrunk
 from motes.video.clips import cut_clips
+from motes.video.foreground import blob_masses
 from motes.video.geometry import Box
-from motes.video.prepare import blob_masses
 from videos import camera_pictures, crossing, video_of, video_of_disks
 
 T = 40

@@ -10,19 +10,17 @@ from hypothesis import strategies as st
 
 from motes.cli import main
 from motes.core.errors import InputError
-from motes.video import Preparation, plan
-from motes.video import prepare as fg
-from motes.video.prepare import (
+from motes.video import Preparation, plan, prepare
+from motes.video import foreground as fg
+from motes.video.foreground import (
     MIN_LEVEL,
-    Place,
     blob_masses,
     dilate,
     find_background,
     has_colour,
-    preparation_from_json,
-    preparation_to_json,
     typical_count,
 )
+from motes.video.prepare import Place, preparation_from_json, preparation_to_json
 from videos import FPS, crossing, disk, video_of_disks
 
 
@@ -82,9 +80,9 @@ def test_small_objects_are_grown_until_a_frame_shows_them():
 
 
 def test_a_sample_is_bounded_and_fair(monkeypatch):
-    monkeypatch.setattr(fg, "SAMPLE_BYTES", 50 * 2)
+    monkeypatch.setattr(prepare, "SAMPLE_BYTES", 50 * 2)
     numbers = (np.full((1, 1, 1), t, dtype=np.uint16) for t in range(10_000))
-    kept = fg.sample_frames(numbers).flatten()
+    kept = prepare.sample_frames(numbers).flatten()
     assert len(kept) == 50
     # The mean of 50 uniform draws has a standard deviation of 10000 / sqrt(12 * 50) = 408;
     # five of them.
@@ -259,7 +257,7 @@ def test_a_plan_by_seeking_reads_a_sample(monkeypatch):
     """Seeking finds the background of a whole pass, or is not used if it finds few frames."""
     video = video_of_disks(crossing(60))
     frames = list(video.frames())
-    monkeypatch.setattr(fg, "MIN_SEEKABLE", 20)
+    monkeypatch.setattr(prepare, "MIN_SEEKABLE", 20)
 
     def sample(count):
         places = np.linspace(0, 58, min(count, 59)).astype(int)

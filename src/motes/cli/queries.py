@@ -500,7 +500,7 @@ def _read_video(
 
 def _usual_count(frames: "torch.Tensor") -> int:
     """Return the most frequent number of objects in prepared frames."""
-    from motes.video.prepare import blob_masses, typical_count
+    from motes.video.foreground import blob_masses, typical_count
 
     levels = (255 * frames).round().byte().numpy()
     return typical_count([blob_masses(frame) for frame in levels])

@@ -122,7 +122,7 @@ def prepare_live(
     from dataclasses import replace
 
     from motes.video import Preparation, find_preparation, plan
-    from motes.video.prepare import blob_masses, typical_count
+    from motes.video.foreground import blob_masses, typical_count
 
     first: list[Frame] = []
     for frame in frames:

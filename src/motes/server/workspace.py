@@ -29,17 +29,17 @@ from motes.queries.corrections import as_corrections
 from motes.server import uploads, video_job
 from motes.server import video_schemas as schemas
 from motes.video import VideoMap
-from motes.video.geometry import Box, Geometry, fit_box, polygon_region
-from motes.video.prepare import (
+from motes.video.foreground import (
     Foreground,
     automatic_threshold,
     blob_masses,
     dilate,
     find_background,
     object_counts,
-    required_growth,
     typical_count,
 )
+from motes.video.geometry import Box, Geometry, fit_box, polygon_region
+from motes.video.prepare import required_growth
 
 MAX_BYTES = 96 * 2**20  # of an uploaded recording
 SAMPLE = 31  # pictures that the background is the median of

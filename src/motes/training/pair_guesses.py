@@ -9,7 +9,7 @@ regression with the force and field of the linear law gives a law from which
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -35,6 +35,7 @@ LAGS = (1, 2, 4)  # frames of second differences
 MIN_REDUCTION = 0.03  # of the residual sum of squares on other clips, to look closer
 MAX_DEGREE = 4  # of polynomials of an object's own state
 ROWS = 12  # second differences for each term of such a polynomial
+MIN_ROWS = 50  # to fit to, and to test on
 FAR = 20.0  # times the median of squared residuals: rows of wrong tracks
 
 
@@ -123,6 +124,17 @@ def _is_physical(kind: str, beta: Sequence[float]) -> bool:
     return kind == "attraction" or all(value > 0 for value in beta)
 
 
+def _tables(scenes: Scenes) -> Iterator[tuple[dict[str, Tensor], Tensor, Tensor]]:
+    """Yield columns, second differences and the rows of test clips, for lags with enough rows."""
+    for lag in LAGS:
+        if scenes.positions.shape[2] < 2 * lag + 1:
+            continue
+        columns, bend, clip = _columns(scenes, lag)
+        test = clip % TEST_SHARE == 0
+        if min(int(test.sum()), int((~test).sum())) >= MIN_ROWS:
+            yield columns, bend, test
+
+
 @torch.no_grad()
 def visible_forces(scenes: Scenes) -> dict[str, float]:
     """Return by how much each kind reduces the residual of what an object's own state explains.
@@ -135,13 +147,7 @@ def visible_forces(scenes: Scenes) -> dict[str, float]:
         (test_juggling_shows_no_force_between_objects, test_weak_springs_are_visible).
     """
     found: dict[str, float] = {}
-    for lag in LAGS:
-        if scenes.positions.shape[2] < 2 * lag + 1:
-            continue
-        columns, bend, clip = _columns(scenes, lag)
-        test = clip % TEST_SHARE == 0
-        if int(test.sum()) < 50 or int((~test).sum()) < 50:
-            continue
+    for columns, bend, test in _tables(scenes):
         state = torch.cat([columns[f"field0{n}"][:, :1] for n in range(4)], -1)
         own, kinds = _own_terms(state), CANDIDATES[1:]
         names = list(dict.fromkeys(name for _, part, _ in kinds for name in part))
@@ -171,13 +177,7 @@ def regressions(scenes: Scenes) -> list[Regression]:
     A kind with more columns comes first only if it explains clearly more.
     """
     found: dict[str, Regression] = {}
-    for lag in LAGS:
-        if scenes.positions.shape[2] < 2 * lag + 1:
-            continue
-        columns, bend, clip = _columns(scenes, lag)
-        test = clip % TEST_SHARE == 0
-        if int(test.sum()) < 50 or int((~test).sum()) < 50:
-            continue
+    for columns, bend, test in _tables(scenes):
         common = [name for name in columns if name.startswith(("force", "field"))]
         curved = [name for name in columns if name.startswith("curvature")]
         free = 1.0

@@ -17,18 +17,16 @@ from motes.core.errors import InputError, require
 from motes.core.files import atomic_path
 from motes.data.clips import MAX_BYTES, load_arrays
 from motes.video.checks import ClipCounts, count_warnings
+from motes.video.foreground import blob_masses, object_counts, typical_count
 from motes.video.geometry import Geometry, VideoMap
 from motes.video.prepare import (
     PREPARATION,
     Plan,
     Preparation,
     PreparedFrame,
-    blob_masses,
     find_preparation,
-    object_counts,
     preparation_from_json,
     preparation_to_json,
-    typical_count,
 )
 from motes.video.source import Video, to_rgb
 from motes.video.streaming import prepared_video
