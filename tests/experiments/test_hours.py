@@ -6,7 +6,7 @@ from experiments.long_clips import hours
 
 @pytest.mark.parametrize("images", [False, True])
 def test_a_short_recording_is_tracked_without_switches(tmp_path, images):
-    found = hours.measure(150, 2, tmp_path, images)
+    found = hours.measure(150, 2, tmp_path, images, kills=False)
     assert (found["frames"], found["switches"], found["rows_missing"]) == (150, 0, 0)
     assert found["near"] == 1.0
     assert found["rmse_px"] < 1.0
