@@ -13,7 +13,6 @@ Usage: python -m experiments.records                    list all records and wha
 """
 
 import argparse
-import ast
 import hashlib
 import json
 import shutil
@@ -30,6 +29,7 @@ from experiments.traced_sources import (
     Functions,
     called_functions,
     functions_hash,
+    parse,
     statements,
     tracing,
 )
@@ -433,7 +433,7 @@ def source_hash(patterns: Sequence[str], root: Path = ROOT) -> str:
         content = path.read_bytes()
         digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
         code = path.suffix == ".py"
-        digest.update(statements(ast.parse(content.decode())) if code else content)
+        digest.update(statements(parse(content.decode())) if code else content)
     return digest.hexdigest()[:16]
 
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple
 
 Functions = dict[str, str]  # by file, the names of the functions that were called
@@ -28,6 +29,7 @@ SERVICES = (
     *("src/motes/core/environment.py", "src/motes/core/errors.py"),
     *("experiments/records.py", "experiments/traced_sources.py"),
 )
+_PARSING = Lock()
 _OPTIMIZED = 1  # flag of the code of functions, which that of modules and classes lacks
 _NOTE_CALLS = f"""
 import os, sys, threading
@@ -176,10 +178,16 @@ def _file_of(modules: Mapping[str, Module], words: Sequence[str]) -> str | None:
     return next((file for file in files if file in modules), None)
 
 
+def parse(text: str) -> ast.Module:
+    """Return the syntax tree of a text; one thread at a time, as Python 3.11 requires."""
+    with _PARSING:
+        return ast.parse(text)
+
+
 @lru_cache(maxsize=4096)
 def _read_module(text: str) -> Module:
     """Return what the text of a file defines."""
-    tree = ast.parse(text)
+    tree = parse(text)
     module = Module({}, {}, {})
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

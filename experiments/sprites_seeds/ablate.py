@@ -59,10 +59,10 @@ PARTS: dict[str, tuple[Change, ...]] = {
         Change("motes.models.sprites.renderer", "phase_kernels", partial(phase_kernels, phases=1)),
         Change("motes.models.sprites.grid_posterior", "CELLS_PER_PIXEL", 1),
     ),
-    "one look at first": (Change("motes.models.sprites.search", "PASSES_PER_FRAME", 1),),
+    "one look at first": (Change("motes.models.sprites.forward_pass", "PASSES_PER_FRAME", 1),),
     "no search of whole frames": (
         Change(
-            "motes.models.sprites.search",
+            "motes.models.sprites.forward_pass",
             "redetect_lost",
             lambda sprite, frame, found, lost: found,
         ),

@@ -150,7 +150,7 @@ def test_a_long_clip_is_answered_as_a_short_one_is(trained, monkeypatch):
         answers = motes.interpolate(model, frames, observed), motes.forecast(model, frames, 2, 5)
         return [(answer, answer.frames, answer.mean_frames) for answer in answers]
 
-    wholes = query(queries__NUM_DRAWS=3)
+    wholes = query(queries__tracks__NUM_DRAWS=3)
     in_pieces = query(
         queries__SEARCH=SEARCH._replace(stream_after=11),
         models__model__CHUNK_FRAMES=4,
