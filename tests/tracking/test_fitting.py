@@ -7,8 +7,9 @@ import pytest
 from scipy.optimize import least_squares
 
 from motes.data.worlds.arrivals import draw_scene
-from motes.tracking.appearance import amplitude_ratio, learn_appearance
+from motes.tracking.appearance import amplitude_ratio, learn_appearance, opaque_level
 from motes.tracking.background import look
+from motes.tracking.detection import Looks
 from motes.tracking.fitting import MAX_CLUSTER, canvas, clusters, fit_objects, overlapping
 from motes.tracking.sprite import gaussian_sprite, learn_sprite
 
@@ -166,6 +167,14 @@ def test_amplitudes_follow_the_scale_of_a_sprite():
     half = replace(sprite, bank=sprite.bank / 2)
     assert amplitude_ratio(sprite, half) == pytest.approx(2.0)
     assert amplitude_ratio(sprite, sprite) == pytest.approx(1.0)
+
+
+def test_objects_narrower_than_a_pixel_have_no_flat_top():
+    """No warning either: pytest turns it into an error."""
+    sprite = gaussian_sprite(1.0)
+    narrow = replace(sprite, bank=0.7 * sprite.bank)
+    looks = Looks((narrow,), NOISE, (np.array((0.5,)), np.array((0.1,))))
+    assert opaque_level(NOISE * np.random.default_rng(0).standard_normal((2, 24, 24)), looks) == 0
 
 
 @pytest.mark.parametrize(("name", "opaque"), [("50 mixed", True), ("50 dense walks", False)])

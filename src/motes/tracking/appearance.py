@@ -283,6 +283,8 @@ def opaque_level(signed: Array, looks: Looks) -> float:
     """
     sprite = looks.sprites[0]
     top = sprite.centred > PLATEAU
+    if not top.any():  # narrower than a pixel
+        return 0.0
     level = float(looks.amplitude[0][0] * sprite.centred[top].mean())
     flat = float(top.sum()) > FLAT * np.pi * sprite.radius**2
     found, residual = find_candidates(signed, looks, looks.matched_filter(*signed.shape[1:]))
