@@ -317,6 +317,10 @@ RECIPES: dict[str, Recipe] = {
         "experiments.real_scenes.score_changing", "{runs} --out {out}", *_TRAINED,
         f"{PACKAGE}data/worlds/changing.py", minutes=20,
     ),
+    "track_seen": _script(
+        "experiments.real_scenes.score_track_seen", "VIDEO TSV --out {out}",
+        f"{PACKAGE}tracking/*.py", minutes=3, needs="the recording",
+    ),
     "other_kinds": _script(
         "experiments.real_scenes.score_other_kinds",
         "DATA --model cannonballs-structured --out {out}", *_SPRITES, minutes=10,
