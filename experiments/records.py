@@ -184,6 +184,10 @@ RECIPES: dict[str, Recipe] = {
         "experiments.long_clips.score_long", "--seed 0 --runs {runs}/worlds --out {out}",
         *_TRAINED, minutes=120,
     ),
+    "hours": _script(
+        "experiments.long_clips.hours", "--frames 108000 --out {out}",
+        "experiments/long_clips/hours.py", *_SPRITES, minutes=30,
+    ),
     "events": _script(
         "experiments.events.score_events",
         "--worlds bounce --seeds 0 1 2 --jobs 8 --runs {runs} --out {out}", *_TRAINED, minutes=120,
