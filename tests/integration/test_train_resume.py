@@ -213,12 +213,12 @@ def test_a_folder_that_is_in_use_or_not_empty_is_refused(tmp_path: Path) -> None
 
 
 def test_replicas_are_their_own_single_runs_and_the_best_is_chosen(tmp_path: Path) -> None:
-    config = replace(PRESETS["paper-smoke"], seed=3)
+    config = replace(PRESETS["paper-smoke"], seed=2)
     together = train(config, tmp_path / "together", replicas=3)
     assert together.folder == tmp_path / "together"
     assert together.finished
     bounds = {}
-    for seed in (3, 4, 5):
+    for seed in (2, 3, 4):
         single = train(replace(config, seed=seed), tmp_path / f"single-{seed}")
         bounds[f"seed-{seed}"] = single.held_out_bound
         for name in ("model.safetensors", "checkpoint.safetensors"):
@@ -227,7 +227,7 @@ def test_replicas_are_their_own_single_runs_and_the_best_is_chosen(tmp_path: Pat
         assert log_of(tmp_path / "together" / f"seed-{seed}") == log_of(single.folder)
     selection = json.loads((tmp_path / "together" / "selection.json").read_text())
     best = max(bounds, key=bounds.__getitem__)
-    assert len(set(bounds.values())) == 3
+    assert best not in (min(bounds), max(bounds))  # so that neither the first nor the last will do
     assert selection["bounds"] == bounds
     assert selection["chosen"] == best
     assert together.held_out_bound == bounds[best]
